@@ -1,6 +1,5 @@
 """The flags of a device that change numbers, and the formats that they let products be rounded to:
-one table for all who ask.
-"""
+one table for all who ask."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Flag(NamedTuple):
 
     def rounds_to(self, value: Any) -> str:
         """The format that products are rounded to if the flag has this value; ``""`` if they are
-        not.
-        """
+        not."""
         if value is True:
             return self.format
         return value if self.products and isinstance(value, str) and value in MANTISSA else ""

@@ -1,6 +1,5 @@
 """Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what
-reads a ``.pt`` imports torch.
-"""
+reads a ``.pt`` imports torch."""
 
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

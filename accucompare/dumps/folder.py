@@ -103,8 +103,7 @@ def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> 
 
 def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
     """Each tensor's name and how to load it. Files of other kinds, and what is no tensor, go to
-    ``others`` with the reason.
-    """
+    ``others`` with the reason."""
     if path.is_file():
         yield from _in_file(path, "", others)
         return
@@ -120,8 +119,7 @@ def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
 
 def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
     """Each tensor of a file. One that cannot be opened is a tensor that cannot be read, so that it
-    is listed.
-    """
+    is listed."""
     prefix = f"{stem}/" if stem else ""
     alone = stem or path.stem
     try:
@@ -177,8 +175,7 @@ def _part(
 
 def _order(place: PlaceInName) -> tuple[Any, ...]:
     """The forward before the backward; then by name, with numbers as numbers; of a call, inputs
-    before outputs.
-    """
+    before outputs."""
     backward = place.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
     return (
         backward,

@@ -1,6 +1,5 @@
 """Where in a directory the files of a dump are: in itself, in one folder below, or in folders named
-by the step.
-"""
+by the step."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 
 ``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls; each tensor is a ``.safetensors``
 beside it, named after its module alone, so that of several calls of a module only the last one's
-values are there. It holds the forward only, and outputs of the innermost modules only.
-"""
+values are there. It holds the forward only, and outputs of the innermost modules only."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ class _Tree:
 
     def pruned(self) -> Iterator[str]:
         """The lists of layers of which ``do_prune_layers`` has kept the first and the last one
-        only.
-        """
+        only."""
         layers: dict[tuple[str, int, str], list[int]] = {}
         for begins, call in self.calls():
             if begins and call.parent is not None and (match := _LAYER.fullmatch(call.name)):
@@ -205,8 +203,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool | int | float | None:
-    """The Python number that a text stands for, which is exact; ``None`` if it is another
-    value's."""
+    """The Python number that a text stands for, which is exact; ``None`` if it is another value's."""
     if value in ("True", "False"):
         return bool(value == "True")
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):

@@ -269,8 +269,7 @@ class _Rank:
 
     def conclude(self, dump: Dump) -> dict[str, Any] | None:
         """Put into the manifest what there is, and what there is not; gives why the bundle is
-        incomplete, if it is.
-        """
+        incomplete, if it is."""
         manifest, found = self._writer.manifest, self._found
         trained = not self._roles.isdisjoint(TRAINING_ROLES)
         manifest.capture.update(

@@ -69,8 +69,7 @@ class NotImported:
 
 class UnreadableError(Exception):
     """The values of one item cannot be read: the message says which file, and why. The item is
-    listed, and the others are imported.
-    """
+    listed, and the others are imported."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,7 @@ class Dump:
 @dataclass(frozen=True)
 class Naming:
     """What the user said of a dump's names: how they are read, and the ONNX model whose values they
-    are.
-    """
+    are."""
 
     pattern: str | None = None
     onnx: Path | None = None

@@ -3,8 +3,7 @@
 
 A file is the length of a header (``<Q``), the header (a protobuf message
 ``toolkit.dumpdata.DumpData``), and the bytes of its tensors: inputs, outputs, buffers, workspaces.
-The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it.
-"""
+The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ def read_header(path: Path) -> Kernel:
 
 
 def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
-    """The kernel's name, and the tensors by the field that holds them; the first begins at
-    ``at``."""
+    """The kernel's name, and the tensors by the field that holds them; the first begins at ``at``."""
     name, messages = "", {number: list[memoryview]() for number in _PARTS}
     for number, value in fields(header):
         if number in messages and isinstance(value, memoryview):

@@ -1,6 +1,5 @@
 """What msaccucmp makes of CANN's kernel dumps:
-``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``.
-"""
+``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``."""
 
 from __future__ import annotations
 

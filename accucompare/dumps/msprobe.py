@@ -61,8 +61,7 @@ def _recognise(path: Path) -> bool:
 
 def _folders(path: Path) -> list[tuple[int | None, int | None, Path]]:
     """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path does not
-    say. Processes have no rank.
-    """
+    say. Processes have no rank."""
     if path.name == INDEX:
         path = path.parent
     if (path / INDEX).is_file():
@@ -204,8 +203,7 @@ class _Index:
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
         """Take off the names that wrappers add: those that a capture takes off, and ``module.``
-        where all names begin with it.
-        """
+        where all names begin with it."""
         every = [entry for table in entries.values() for entry in table.values()]
         for entry in every:
             entry.name = ".".join(
@@ -335,8 +333,7 @@ def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
 
 def _paths(values: list[Any], unpacked: bool) -> list[str]:
     """The paths of some gradients, where nothing is known of the call's forward. ``unpacked``:
-    whether a single one has none.
-    """
+    whether a single one has none."""
     return [
         path
         for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values)
@@ -356,16 +353,14 @@ def _loader(path: Path) -> Callable[[], LoadedItem]:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number of the index; ``None`` for anything else, and for an integer that no tensor
-    holds."""
+    """A number of the index; ``None`` for anything else, and for an integer that no tensor holds."""
     held = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
     return value if held else None
 
 
 def _statistics(value: dict[str, Any]) -> Statistics | None:
     """What msprobe computed of a tensor, in the tensor's own type. NaN and Inf show in the extrema;
-    how many there are, it does not say.
-    """
+    how many there are, it does not say."""
     most, least, mean, norm = (
         _number(each) for each in map(value.get, ("Max", "Min", "Mean", "Norm"))
     )

@@ -1,6 +1,5 @@
 """``--name-pattern``: what is what in the name of a tensor, such as
-``step{step}/{name}.{role}[.{path}]``.
-"""
+``step{step}/{name}.{role}[.{path}]``."""
 
 from __future__ import annotations
 

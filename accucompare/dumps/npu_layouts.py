@@ -62,8 +62,7 @@ BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
 
 def in_rows(array: Array, format: int, original: _Shape) -> Array | None:
     """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not belong
-    together.
-    """
+    together."""
     _, undo = BLOCKED[format]
     if math.prod(original) > array.size:
         return None

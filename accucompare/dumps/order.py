@@ -1,6 +1,5 @@
 """The order in which calls ran, from the order in which they ended and from which call each was
-made in.
-"""
+made in."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ _T = TypeVar("_T")
 @dataclass(frozen=True)
 class EndedCall(Generic[_T]):
     """A call: what it is known by, its qualified name, and what the caller of ``order_of_calls``
-    knows it by.
-    """
+    knows it by."""
 
     key: str
     name: str

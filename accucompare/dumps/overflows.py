@@ -71,8 +71,7 @@ _ATOMIC_FIRST = {"DHA Atomic Add": 9, "L2 Atomic Add": 1}
 @dataclass(frozen=True)
 class OverflowedOperator:
     """The operator that overflowed, and how its outputs are loaded, by name; that raises
-    ``UnreadableError``.
-    """
+    ``UnreadableError``."""
 
     type: str
     name: str
@@ -133,8 +132,7 @@ class Overflow:
 @dataclass(frozen=True)
 class Overflows:
     """All overflows below a folder, in the order of time, and the files that could not be read,
-    each with the reason.
-    """
+    each with the reason."""
 
     found: list[Overflow]
     unreadable: list[str]
@@ -227,8 +225,7 @@ def _described(loaded: LoadedItem) -> str:
 
 def _operator(files: list[Path], task: int, stream: int, time: int) -> OverflowedOperator | None:
     """The operator of a task, by the dump whose time is nearest; of msaccucmp's files, those of one
-    kernel.
-    """
+    kernel."""
     nearest: tuple[int, str] | None = None
     by_kernel: dict[str, list[tuple[Path, re.Match[str]]]] = {}
     for file in files:

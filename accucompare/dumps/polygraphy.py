@@ -2,8 +2,7 @@
 array as a ``.npy`` in base64.
 
 Names are those of ONNX. The model that ran says which module computes a value; without it,
-``/h.0/attn/MatMul_output_0``, as the older exporter of torch.onnx names what a module computes.
-"""
+``/h.0/attn/MatMul_output_0``, as the older exporter of torch.onnx names what a module computes."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ def _ends(scope: str) -> Iterator[int]:
 
 def _load(value: Any, place: str) -> LoadedItem:
     """The array in what stands for one: ``{"values": {"array": BASE64}}``, of older releases
-    ``{"array": BASE64}``.
-    """
+    ``{"array": BASE64}``."""
     for _ in range(_NESTING):
         if not isinstance(value, dict):
             break

@@ -1,8 +1,7 @@
 """Reads the wire format of protobuf, as far as a dump's header needs it: no schema, no recursion,
 every length checked.
 
-After "Encoding" of the Protocol Buffers documentation.
-"""
+After "Encoding" of the Protocol Buffers documentation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What came of checking custom backwards against finite differences: a form of a custom Function
-each. Without torch.
-"""
+each. Without torch."""
 
 from __future__ import annotations
 

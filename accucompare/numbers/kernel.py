@@ -1,8 +1,7 @@
 """The compiled kernel, where it could be built: one pass over a block of tensors. Every caller can
 do the same with NumPy.
 
-``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
-"""
+``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ RESULT = np.dtype(
 
 def _number(values: Array, dtype: DType) -> int:
     """The kernel's number for a type, or -1, which the kernel refuses. Raises ValueError if the
-    array has another storage type.
-    """
+    array has another storage type."""
     if values.dtype != dtype.storage:
         raise ValueError(
             f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}"
@@ -219,8 +217,7 @@ def measure_whole(
 @dataclass(frozen=True, eq=False)
 class PairForm:
     """What small pairs have in common: the arguments of ``Measurement``, and a shape of at least
-    one real and at most ``sums.CHUNK``.
-    """
+    one real and at most ``sums.CHUNK``."""
 
     golden: DType
     candidate: DType

@@ -189,8 +189,7 @@ def _nothing(shape: tuple[int, ...], dtype: DType) -> Array:
 
 def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
     """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not
-    copied.
-    """
+    copied."""
     held, filled = np.empty(0), 0
     for block in blocks:
         flat, at = block.reshape(-1), 0
@@ -212,8 +211,7 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 def distance(one: Float64, other: Float64) -> float:
     """An estimate of the norm of the difference of two tensors, from their sketches of one size, of
-    any magnitude.
-    """
+    any magnitude."""
     with np.errstate(over="ignore", invalid="ignore"):
         difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
@@ -240,8 +238,7 @@ class Products(NamedTuple):
 @np.errstate(all="ignore")
 def products(a: Float64, b: Float64) -> Products:
     """The products of pairs of sketches, each in a row of both arrays, of shape (n, size). A row's
-    do not depend on the others.
-    """
+    do not depend on the others."""
     d = b - a
     return Products(*(np.add.reduce(product, axis=1) for product in (d * d, a * d, a * a)))
 
@@ -302,8 +299,7 @@ def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
 
 def random_numbers(stream: int, first: int, count: int) -> NDArray[np.uint64]:
     """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H.
-    Flood, OOPSLA 2014), by counter.
-    """
+    Flood, OOPSLA 2014), by counter."""
     state = (
         np.arange(first, first + count, dtype=np.uint64)
         + (np.uint64(stream) << np.uint64(48))

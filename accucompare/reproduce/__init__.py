@@ -1,7 +1,6 @@
 """The saved call of a finding, and the script that runs it alone.
 
-A script that was written with a finding imports from here only.
-"""
+A script that was written with a finding imports from here only."""
 
 from accucompare.reproduce.class_import import import_file
 from accucompare.reproduce.module_outcome import is_bad

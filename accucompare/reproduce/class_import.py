@@ -13,16 +13,14 @@ from pathlib import Path
 
 class CannotRebuildError(Exception):
     """A module, or a value that one keeps, cannot be written down as Python. The message names it
-    and the reason.
-    """
+    and the reason."""
 
 
 def place_text(path: Path, directory: Path | None) -> str:
     """A path as Python: from ``HERE``, the directory of the script that it is for, if they have
     more in common than the root.
 
-    Then both can be moved together.
-    """
+    Then both can be moved together."""
     here = None if directory is None else directory.resolve()
     if here is None or path.anchor != here.anchor or path.parts[1:2] != here.parts[1:2]:
         return repr(str(path))
@@ -76,8 +74,7 @@ def import_lines(
 
 def _runs(file: Path) -> str | None:
     """Why importing a script would run it, in words; ``None`` if all that it does is kept for when
-    it is run itself.
-    """
+    it is run itself."""
     try:
         body = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):

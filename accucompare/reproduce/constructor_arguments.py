@@ -51,8 +51,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
     """What a constructor's parameter was: an attribute of that name, of the module or else of one
-    of its children.
-    """
+    of its children."""
     name, default, required = (
         parameter.name,
         parameter.default,

@@ -36,8 +36,7 @@ _ACCELERATE = {"forward", "_old_forward", "_hf_hook"}
 
 def unlike(live: nn.Module, made: nn.Module) -> str | None:
     """The first thing in which a made module is not like the live one; ``None`` if they are alike,
-    but for their tensors' values.
-    """
+    but for their tensors' values."""
     parts, others = dict(_parts(live)), dict(_parts(made))
     if parts.keys() != others.keys():
         return (
@@ -99,8 +98,7 @@ def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
 
 def same(one: Any, other: Any) -> bool:
     """Whether two attributes are alike; objects that cannot be looked into are, if they are of one
-    class.
-    """
+    class."""
     one, other = (
         value.item() if isinstance(value, np.generic) else value for value in (one, other)
     )

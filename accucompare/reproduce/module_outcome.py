@@ -40,8 +40,7 @@ class RunOutcome:
 @contextlib.contextmanager
 def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
     """Note the first tensor that is not finite among the children's inputs and outputs, and at
-    points of the user's own.
-    """
+    points of the user's own."""
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
         for path, part in parts:
@@ -78,8 +77,7 @@ def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor on the CPU in a type that can be reckoned with: an NPU has no float64, and nothing
-    computes in float8.
-    """
+    computes in float8."""
     host = tensor.detach()
     host = (
         host.to_padded_tensor(0.0)
@@ -117,8 +115,7 @@ def counts(value: Any) -> str:
 
 def cells(what: str, path: str, value: Any) -> list[str]:
     """A row's cells: what, path, dtype, shape, the finite values' magnitudes, how many are not
-    finite.
-    """
+    finite."""
     if not isinstance(value, torch.Tensor):
         return [what, path, type(value).__name__, "", repr(value)[:60]]
     cells = [what, path, dtype_name(value.dtype), f"[{', '.join(map(str, value.shape))}]"]
@@ -139,8 +136,7 @@ def cells(what: str, path: str, value: Any) -> list[str]:
 
 def is_bad(value: Any, saturated: bool = False) -> bool:
     """Whether a value is not finite, or holds one that is not; with ``saturated``, also one that is
-    as large as its type allows.
-    """
+    as large as its type allows."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (float, complex)) and not abs(value) < float("inf")
     if not (value.is_floating_point() or value.is_complex()) or value.is_meta:

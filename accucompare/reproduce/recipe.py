@@ -84,8 +84,7 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
 
 def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
     """A module made of its parts, without its constructor: children, parameters, buffers (tensors)
-    and plain attributes, by name.
-    """
+    and plain attributes, by name."""
     module: nn.Module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name, part in parts.items():
@@ -130,8 +129,7 @@ class _Writer:
 
     def imports_of(self, text: str) -> list[str]:
         """The lines that an expression needs, each once: paths, imports, and what is got of them.
-        They use ``sys``.
-        """
+        They use ``sys``."""
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
         lines = list(
             dict.fromkeys(
@@ -177,8 +175,7 @@ class _Writer:
 
     def _evaluated(self, text: str) -> nn.Module:
         """What an expression makes; without memory for its tensors, if its constructors can do
-        without.
-        """
+        without."""
         try:
             with torch.device("meta"):
                 made: nn.Module = eval(text, dict(self.names))
@@ -188,8 +185,7 @@ class _Writer:
 
     def _wrapped_in_norms(self, live: nn.Module, text: str) -> str:
         """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done
-        to the module since.
-        """
+        to the module since."""
         if parametrize.is_parametrized(live):
             self._use("parametrize", parametrize, "from torch.nn.utils import parametrize")
             for name, applied in live.parametrizations.items():  # type: ignore[union-attr, operator]
@@ -221,8 +217,7 @@ class _Writer:
 
     def constructed(self, live: nn.Module, searched: bool) -> str:
         """A call of the constructor. ``searched``: whether optional parameters are also looked for
-        in the module's children.
-        """
+        in the module's children."""
         kind = parametrize.type_before_parametrizations(live)
         if kind in (nn.Sequential, nn.ModuleList):
             if list(live._modules) != [str(index) for index in range(len(live._modules))]:

@@ -206,8 +206,7 @@ class Reproducer:
 
     def _check(self, modules: Modules, tensors: Mapping[str, tuple[str, torch.Tensor]]) -> None:
         """Raise CaptureError unless the module has the saved parameters and buffers, in their
-        shapes.
-        """
+        shapes."""
         for name, what in self._saved.lost.items():
             if name in tensors:
                 raise CaptureError(
@@ -298,8 +297,7 @@ class Reproducer:
         self, device: torch.device, given: Mapping[str, Any], outcome: RunOutcome
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """The arguments, and of those that require grad the leaves whose gradients are to be looked
-        at.
-        """
+        at."""
         loaded: dict[str, torch.Tensor] = {}
         sources: dict[str, torch.Tensor] = {}
 

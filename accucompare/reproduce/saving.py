@@ -45,8 +45,7 @@ _Entry = tuple[Record, Callable[[], Array]]
 
 class ReproducerScript(NamedTuple):
     """The script of a reproducer that was written; a note for each thing that could not be saved,
-    or not be rebuilt.
-    """
+    or not be rebuilt."""
 
     path: Path
     notes: list[str]
@@ -306,8 +305,7 @@ class _SavedState:
         self.tables["attributes"] = self._add_all("attribute", attributes)
 
     def _add_all(self, what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Take tensors in, and return the records of those that could be saved, by the same
-        names."""
+        """Take tensors in, and return the records of those that could be saved, by the same names."""
         return {
             name: f"{what}.{name}"
             for name, tensor in tensors.items()
@@ -329,8 +327,7 @@ class _SavedState:
 
 def _problem(tensor: torch.Tensor) -> str | None:
     """Why a tensor's values cannot be saved; ``None`` if they can. No rank waits for another here:
-    only one of them may have found it.
-    """
+    only one of them may have found it."""
     try:
         if hasattr(tensor, "full_tensor"):
             return f"a {type(tensor).__name__}, of which this rank has a part"
@@ -350,8 +347,7 @@ def _problem(tensor: torch.Tensor) -> str | None:
 
 def _strides(tensor: torch.Tensor) -> list[int] | None:
     """The strides of a dense tensor that lies otherwise than row by row, such as in channels_last;
-    kernels may go by them.
-    """
+    kernels may go by them."""
     if tensor.is_contiguous() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     alike = torch.empty_like(tensor, device="meta").stride() == tensor.stride()

@@ -49,8 +49,7 @@ class Snapshot:
 
 def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """A tensor's hook that replaces its gradient by this one: it holds the parts of all uses
-    already.
-    """
+    already."""
 
     def give(_: torch.Tensor) -> torch.Tensor:
         return grad.clone()

@@ -108,8 +108,7 @@ class WatchOptions(AskedOfWatch):
 
     def allows(self, name: str) -> bool:
         """Whether the output of a module of this name, or of the name that is printed of it, may be
-        infinite or NaN.
-        """
+        infinite or NaN."""
         selection = Selection.of(self.allow, ())
         return bool(self.allow) and (selection.allows(name) or selection.allows(display_name(name)))
 

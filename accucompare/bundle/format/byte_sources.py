@@ -1,6 +1,5 @@
 """Where an archive's bytes come from: a file of this machine, or one in object storage, read in
-windows that a bundle's threads share.
-"""
+windows that a bundle's threads share."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class _Descriptor:
 
     def wake(self) -> int:
         """Open it, if it is not, and let nobody close it until ``rest``. OSError if it is gone, or
-        another file is in its place.
-        """
+        another file is in its place."""
         with self._lock:
             if self._number is None:
                 number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -352,8 +350,7 @@ def open_source(place: Place, windows: Windows | None) -> Source:
 
 def open_lines(place: Place, windows: Windows | None) -> IO[bytes]:
     """Open a file to be read from its beginning to its end. Arguments and errors as
-    ``open_source``.
-    """
+    ``open_source``."""
     if isinstance(place, Url):
         return io.BufferedReader(_Stream(RemoteFile(place, windows or Windows())), 1 << 20)
     if not stat.S_ISREG(place.stat().st_mode):  # opening a FIFO would wait for its writer

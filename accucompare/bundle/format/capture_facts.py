@@ -1,6 +1,5 @@
 """What a manifest says of how its bundle was captured, as far as a comparison decides by it:
-options, code, and what was fed.
-"""
+options, code, and what was fed."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 class Feed(msgspec.Struct, frozen=True):
     """What a capture was fed with: ``identity`` and path of golden, and the values that were not
-    fed.
-    """
+    fed."""
 
     identity: str
     not_fed: tuple[Unfed, ...]

@@ -53,8 +53,7 @@ PROOF, CONDITIONED = "proof", "conditioned"
 
 def holds_bundle(directory: Place) -> bool:
     """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it
-    cannot be read.
-    """
+    cannot be read."""
     try:
         content = json.loads(_bytes_of(directory / "manifest.json"))
     except (BundleError, OSError, ValueError, RecursionError):
@@ -64,8 +63,7 @@ def holds_bundle(directory: Place) -> bool:
 
 def sealed(content: dict[str, Any]) -> bytes:
     """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed``
-    says that there is one.
-    """
+    says that there is one."""
     fields = {
         "sealed": True,
         **{name: value for name, value in content.items() if name != "digest"},
@@ -102,8 +100,7 @@ def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
     """The manifests of the ranks after the first that have written one; those at a URL are asked
-    for together. Errors as ``read``.
-    """
+    for together. Errors as ``read``."""
     places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
     if isinstance(path, Path):
         return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
@@ -260,8 +257,7 @@ class Manifest:
     @property
     def described_at(self) -> int:
         """The step before which the model was described: where its state was saved, or where it
-        started. Errors as ``check``.
-        """
+        started. Errors as ``check``."""
         state, started = self.training.training_state, self.training.started
         if self.state is not None and state is not None:
             return state.step
@@ -280,8 +276,7 @@ class Manifest:
     @property
     def case(self) -> str:
         """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as
-        ``check``.
-        """
+        ``check``."""
         return _typed(self.environment, _Settings).case or ""
 
     @property
@@ -292,8 +287,7 @@ class Manifest:
     @property
     def variables(self) -> dict[str, str] | None:
         """Environment variables that may change numbers, by name; ``None`` of older bundles, and
-        dumps. Errors as ``check``.
-        """
+        dumps. Errors as ``check``."""
         return _typed(self.environment, _Settings).variables
 
     @property
@@ -306,8 +300,7 @@ class Manifest:
         """The steps that it set out to record: those of ``--steps``, or as many as its case has;
         ``None`` if all that would come.
 
-        Errors as ``check``.
-        """
+        Errors as ``check``."""
         options = self.options
         if options.chosen_steps and not options.case_steps:
             return Steps.of(options.chosen_steps)
@@ -317,8 +310,7 @@ class Manifest:
     @property
     def lacking(self) -> str:
         """What it does not hold of the steps that it set out to record, in words; ``""`` if it
-        holds them all. Errors as ``check``.
-        """
+        holds them all. Errors as ``check``."""
         if partial := [entry.step for entry in self.steps if entry.partial]:
             return f"the run ended inside of step {partial[0]}"
         asked = self.asked

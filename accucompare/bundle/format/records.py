@@ -170,8 +170,7 @@ WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 
 def display_name(name: str) -> str:
     """A qualified name as people read it: printable, and the root module's, which is empty, is
-    shown as ``(root)``.
-    """
+    shown as ``(root)``."""
     return printable(name) or "(root)"
 
 
@@ -283,8 +282,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def operator(self) -> tuple[str, int]:
         """Of an operator's record: its name, and its number among those of that name in its module
-        call; else ``("", 0)``.
-        """
+        call; else ``("", 0)``."""
         if self.role not in OPERATOR_ROLES:
             return "", 0
         number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
@@ -293,8 +291,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def part(self) -> str:
         """Of an operator's record: which argument or result it is, such as ``self`` or
-        ``tensors.1``; ``""`` for the only result.
-        """
+        ``tensors.1``; ``""`` for the only result."""
         return (
             self.path.removeprefix(f"{self.type}#").partition(".")[2]
             if self.role in OPERATOR_ROLES
@@ -304,8 +301,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def is_of_group(self) -> bool:
         """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a
-        parameter of the root's, ``cls.exp_avg``.
-        """
+        parameter of the root's, ``cls.exp_avg``."""
         _, _, number = self.path.partition(".")
         return (
             self.role is Role.STATE_BEFORE
@@ -321,15 +317,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def has_values(self) -> bool:
         """Whether something of its values was kept that a distance can be measured by: all of them,
-        or a sketch.
-        """
+        or a sketch."""
         return self.member is not None or self.sketch is not None
 
     @property
     def is_cache(self) -> bool:
         """Whether it is an object that cannot be looked into, of a class called a cache: ``detail``
-        is its class.
-        """
+        is its class."""
         return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
 
     def to_line(self) -> bytes:

@@ -1,6 +1,5 @@
 """What ``--save-state`` keeps of a training run beside weights and inputs, so that ``--like`` can
-go on from there.
-"""
+go on from there."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """How a capture started from the saved state of another: at which step, and without what of
-    it."""
+    """How a capture started from the saved state of another: at which step, and without what of it."""
 
     step: Count
     missing: tuple[Missing, ...] = ()

@@ -1,6 +1,5 @@
 """The records of a ZIP file that the ``.npz`` of a step is made of, as in PKWARE's APPNOTE.TXT,
-section 4.3.
-"""
+section 4.3."""
 
 from __future__ import annotations
 

@@ -100,8 +100,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 class _LastRead(threading.local):
     """What this thread read last of a file when it looked for a member's data: for a small member,
-    the data too.
-    """
+    the data too."""
 
     offset = 0
     content = b""
@@ -111,8 +110,7 @@ class Archive:
     """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and
     positional reads of their data.
 
-    Any number of threads may use it at once.
-    """
+    Any number of threads may use it at once."""
 
     def __init__(self, path: Place, windows: Windows | None = None) -> None:
         """Open the file and read its directory; members are looked at when they are asked for.
@@ -237,8 +235,7 @@ class Archive:
 
     def _read_pieces(self, offsets: _Integers, sizes: _Integers) -> tuple[bytes, _Integers]:
         """What lies at offsets, in their order, read in pieces that are worth it: the pieces,
-        joined, and where in there each offset is.
-        """
+        joined, and where in there each offset is."""
         ends = np.maximum.accumulate(offsets + sizes)
         cuts = np.flatnonzero(offsets[1:] > ends[:-1] + _GAP) + 1
         pieces, places, length = list[bytes](), list[_Integers](), 0
@@ -330,8 +327,7 @@ class Archive:
 
     def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
         """The ``.npy`` header of the member of a size whose local header is at an offset, and its
-        own offset.
-        """
+        own offset."""
         head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
@@ -351,8 +347,7 @@ class _DamageError(Exception):
 
 def _find_end(tail: bytes) -> int:
     """Where the end record lies in the last bytes of a file: the last one whose comment reaches to
-    the file's end.
-    """
+    the file's end."""
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
         if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
@@ -381,8 +376,7 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
 
 def _place(directory: bytes, position: int) -> tuple[int, int]:
     """The offset of a member's local header and the length of its content, by its entry in the
-    directory.
-    """
+    directory."""
     flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
@@ -421,8 +415,7 @@ def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[An
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
     """Where the ``.npy`` header after a local header begins and ends; the end is further than
-    ``head`` if that is too short to tell.
-    """
+    ``head`` if that is too short to tell."""
     if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
@@ -433,8 +426,7 @@ def _npy_header_place(head: bytes) -> tuple[int, int]:
 @lru_cache(maxsize=1024)
 def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what
-    NumPy writes, never evaluated.
-    """
+    NumPy writes, never evaluated."""
     match = _NPY_HEADER.fullmatch(header)
     if match is None:
         raise _DamageError("has no valid .npy header")

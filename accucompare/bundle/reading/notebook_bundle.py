@@ -22,8 +22,7 @@ _FACTS = (
 
 def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
     """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all
-    ranks.
-    """
+    ranks."""
     what = (
         f"{counted(len(steps), 'step')}, {counted(sum(step.records for step in steps), 'record')}"
     )

@@ -116,8 +116,7 @@ class Bundle:
 
     def close(self) -> None:
         """Close the files, and forget what was read of a URL; the bundle can still be used, and
-        opens them again.
-        """
+        opens them again."""
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
@@ -125,8 +124,7 @@ class Bundle:
 
     def give_up(self) -> None:
         """End what other threads read of storage that does not answer; they fail. Files of this
-        machine are not waited for.
-        """
+        machine are not waited for."""
         self._windows.give_up()
 
     @property
@@ -148,8 +146,7 @@ class Bundle:
         """Identifies the content of this bundle: a digest of the digests of all finished steps of
         all ranks.
 
-        That of a copied bundle is the same. 32 hexadecimal digits.
-        """
+        That of a copied bundle is the same. 32 hexadecimal digits."""
         lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
         return xxhash.xxh3_128_hexdigest(lines.encode())
 
@@ -252,8 +249,7 @@ class Bundle:
 
     def values(self, record: Record) -> Array:
         """A record's values in its own shape, widened exactly where NumPy lacks the type; verified.
-        Errors as ``raw``.
-        """
+        Errors as ``raw``."""
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
@@ -357,8 +353,7 @@ class Bundle:
         """The sketches of a record and of its neighbours, of shape (n, size): its own is row
         ``record.sketch % SKETCHES_A_MEMBER``.
 
-        Errors as ``sketch``.
-        """
+        Errors as ``sketch``."""
         facts = self.sketch_facts(record)
         if record.sketch is None:
             raise RecordError(f"{self.path}: {record.key} has no sketch")
@@ -379,8 +374,7 @@ class Bundle:
 
     def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
         """The member with a record's sketch; the last few are held, for neighbouring records are
-        compared one after the other.
-        """
+        compared one after the other."""
         place = record.rank, record.step, number
         with self._opening_sketches:
             held = self._sketches.get(place)
@@ -414,8 +408,7 @@ class Bundle:
         return archive, member.offset
 
     def _why_without(self, record: Record) -> str:
-        """Why a record has no data: what kind of value it was, or that less than values was
-        kept."""
+        """Why a record has no data: what kind of value it was, or that less than values was kept."""
         if not record.layout.has_data:
             return record.layout.value
         mode = self.manifest.options.mode
@@ -443,8 +436,7 @@ class Bundle:
 
     def buffer(self, nbytes: int) -> Array:
         """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks
-        next.
-        """
+        next."""
         buffer = self._buffers.bytes
         if len(buffer) < nbytes:
             buffer = self._buffers.bytes = np.empty(nbytes, np.uint8)
@@ -652,8 +644,7 @@ class StoredTensor:
 
     def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
         """An array of the record's shape that has no memory, and a part of it: they tell where
-        elements lie, and hold none.
-        """
+        elements lie, and hold none."""
         size, shape = self._storage.itemsize, self._record.shape
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
@@ -663,8 +654,7 @@ class StoredTensor:
         return whole, view
 
     def read(self) -> None:
-        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and
-        ``verify``."""
+        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and ``verify``."""
         elements = math.prod(self._record.shape)
         for start in range(0, elements or 1, sums.SEGMENT):
             for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):

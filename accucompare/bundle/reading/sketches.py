@@ -1,6 +1,5 @@
 """Sketches of records as values to compute with: sums over ranks, means over micro-batches,
-multiples; and how far apart two are.
-"""
+multiples; and how far apart two are."""
 
 from __future__ import annotations
 

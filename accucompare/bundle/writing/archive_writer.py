@@ -1,6 +1,5 @@
 """Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned
-to 64 bytes.
-"""
+to 64 bytes."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class ArchiveWriter:
 
     def add(self, name: str, array: Array) -> None:
         """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no
-        name may come twice.
-        """
+        name may come twice."""
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
         small = array.nbytes < _WORTH_A_WRITE

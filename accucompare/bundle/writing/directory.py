@@ -1,6 +1,5 @@
 """The directory, or the URL, that a capture writes into: what may be overwritten, and where the
-bundle before waits meanwhile.
-"""
+bundle before waits meanwhile."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ def forget_previous(directory: Place) -> None:
 
 def discard_unfinished(directory: Place) -> None:
     """Remove what was begun in a directory, and put back the bundle that was moved aside for it;
-    never raises.
-    """
+    never raises."""
     with contextlib.suppress(OSError):
         if isinstance(directory, Url):
             _remove_own(directory)
@@ -161,8 +159,7 @@ def _refuse_other_objects(url: Url) -> None:
 
 def _remove_own(url: Url) -> None:
     """Remove the objects of the bundle at a URL, the manifest first: from then on nothing there
-    opens.
-    """
+    opens."""
     for name in sorted(
         filter(_OWN.fullmatch, url.below()), key=lambda name: name != "manifest.json"
     ):
@@ -170,15 +167,13 @@ def _remove_own(url: Url) -> None:
 
 
 def _left_behind(directory: Path) -> bool:
-    """Whether a capture was stopped after it had moved a bundle aside, and before it began its
-    own."""
+    """Whether a capture was stopped after it had moved a bundle aside, and before it began its own."""
     return not (directory / "manifest.json").exists() and holds_bundle(directory / PREVIOUS)
 
 
 def _hardly_begun(directory: Path) -> bool:
     """Whether a directory holds only what a capture leaves that was stopped before it wrote a
-    manifest.
-    """
+    manifest."""
     return all(
         path.name == "manifest.json.part"
         or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
@@ -224,8 +219,7 @@ _OWN = re.compile(
 
 def _own_files(directory: Path) -> list[Path]:
     """The files of the bundle in a directory, and of those that were captured beside it; the
-    manifest first.
-    """
+    manifest first."""
     if not directory.is_dir():
         return []
     files, folders = [], []

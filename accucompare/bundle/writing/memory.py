@@ -1,6 +1,5 @@
 """Host memory for tensors that wait to be written: bounded, and used again, by the next capture
-too.
-"""
+too."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ Allocate = Callable[[int], Any]
 
 class Lease(NamedTuple):
     """A block of host memory, and what to call when nobody reads it any more; ``None`` for memory
-    of the caller's own.
-    """
+    of the caller's own."""
 
     block: Any
     release: Callable[[], None]
@@ -45,14 +43,12 @@ class IdleBlocks:
 
     def pop(self, allocate: Allocate, size: int) -> Any:
         """The newest one of a size, as the processor's cache may still hold it; ``None`` if there
-        is none.
-        """
+        is none."""
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:
         """Free idle blocks, first those of the size that was added first, until no more than so
-        many bytes are left.
-        """
+        many bytes are left."""
         while self._blocks and self.nbytes > nbytes:
             self._pop(next(iter(self._blocks)))
 
@@ -82,8 +78,7 @@ class HostMemory:
     """
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
-        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for
-        them."""
+        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for them."""
         self.held = 0
         self.closed = False
         self._limit = limit
@@ -101,8 +96,7 @@ class HostMemory:
         """Block until a tensor of this size has room, and give it memory; without ``allocate``,
         only count memory of the caller's own.
 
-        The block may be up to an eighth longer.
-        """
+        The block may be up to an eighth longer."""
         size = nbytes if allocate is None else _rounded_up(nbytes)
         with self._changed:
             while not (self.closed or self.held == 0 or self.held + size <= self._limit):
@@ -125,8 +119,7 @@ class HostMemory:
 
     def close(self) -> None:
         """Let everybody through who waits; after a failure nothing is written any more, so nothing
-        will be released.
-        """
+        will be released."""
         with self._changed:
             self._close()
 
@@ -168,8 +161,7 @@ def _left_behind() -> IdleBlocks:
 
 def _rounded_up(nbytes: int) -> int:
     """The next number with four significant bits, so that tensors that grow step by step find
-    blocks to use again.
-    """
+    blocks to use again."""
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

@@ -34,8 +34,7 @@ class _Kept(NamedTuple):
 
 class Sketched(NamedTuple):
     """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its
-    numbers exceed float64.
-    """
+    numbers exceed float64."""
 
     digest: str
     statistics: Statistics
@@ -44,8 +43,7 @@ class Sketched(NamedTuple):
 
 def sketches_name(number: int) -> str:
     """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n //
-    SKETCHES_A_MEMBER``.
-    """
+    SKETCHES_A_MEMBER``."""
     return f"sketches.{number}"
 
 
@@ -122,8 +120,7 @@ class RecordFile:
 
     def _store(self, record: Record, array: Array) -> _Kept:
         """Write an array, unless one of another dtype has the same bits; its statistics are its own
-        all the same.
-        """
+        all the same."""
         if self._mode is Mode.DIGEST:
             return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])

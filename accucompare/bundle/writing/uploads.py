@@ -1,6 +1,5 @@
 """A bundle that is written to object storage: finished files are sent in the background while the
-capture goes on.
-"""
+capture goes on."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _COMMANDS = {
 
 
 class _TakenError(OSError):
-    """Another capture has written to the same URL: what is left here would be mixed with its
-    files."""
+    """Another capture has written to the same URL: what is left here would be mixed with its files."""
 
 
 class Uploads:

@@ -1,6 +1,5 @@
 """Writing a bundle in the background: a bounded queue of records in, the two files of each step
-out.
-"""
+out."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ class BundleWriter:
     @property
     def wants_values(self) -> bool:
         """Whether it makes something of a tensor's values; else their digest, and their statistics
-        if it ``wants_statistics``, will do.
-        """
+        if it ``wants_statistics``, will do."""
         return self.mode in (Mode.TENSORS, Mode.SKETCH)
 
     @property
@@ -187,8 +185,7 @@ class BundleWriter:
 
     def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
         """Whether the current step holds a tensor like this, so that a record with its digest needs
-        no array.
-        """
+        no array."""
         return (dtype, shape, checksum) in self._announced
 
     def add(
@@ -440,8 +437,7 @@ class BundleWriter:
 
     def _wake(self) -> bool:
         """Have what is queued written, because somebody waits for its memory; returns whether there
-        is a thread that writes.
-        """
+        is a thread that writes."""
         with self._changed:
             self._write_now()
         return self._thread.is_alive()

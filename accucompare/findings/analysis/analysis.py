@@ -39,8 +39,7 @@ _FEWEST = 3
 
 class Trail(NamedTuple):
     """An origin, and the findings after it that it passed through, up to the next origin; ``None``
-    if the log names no origin.
-    """
+    if the log names no origin."""
 
     run: Analysis
     origin: Finding | None
@@ -105,8 +104,7 @@ class Analysis:
     @cached_property
     def jumps(self) -> list[Jump]:
         """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to
-        no number at all.
-        """
+        no number at all."""
         jumps: list[Jump] = []
         before: list[float] = []
         was_finite = True
@@ -126,15 +124,13 @@ class Analysis:
     @cached_property
     def alarms(self) -> list[ScaleChange]:
         """The changes of the loss scale that are no longer normal: many skipped steps in a row, or
-        a scale at 1.
-        """
+        a scale at 1."""
         return [each for each in self.scaled if each.alarm or (each.skipped and each.scale <= 1)]
 
     @cached_property
     def unexplained(self) -> list[Step]:
         """Steps that something was wrong in, without a finding, such as that the device's overflow
-        flag was up; none that was skipped.
-        """
+        flag was up; none that was skipped."""
         explained = {finding.step for finding in self.findings}
         wrong = [
             step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped
@@ -241,8 +237,7 @@ class Ranks:
     @cached_property
     def first(self) -> tuple[Analysis, Finding] | None:
         """The first origin of any rank, and that rank; if the logs name no origin, the first
-        finding; ``None`` if there is none.
-        """
+        finding; ``None`` if there is none."""
         return next(
             (pair for pair in self.findings if pair[1].origin),
             self.findings[0] if self.findings else None,
@@ -277,8 +272,7 @@ class Ranks:
     @property
     def trouble(self) -> WatchRemark | None:
         """Why a log without findings proves nothing; ``None`` if there are findings, or if it does
-        prove that all was finite.
-        """
+        prove that all was finite."""
         if self.findings or self.unexplained:
             return None
         if not self.watched:

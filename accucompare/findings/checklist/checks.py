@@ -123,8 +123,7 @@ class Evidence:
     @cached_property
     def losses(self) -> list[Point]:
         """The loss of each step: the one that the loop told, or else the one that the backward
-        began with.
-        """
+        began with."""
         seen = {each.step: each.loss for each in self.vitals}
         every = [
             (step.step, step.loss if step.loss is not None else seen.get(step.step))
@@ -172,8 +171,7 @@ Judge = Callable[[Evidence], CheckOutcome]
 
 
 class Need(str, Enum):
-    """What a run must have so that a check can look at it; the value is the remark if it has
-    not."""
+    """What a run must have so that a check can look at it; the value is the remark if it has not."""
 
     __str__ = str.__str__
 

@@ -115,8 +115,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
 
 def _is_mask(given: Given) -> bool:
     """Whether it may be a mask that is added: of 0 where something is kept, and -Inf or the lowest
-    number of a type elsewhere.
-    """
+    number of a type elsewhere."""
     return bool(_MASKS.search(given.path)) or (given.high is not None and float(given.high) == 0)
 
 
@@ -175,9 +174,8 @@ _WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
 
 
 def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
-    """How coarse an input in a half type is, if it holds no whole numbers one by one, and
-    no weight is in a half type.
-    """
+    """How coarse an input in a half type is, if it holds no whole numbers one by one, and no weight
+    is in a half type."""
     limit = _WHOLE.get(given.dtype, math.inf)
     if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
         return None
@@ -403,8 +401,7 @@ def _names(run: Analysis) -> list[str]:
 
 def _first_token(run: Analysis) -> str | WatchRemark | None:
     """The id that every text begins with, or that they begin with several; ``None`` if the model is
-    given no ids of tokens.
-    """
+    given no ids of tokens."""
     found = [given.first for each in run.vitals for given in each.given if given.first]
     if not found:
         return None
@@ -440,8 +437,7 @@ def _two_ranks(seen: Evidence) -> CheckOutcome:
 
 def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
     """The steps in which two ranks had the same batch, with these ranks; none of ranks that split a
-    model.
-    """
+    model."""
     held: dict[tuple[int, str], int] = {}
     same = []
     for run in runs:

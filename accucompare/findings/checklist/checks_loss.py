@@ -140,8 +140,7 @@ def _classifiers(run: Analysis) -> dict[str, Labels]:
 
 def _are_apart(mine: Labels, theirs: Labels) -> bool:
     """Whether two ranks had no class in common: of few classes one by one, else by their smallest
-    and largest.
-    """
+    and largest."""
     if mine.present is not None and theirs.present is not None:
         return not mine.present & theirs.present
     return float(mine.high) < float(theirs.low) or float(theirs.high) < float(mine.low)

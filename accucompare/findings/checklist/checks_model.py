@@ -1,6 +1,5 @@
 """The checklist's layer *model*: parameters and optimizers, units and layers that do nothing,
-modes, buffers.
-"""
+modes, buffers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The checklist's layer *optimizer*: gradients and updates beside the weights, Adam's moments, what
-was forgotten.
-"""
+was forgotten."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _FEW = 3
 
 def _is_matrix(parameter: ParameterFacts) -> bool:
     """Whether its ratio to its gradient says something: biases and norms begin at 0 or 1, whatever
-    the rest does.
-    """
+    the rest does."""
     return len(parameter.shape) > 1 and bool(parameter.group)
 
 
@@ -83,8 +81,7 @@ def _exploding(seen: Evidence) -> CheckOutcome:
 
 def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
     """Of each matrix the smallest ratio of its gradient's norm to its own in any look, the first
-    step, and its name.
-    """
+    step, and its name."""
     found = []
     for parameter, series in seen.of_layers("grad", "weight"):
         values = [
@@ -124,8 +121,7 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
 
 def _second_moment(seen: Evidence) -> CheckOutcome:
     """The root of the mean of Adam's second moment against the eps that is added to it, where the
-    gradient was largest.
-    """
+    gradient was largest."""
     eps = {each.name: each.eps for each in seen.setup.parameters} if seen.setup is not None else {}
     found = []
     for parameter, series in seen.of_layers("v", "grad"):
@@ -176,8 +172,7 @@ def _state_restored(seen: Evidence) -> CheckOutcome:
 
 def _restarted(seen: Evidence) -> int | None:
     """How many updates the run before had made, if this one began with its last weights, and with
-    an empty optimizer.
-    """
+    an empty optimizer."""
     earlier = seen.run.earlier
     if (
         earlier is None
@@ -248,8 +243,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
 
 def _all_unmoved(seen: Evidence) -> list[int] | None:
     """All looks at updates with a rate, if a sample of every parameter was the same behind every
-    one of them.
-    """
+    one of them."""
     looks = [
         each
         for each in seen.looked
@@ -263,8 +257,7 @@ def _all_unmoved(seen: Evidence) -> list[int] | None:
 
 def _unmoved(seen: Evidence) -> tuple[list[int], int]:
     """The looks in which an update with a rate has changed no weight of any matrix that has a
-    gradient, and how many looks there were.
-    """
+    gradient, and how many looks there were."""
     moved: dict[int, float] = {}
     for parameter, series in seen.of_layers("moved", "grad"):
         for step, (share, grad) in series:

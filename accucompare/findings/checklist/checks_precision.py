@@ -1,6 +1,5 @@
 """The checklist's layer *precision*: the loss scale, underflow, logits, and updates that rounding
-takes away.
-"""
+takes away."""
 
 from __future__ import annotations
 

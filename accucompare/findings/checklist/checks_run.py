@@ -161,8 +161,7 @@ def _loss_trend(seen: Evidence) -> CheckOutcome:
 
 def _ranks_agree(seen: Evidence) -> CheckOutcome:
     """Weights of parameters that are whole on each rank, by their norms: replicas compute the same
-    numbers bit for bit.
-    """
+    numbers bit for bit."""
     if _split(seen.ranks):
         return not_looked_at(remark("ranks-hold-parts"))
     found = first_difference(seen.ranks)
@@ -183,8 +182,7 @@ def _split(runs: Sequence[Analysis]) -> bool:
 
 def first_difference(runs: Sequence[Analysis]) -> CheckOutcome | None:
     """The first weight that replicas on several ranks do not have alike; ``None`` if there is none,
-    or ranks split a model.
-    """
+    or ranks split a model."""
     if _split(runs):
         return None
     apart = [each for each in _pairs_of_ranks(runs) if each.mine != each.theirs]

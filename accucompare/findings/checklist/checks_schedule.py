@@ -1,6 +1,5 @@
 """The checklist's layer *schedule and clipping*: learning rates as they were applied, and what
-became of gradients before the update.
-"""
+became of gradients before the update."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def _lr_rises_again(seen: Evidence) -> CheckOutcome:
 
 def _counts(seen: Evidence) -> Iterator[tuple[str, list[tuple[Point, int]]]]:
     """By scheduler, how often it was stepped between one update and the next, and how many steps
-    lie between.
-    """
+    lie between."""
     for name in dict.fromkeys(name for each in seen.updates for name in each.schedulers):
         having = [each for each in seen.updates if name in each.schedulers]
         yield (
@@ -168,8 +166,7 @@ def _schedule_steps(seen: Evidence) -> CheckOutcome:
 
 
 def _epochs(seen: Evidence) -> int:
-    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave
-    none."""
+    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave none."""
     return next(
         (each.loaded.begun for each in reversed(seen.updates) if each.loaded is not None), 0
     )
@@ -231,8 +228,7 @@ def _close(one: float, other: float) -> bool:
 
 def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
     """Of each update: what became of the gradient norm before it, as a ratio, and the norm that the
-    update was given.
-    """
+    update was given."""
     found = []
     for each in seen.updates:
         before, after = each.norm, each.norm_at_update
@@ -289,15 +285,13 @@ def _grown(seen: Evidence) -> CheckOutcome:
 
 def _is_one_factor(low: float, high: float) -> bool:
     """Whether all gradients were multiplied by one number: noise, decay and projections change each
-    in its own way.
-    """
+    in its own way."""
     return 0 < low <= high < math.inf and high / low < _ALIKE
 
 
 def _most_before(seen: Evidence, step: int) -> float:
     """What the gradient norm at an update may be at most, if gradients were only clipped, and
-    averaged over ranks by the loop itself.
-    """
+    averaged over ranks by the loop itself."""
     norms = [
         each.norm for run in (seen.run, *seen.ranks) for each in run.vitals if each.step == step
     ]

@@ -257,8 +257,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     @property
     def place(self) -> str:
         """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``,
-        ``fc1, backward``.
-        """
+        ``fc1, backward``."""
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
             return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"

@@ -144,8 +144,7 @@ def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozens
 def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
     """Whether finite values come within a factor of the largest number of their type.
 
-    Negative values within 1 % of the limit do not count: masks are made of the lowest number.
-    """
+    Negative values within 1 % of the limit do not count: masks are made of the lowest number."""
     largest = DTYPES[dtype].largest if dtype in DTYPES else 0.0
     return largest > 0 and (
         largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near

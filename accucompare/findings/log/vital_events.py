@@ -1,8 +1,7 @@
 """The events of a watch's log that the checklist is judged by. Without torch.
 
 ``TrainingSetup`` says what a training consists of; it is written with the first step, and again
-whenever something in it has changed. ``Vitals`` are the numbers of one step.
-"""
+whenever something in it has changed. ``Vitals`` are the numbers of one step."""
 
 from __future__ import annotations
 
@@ -200,8 +199,7 @@ class Lookup(NamedTuple):
 
 class Narrowed(NamedTuple):
     """Whole numbers, such as positions, that a module was given in a half type that does not hold
-    all of their size.
-    """
+    all of their size."""
 
     name: str
     path: str

@@ -1,6 +1,5 @@
 """A module call that is running, as far as a step's observations tell: which kinds of values it can
-have met, and who made them.
-"""
+have met, and who made them."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class OpenCall:
 
     def around(self, kind: str) -> list[OpenCall]:
         """This call and those around it, up to the one whose own code has made an Inf that all
-        within were given.
-        """
+        within were given."""
         around: list[OpenCall] = [self]
         while (
             (caller := around[-1].caller) is not None
@@ -85,8 +83,7 @@ class OpenCall:
 
     def maker_of(self, kinds: Collection[str]) -> StepObservation | None:
         """The operator that a value of these kinds comes from, NaN first: it made it, or was the
-        first that had it.
-        """
+        first that had it."""
         makers = {**self.brought, **self.sources, **self.makers}
         return next(
             (makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None
@@ -100,8 +97,7 @@ class OpenCall:
         kinds: frozenset[str],
     ) -> None:
         """An operator of its own code, by the kinds that it was given, numbers among them or not,
-        and those that it gave.
-        """
+        and those that it gave."""
         new, infinite = kinds - arrival, arrival & INFINITE
         computed = next(
             (

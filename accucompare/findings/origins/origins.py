@@ -13,8 +13,7 @@ it may be a mask, or be removed again. It is reported when a child turns it into
 comes out. A -Inf that a module is given and turns into NaN is that module's fault (a mask that
 hides a whole row), not its maker's.
 
-Backward, the first gradient that is not finite is the origin; later ones are its consequences.
-"""
+Backward, the first gradient that is not finite is the origin; later ones are its consequences."""
 
 from __future__ import annotations
 
@@ -190,8 +189,7 @@ class _Judge:
         self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]
     ) -> Finding | None:
         """Take the pending finding that does harm in this call, if there is one, from the caller
-        that holds it.
-        """
+        that holds it."""
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
             around = caller.around(kind)
             maker = around[-1]
@@ -212,8 +210,7 @@ class _Judge:
 
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
         """Whether a call was given a kind that is pending at its maker, and gives back a kind that
-        comes of it; a mask does none.
-        """
+        comes of it; a mask does none."""
         pending = kind in call.arrived and kind in maker.pending
         return (
             pending
@@ -223,8 +220,7 @@ class _Judge:
 
     def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not
-        known, by there being positive values.
-        """
+        known, by there being positive values."""
         if self._sees_operators:
             return MINUS in caller.makers
         return any(
@@ -235,8 +231,7 @@ class _Judge:
 
     def _fills(self, call: OpenCall, kind: str) -> bool:
         """Whether an Inf of a call's own code is what something was filled with, and none of its
-        operators has computed it.
-        """
+        operators has computed it."""
         if kind not in INFINITE:
             return False
         return (
@@ -325,8 +320,7 @@ class _Judge:
 
     def _second(self, observation: StepObservation) -> None:
         """In a second backward nothing arrives at what the model gave: what is not finite may come
-        from the loss.
-        """
+        from the loss."""
         before = len(self._findings)
         if (
             self._made_in_loss is not None
@@ -372,8 +366,7 @@ class _Judge:
 
     def _hidden(self, place: ModuleCall) -> Finding | None:
         """What a call was given in the forward that did harm in the backward only, as a NaN that
-        torch.where took out.
-        """
+        torch.where took out."""
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
             if call is not None and kind in call.arrived:
@@ -384,8 +377,7 @@ class _Judge:
 
     def _sum(self, observation: StepObservation) -> None:
         """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its
-        parts were finite.
-        """
+        parts were finite."""
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
             self._spoilt = True
@@ -426,8 +418,7 @@ class _Judge:
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
-        """A finding of an observation: of all its tensors and their kinds, unless others are
-        given."""
+        """A finding of an observation: of all its tensors and their kinds, unless others are given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
         tensors = list(observation.tensors if tensors is None else tensors)
         place = observation.place if call is None or call is self._outside else call.place
@@ -533,6 +524,5 @@ def _is_number(tensor: TensorRange) -> bool:
 
 def _swallowed(maker: StepObservation) -> WatchRemark:
     """What an operator made in the forward that the call's output does not show, but its backward
-    does.
-    """
+    does."""
     return remark("swallowed", operator=maker.operator, line=maker.line)

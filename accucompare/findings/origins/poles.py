@@ -1,6 +1,5 @@
 """What begins where an operator has no finite value, at an exact 0 or in a row that is masked
-altogether: code often takes it out again.
-"""
+altogether: code often takes it out again."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def is_pole(finding: Finding) -> bool:
     - -Inf alone: the log of a 0, somewhere; or a mask's number, cast to a type that has no such
       number;
     - Inf alone: division by a 0, or its negative power;
-    - NaN alone: a softmax of -Inf only.
-    """
+    - NaN alone: a softmax of -Inf only."""
     given = [tensor for tensor in finding.operator_tensors if tensor.role == "input"]
     gave = [tensor for tensor in finding.operator_tensors if tensor.role == "output"]
     name = operator_name(finding.operator)

@@ -73,8 +73,7 @@ class Contexts:
         indices: Counter[str],
     ) -> None:
         """Keep a call that begins. ``indices``: how often each module has been called, this call
-        included.
-        """
+        included."""
         if len(self.kept) >= _MOST:
             return
         indices[call.name] -= 1
@@ -162,8 +161,7 @@ def _obstacle(modules: Modules, ranks: int) -> WatchRemark | None:
 
 def _talks(modules: Modules) -> WatchRemark | None:
     """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states
-    that are not known.
-    """
+    that are not known."""
     if any(
         type(module).__module__.startswith("transformer_engine")
         for module in modules.named.values()

@@ -1,6 +1,5 @@
 """Explains a finding while the model is still as it was: by its weights, and by running the step
-again.
-"""
+again."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ class Explainer:
 
     def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
         """A finding of another rank, with what this one has of the last call that both have made
-        together; ``None`` if there is none.
-        """
+        together; ``None`` if there is none."""
         context = next(
             (each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle),
             None,
@@ -253,8 +251,7 @@ def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
 
 def _refined(finding: Finding, again: Finding) -> Finding:
     """With what the second run knows better: the operator and its source line, and where it was, if
-    that is another place.
-    """
+    that is another place."""
     place = (finding.name, finding.call, finding.near)
     if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (
         again.name,

@@ -319,8 +319,7 @@ class _SecondWatcher(Watcher):
 
     def _give_real_gradients(self, output: Any) -> None:
         """Pin each output's gradient to the recorded one; otherwise an output that feeds another
-        one is counted twice.
-        """
+        one is counted twice."""
         for path, part in leaves(output):
             if (
                 path in self._context.grads
@@ -359,8 +358,7 @@ class _SecondWatcher(Watcher):
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
     """Put back, at the end, all that running a model again may change; ``backward``: whether that
-    is run, too.
-    """
+    is run, too."""
     buffers = {
         (prefix, name): value
         for prefix, module in modules.named.items()
@@ -398,8 +396,7 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
 
 def _same(findings: list[Finding], finding: Finding) -> Finding | None:
     """The origin that the second run shows for a finding: it may know better where in the same pass
-    it began.
-    """
+    it began."""
     origins = [
         each
         for each in findings
@@ -415,8 +412,7 @@ def _same(findings: list[Finding], finding: Finding) -> Finding | None:
 
 def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
     """Whether the step itself has seen what a finding of the second run is about, and it was
-    finite.
-    """
+    finite."""
     backward = finding.direction is Direction.BACKWARD
     if (
         not _NOT_FINITE & set(finding.kinds)
@@ -440,8 +436,7 @@ def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
 def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRemark | None:
     """How gradients of the step differ from those of the second run; ``None`` if they do not.
 
-    A hook that the user has put on a tensor of the step is not there in the second run.
-    """
+    A hook that the user has put on a tensor of the step is not there in the second run."""
 
     def gradients(notes: Sequence[Note]) -> dict[tuple[Any, ...], list[tuple[Note, float]]]:
         table: dict[tuple[Any, ...], list[tuple[Note, float]]] = {}
@@ -472,8 +467,7 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRema
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
     """Whether there is activation checkpointing of the kind that cannot be asked for gradients of
-    chosen tensors.
-    """
+    chosen tensors."""
     nodes, visited = [tensor.grad_fn for tensor in outputs], set()
     while nodes:
         node = nodes.pop()

@@ -123,8 +123,7 @@ def check_function(
     applied: AppliedFunction, seed: int = 0, seconds: float = SECONDS
 ) -> CheckOutcome:
     """Check one form of a custom Function in float64; in the types that it was given, where it does
-    not run in that.
-    """
+    not run in that."""
     try:
         return _checked(_Call(applied, torch.float64, seed), seconds)
     except _UnfitError as error:
@@ -143,8 +142,7 @@ def check_function(
 
 def _checked(call: _Call, seconds: float) -> CheckOutcome:
     """Compare at the recorded inputs; if they disagree, beside them as well, where a kink has no
-    part in it.
-    """
+    part in it."""
     begun = time.monotonic()
     errors, notes = _errors(call, seconds)
     if not errors:
@@ -198,8 +196,7 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark
 
 class _Call:
     """A Function with its arguments, to be called again: floating ones in float64, or (``dtype`` is
-    ``None``) as they were.
-    """
+    ``None``) as they were."""
 
     def __init__(
         self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0
@@ -240,8 +237,7 @@ class _Call:
         self, point: dict[str, torch.Tensor] | None = None, wanted: Sequence[str] = ()
     ) -> list[torch.Tensor]:
         """Its floating outputs, at a point in place of its own arguments, with the gradients of the
-        wanted ones to follow.
-        """
+        wanted ones to follow."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             return self._forward({**self.floating, **(point or {})}, wanted)
@@ -287,8 +283,7 @@ class _Call:
 
     def joint(self) -> list[str]:
         """The arguments whose gradients are asked for together: all floating ones; where the
-        backward refuses that, those of the run.
-        """
+        backward refuses that, those of the run."""
         names = list(self.floating)
         if self.asked and names != self.asked:
             try:
@@ -391,8 +386,7 @@ def _differences(
 
 def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: bool) -> _Error:
     """Of all directions together: the error, and by halving the step what the finite differences
-    are worth.
-    """
+    are worth."""
     by_differences, by_backward = ([whole[which] for whole, _ in pairs] for which in (0, 1))
     changes, predicted = _rms(by_differences), _rms(by_backward)
     if not math.isfinite(changes + predicted):
@@ -449,8 +443,7 @@ def _direction(
     """Random numbers like a tensor, as large as its median, or as its elements are where these are
     smaller; zero where it is not finite.
 
-    So what is positive stays so.
-    """
+    So what is positive stays so."""
     dtype = torch.complex128 if value.is_complex() else torch.float64
     random = torch.randn(value.shape, generator=generator, dtype=dtype)
     random = torch.where(torch.isfinite(value), random, torch.zeros_like(random))

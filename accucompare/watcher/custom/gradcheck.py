@@ -1,6 +1,5 @@
 """Checks the custom autograd Functions that a case applies against finite differences:
-``accucompare gradcheck``.
-"""
+``accucompare gradcheck``."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def _told(applied: AppliedFunction, outcome: CheckOutcome) -> FunctionGradients:
 @dataclass
 class _Seen:
     """What a run showed: the modules that were called, those that run now, and the Functions that
-    were applied, by their forms.
-    """
+    were applied, by their forms."""
 
     called: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)

@@ -167,8 +167,7 @@ class Meter:
 
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
         """Begin to find the L2 norms of tensors; each will be both the ``low`` and the ``high``:
-        not finite if the tensor is not.
-        """
+        not finite if the tensor is not."""
         found = []
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = (
             defaultdict(list)
@@ -202,8 +201,7 @@ class Meter:
 
     def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
         """Leave one number or two, tensors of one element on any device, to ``read``: they will be
-        ``low`` and ``high``.
-        """
+        ``low`` and ``high``."""
         extrema = Extrema(dtype_name(low.dtype), ())
         extrema.waiting = {"low": low, "high": low if high is None else high}
         with outside_transforms(), torch.no_grad():
@@ -228,8 +226,7 @@ class Meter:
             self._waiting.append(extrema)
 
     def read(self) -> None:
-        """Fill in everything that was looked at since the last reading; waits for each device
-        once."""
+        """Fill in everything that was looked at since the last reading; waits for each device once."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
             defaultdict(list)
         )
@@ -257,8 +254,7 @@ class Meter:
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP
-    has given them back.
-    """
+    has given them back."""
     if is_lazy(tensor) or tensor.is_meta:
         return False
     return (
@@ -340,8 +336,7 @@ def known(low: float, high: float | None = None) -> Extrema:
 
 def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
     """The extrema of a small tensor in the host's memory, past PyTorch's dispatcher, which takes
-    longer for one than all else; ``None`` if it is no such tensor.
-    """
+    longer for one than all else; ``None`` if it is no such tensor."""
     if not is_small(tensor):
         return None
     if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
@@ -375,8 +370,7 @@ def _of_number(value: float) -> Extrema:
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has
-    none.
-    """
+    none."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     tensor = plain(tensor)
@@ -408,16 +402,14 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers as they lie in memory: reduced so, a transposed matrix takes a fifteenth of
-    the time.
-    """
+    the time."""
     strides = tensor.stride()
     return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
 
 
 def _distinct(data: torch.Tensor) -> torch.Tensor:
     """What lies in memory of an expanded tensor, as gradients often are: all the values that there
-    are, once.
-    """
+    are, once."""
     if data.is_contiguous():
         return data
     for dimension, (size, stride) in enumerate(zip(data.shape, data.stride(), strict=True)):
@@ -432,8 +424,7 @@ def _details(
     """The smallest magnitude; the numbers of NaN and of Inf, unless they can be seen to be 0
     without waiting for a device.
 
-    ``times``: how often each value is there.
-    """
+    ``times``: how often each value is there."""
     found = {"abs_min": _abs_min(data)}
     if data.device.type != "cpu" or not (math.isfinite(low.item()) and math.isfinite(high.item())):
         found |= {"nan": data.isnan().sum() * times, "inf": data.isinf().sum() * times}
@@ -442,8 +433,7 @@ def _details(
 
 def _abs_min(data: torch.Tensor) -> torch.Tensor:
     """The smallest magnitude; block by block on the CPU, where fresh memory for all magnitudes
-    costs nine times the rest.
-    """
+    costs nine times the rest."""
     if data.device.type != "cpu" or data.numel() <= 4 * _BLOCK or not data.is_contiguous():
         return data.abs().amin()
     magnitudes = torch.empty(_BLOCK, dtype=data.dtype)
@@ -455,8 +445,7 @@ def _abs_min(data: torch.Tensor) -> torch.Tensor:
 
 def sample_of(data: torch.Tensor) -> torch.Tensor:
     """At most about twice ``_SAMPLE`` of a tensor's values, at the same places of every tensor of
-    its shape: a view, unless it has gaps.
-    """
+    its shape: a view, unless it has gaps."""
     flat = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)
     apart = max(1, flat.numel() // _SAMPLE)
     while math.gcd(apart, flat.numel()) > 1:  # else it might be one column of a matrix

@@ -1,6 +1,5 @@
 """The source lines of operators outside of the model, without taking the time to note them in every
-step.
-"""
+step."""
 
 from __future__ import annotations
 

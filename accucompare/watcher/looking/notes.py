@@ -46,8 +46,7 @@ class WatchedCall(Call):
 @dataclass(eq=False)
 class Note(StepObservation):
     """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its
-    tensors.
-    """
+    tensors."""
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
@@ -128,8 +127,7 @@ class NoteListener(Listener[WatchedCall]):
         parameter: str = "",
     ) -> Note:
         """Note one thing, and begin to look at its tensors. Arguments as the attributes of
-        ``StepObservation``.
-        """
+        ``StepObservation``."""
         frames = self.scope.frames and what in _WITH_FRAMES
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         extrema: list[tuple[str, str, Extrema]] = []

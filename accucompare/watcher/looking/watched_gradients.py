@@ -1,6 +1,5 @@
 """What a watch looks at in a backward: every operator's gradient, and the norm of every
-parameter's.
-"""
+parameter's."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Gradients(GradientListener[ModuleCall]):
         arrived: Callable[[ModuleCall, str, torch.Tensor], None],
     ) -> None:
         """``arrived``: is called with the gradient that an output of an outermost call got from
-        outside of the model.
-        """
+        outside of the model."""
         super().__init__(watcher, modules, distributed)
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
@@ -128,8 +126,7 @@ class Gradients(GradientListener[ModuleCall]):
 
     def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
         """The innermost module that holds all uses of what a node gave; the gradients of the uses
-        are summed there.
-        """
+        are summed there."""
         paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
         shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         name = ".".join(parts[0] for parts in shared) if paths else place.name
@@ -176,8 +173,7 @@ class Gradients(GradientListener[ModuleCall]):
 
     def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
         """An update of these parameters begins: look at gradients that were written into since the
-        backward, as by clipping.
-        """
+        backward, as by clipping."""
         updated = {id(tensor) for tensor in tensors}
         having = [
             each

@@ -1,6 +1,5 @@
 """The hooks of a watch: what every module call of a step takes and gives, and its gradients in the
-backward.
-"""
+backward."""
 
 from __future__ import annotations
 
@@ -154,8 +153,7 @@ class Watcher(NoteListener):
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
         """Whether a function transform takes gradients of a call, for which autograd's hooks are
-        not called.
-        """
+        not called."""
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False
         from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters

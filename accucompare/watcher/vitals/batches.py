@@ -1,6 +1,5 @@
 """What the model is given in a step, for the checklist: ranges, digests of samples, features that
-never change, masks and padding.
-"""
+never change, masks and padding."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def _look_at_first(
     tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter
 ) -> None:
     """Which ids the rows begin with: a tokenizer that adds a special one there gives the same to
-    all.
-    """
+    all."""
     for (path, ids), given in zip(tensors, found, strict=True):
         if (
             path.rpartition(".")[2] == "input_ids"

@@ -26,8 +26,7 @@ _WHOLE = {"bfloat16": 256, "float16": 2048}
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
-    does."""
+    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm does."""
     # a scripted module has no get()
     weight = next((each for name, each in module._parameters.items() if name == "weight"), None)
     return (
@@ -58,8 +57,7 @@ def first_outputs(
 ) -> dict[str, tuple[Number, Number]]:
     """Of each of these modules, the extrema of the first tensor that its first call gave.
 
-    Not of one number: it is its own smallest and largest.
-    """
+    Not of one number: it is its own smallest and largest."""
     found: dict[str, tuple[Number, Number]] = {}
     for note in notes:
         name = note.place.name
@@ -72,8 +70,7 @@ def first_outputs(
 
 def narrowed_inputs(notes: Sequence[Note], named: Mapping[str, nn.Module]) -> list[Narrowed]:
     """Positions and ids that modules were given in half types, beyond the whole numbers that these
-    hold one by one; the first few.
-    """
+    hold one by one; the first few."""
     found = []
     for note in notes:
         for role, path, extrema in note.parts if note.what is What.BEGAN else ():

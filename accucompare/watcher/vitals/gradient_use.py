@@ -1,6 +1,5 @@
 """What becomes of gradients between a backward and the update that is to use them, for the
-checklist.
-"""
+checklist."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class GradientUse:
 
     def backward_ended(self) -> None:
         """A backward has gone through the model; one for the gradients of inputs alone leaves those
-        of parameters as they were.
-        """
+        of parameters as they were."""
         having = [each for each in self._parameters if each.tensor.grad is not None]
         states = {id(each.tensor): gradient_state(each.tensor) for each in having}
         self._fresh = {
@@ -132,15 +130,13 @@ class GradientUse:
 
     def updated(self) -> None:
         """An optimizer, of this model or of another, has used gradients: those that are there now
-        may be by-products of its.
-        """
+        may be by-products of its."""
         self._fresh, self._cleared = {}, []
         self._behind = True
 
     def thrown(self) -> int:
         """How many backwards' gradients were cleared before an update had used them, once that is
-        read.
-        """
+        read."""
         return sum(all(extrema.low == 0 for extrema in each) for each in self._thrown)
 
     def next_step(self) -> None:
@@ -151,8 +147,7 @@ class GradientUse:
 
 def has_limit(clipping: str) -> bool:
     """Whether the running function of this name clips by a finite limit; with none, it only gives
-    the norm.
-    """
+    the norm."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != clipping:
         frame = frame.f_back

@@ -1,6 +1,5 @@
 """What the functions near the root of a loss were given, for the checklist, read off autograd's
-graph: nothing of it is computed again.
-"""
+graph: nothing of it is computed again."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ _BITS = 24
 @dataclass(eq=False)
 class LabelsOf:
     """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is
-    above high if all are ignored.
-    """
+    above high if all are ignored."""
 
     counts: list[Extrema] = field(default_factory=list)
     ends: list[Extrema] = field(default_factory=list)
@@ -162,8 +160,7 @@ def look_at_labels(
 
 def maker_of(node: Any) -> str:
     """The function that made a value, past nodes that change none; empty if it is not one of those
-    that matter.
-    """
+    that matter."""
     for _ in range(_PASSED):
         if node is None or node.name() not in _LEAVING:
             break
@@ -176,8 +173,7 @@ def maker_of(node: Any) -> str:
 
 def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None:
     """The name of the first of the model's parameters behind a node, and near it, that has so many
-    rows.
-    """
+    rows."""
     waiting, known = [node], 0
     while waiting and known < _BEHIND:
         node, known = waiting.pop(0), known + 1
@@ -195,8 +191,7 @@ def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The shape of a prediction, and the one to which it was spread if each of its values met each
     of the target's, unasked; else empty.
 
-    A target without a gradient, as data is: two predictions may well be compared each with each.
-    """
+    A target without a gradient, as data is: two predictions may well be compared each with each."""
     predictions = [edge for edge in node.next_functions if edge[0] is not None]
     # what it gives may be one number, and what it was given is kept
     fused = node.name() != "SubBackward0"

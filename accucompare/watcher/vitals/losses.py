@@ -1,6 +1,5 @@
 """What a backward begins with, for the checklist: the loss, and what a cross entropy near it was
-computed of.
-"""
+computed of."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ def _counts(node: Any, label: int) -> bool:
 
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
     """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s /
-    classes x the one over all classes.
-    """
+    classes x the one over all classes."""
     for node in nodes_near(first):
         parts = [
             part

@@ -1,6 +1,5 @@
 """What a training consists of, for the checklist: parameters and their groups, schedulers, seeds,
-what the model says of its tokens.
-"""
+what the model says of its tokens."""
 
 from __future__ import annotations
 
@@ -229,8 +228,7 @@ def states_of_generators() -> tuple[Any, Any]:
 
 def is_switched(module: nn.Module) -> bool:
     """Whether a module computes otherwise in training than in evaluation: dropout with p > 0, norms
-    with running statistics.
-    """
+    with running statistics."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _NormBase) and module.running_mean is not None

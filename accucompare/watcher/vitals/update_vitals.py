@@ -1,6 +1,5 @@
 """An update, for the checklist: what it was made with, and what it did to a sample of each
-parameter.
-"""
+parameter."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class UpdateVitals:
         self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool
     ) -> None:
         """An update begins. ``closely``: keep a sample of each parameter, to compare it with what
-        it will be.
-        """
+        it will be."""
         self.count += 1
         for name, group in groups_of(optimizer):
             rate = group.get("lr")
@@ -147,8 +145,7 @@ class UpdateVitals:
 
     def layers(self, names: Iterable[str]) -> dict[str, list[Number | None]]:
         """The columns of ``Vitals.layers`` but ``grad``, read; none of a step that was not looked
-        at closely.
-        """
+        at closely."""
         names = list(names)
         if not self.weights:
             return {}
@@ -197,8 +194,7 @@ def steps_taken(optimizer: Any) -> int | None:
     """How many steps an optimizer's state says that it has taken: the most of any parameter;
     ``None`` if it keeps no count.
 
-    A count on another device than the host is not read, since that would wait for it.
-    """
+    A count on another device than the host is not read, since that would wait for it."""
     if not hasattr(optimizer, "state"):
         return None
     counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
@@ -225,8 +221,7 @@ def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor |
 
 def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
     """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``:
-    that updates.
-    """
+    that updates."""
     found = {}
     for name, scheduler in schedulers:
         rates = getattr(scheduler, "_last_lr", None) or []

@@ -1,6 +1,5 @@
 """Collects what the checklist is judged by, step by step. It changes nothing, and waits for a
-device with the watch, not by itself.
-"""
+device with the watch, not by itself."""
 
 from __future__ import annotations
 
@@ -189,8 +188,7 @@ class VitalSigns:
 
     def _entrances(self) -> list[tuple[Any, str, entrances.Before]]:
         """Functions of which must be known what they are given: a label out of range ends the step
-        before there is a graph.
-        """
+        before there is a graph."""
         return [
             *((torch._C._nn, name, self._asking) for name in ("cross_entropy_loss", "nll_loss_nd")),
             *self._clippings,
@@ -276,8 +274,7 @@ class VitalSigns:
 
     def _asking(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A cross entropy begins: should it be the last thing in this step, its labels are what to
-        look at.
-        """
+        look at."""
         if (
             self._looking()
             and len(args) > 4
@@ -293,8 +290,7 @@ class VitalSigns:
 
     def gave(self, name: str, module: nn.Module, output: Any) -> None:
         """A module call is over: of one that cuts off below zero, note which units have given
-        something above.
-        """
+        something above."""
         if (
             name not in self._cutting
             or not self._looking()
@@ -495,8 +491,7 @@ class VitalSigns:
 
     def _targets(self, died: bool) -> Targets | None:
         """Of the cross entropy that the backward went through; in a step that ended before, of the
-        one that was called last.
-        """
+        one that was called last."""
         if self._entropy is not None:
             return self._entropy.read()
         if not died or self._asked is None:
@@ -519,8 +514,7 @@ class VitalSigns:
         self, divisor: float
     ) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
         """Of the gradients of what is updated, when the backward ended and when the update began;
-        and the extrema of what became of one.
-        """
+        and the extrema of what became of one."""
         gradients, updated = self._watcher.gradients, self._updates.updated
         before = {
             name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated
@@ -548,8 +542,7 @@ class VitalSigns:
 
     def final_weights(self) -> list[Number | None]:
         """The norms of all weights when the watch ends; none if nothing was looked at. It waits for
-        the device, once.
-        """
+        the device, once."""
         if not self._every or self._written is None:
             return []
         parameters = [

@@ -1,6 +1,5 @@
 """Warnings before anything is wrong: values near their type's limit, underflow, a flag that no
-value explains.
-"""
+value explains."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class Lookout:
         once: str = "",
     ) -> None:
         """Warn once of this kind and this module; of what concerns no module, once for each
-        ``once``.
-        """
+        ``once``."""
         key = (kind, place.name if place is not None else once or text.fact)
         if key in self._warned:
             return

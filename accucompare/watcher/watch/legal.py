@@ -32,8 +32,7 @@ class Legal:
         vitals: VitalSigns,
     ) -> None:
         """``fills``: modules, and the Inf that each fills something with, by which the reader
-        judges; they are added here.
-        """
+        judges; they are added here."""
         self.harmless: list[Finding] = []
         self._fills = fills
         # those of them that were decided upon in this step
@@ -55,8 +54,7 @@ class Legal:
 
     def leave_out(self, saturates: bool) -> None:
         """Take what is legal out of the reader's findings, which it has just read; ``saturates``:
-        the device does.
-        """
+        the device does."""
         # what harmed nothing in earlier steps may do so now
         if self._fills - self._of_step and self._comes_to_something():
             known = self._fills - self._of_step
@@ -67,8 +65,7 @@ class Legal:
         self._find_harmless(saturates)
 
     def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
-        """Take out what modules fill something with; ``known``: what they did so in earlier
-        steps."""
+        """Take out what modules fill something with; ``known``: what they did so in earlier steps."""
         while (
             filled := next(
                 (each for each in self._reader.findings if self._is_fill(each, known)), None

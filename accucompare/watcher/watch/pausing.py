@@ -1,6 +1,5 @@
 """Pausing a training whose loss stays NaN or Inf: its state from before is saved, and a run can go
-on from there.
-"""
+on from there."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class Pausing:
 
     def _around(self) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], list[tuple[Any, Any]]]:
         """The options of all parameter groups, and the states of schedulers and the scaler, as they
-        are now.
-        """
+        are now."""
         parts = self._training.parts
         groups = [
             group
@@ -203,8 +201,7 @@ def _put_back(
     begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]
 ) -> Iterator[None]:
     """Let a training be meanwhile as it was when its step began. ``around``: what is around the
-    model now.
-    """
+    model now."""
     now = _Begun(
         RandomState.now(device),
         [(tensor, tensor.detach().clone()) for tensor, _ in begun.buffers],

@@ -78,8 +78,7 @@ class Reporter:
 
     def spoilt_by_others(self, step: int) -> None:
         """Another rank has spoilt gradients in this step: what follows from the update did not
-        begin here.
-        """
+        begin here."""
         self._others = step if self._others is None else self._others
 
     @property

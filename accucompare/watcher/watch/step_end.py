@@ -101,8 +101,7 @@ class Reader:
         self.findings = [after.get(id(finding), finding) for finding in self.findings]
 
     def add_loss(self, loss: float | None) -> None:
-        """A loss that is not finite, and that nothing else explains, was made outside of the
-        model."""
+        """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
         outputs = (
@@ -143,8 +142,7 @@ class Reader:
 
     def add_of_others(self) -> Finding:
         """A finding of another rank, with the gradients of this rank that are not finite since they
-        were summed over ranks.
-        """
+        were summed over ranks."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
@@ -160,8 +158,7 @@ class Reader:
 
     def _add_late_gradients(self) -> None:
         """Gradients that are not finite when the update begins, and were all finite when the
-        backward ended.
-        """
+        backward ended."""
         gradients = self._watcher.gradients
         # their norm spoils the others, by clipping
         spoilt_before = not all(norm.finite for norm in gradients.norms.values())
@@ -197,8 +194,7 @@ class Reader:
     def _add(
         self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any
     ) -> Finding:
-        """A finding of this place; ``facts`` are those in which it is not an origin in the
-        forward."""
+        """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
         finding = Finding(
             step=self._watcher.step,
             order=len(self._watcher.notes),

@@ -133,8 +133,7 @@ class Watch:
     @property
     def findings(self) -> list[Finding]:
         """All that was found, in execution order: origins, and the calls that passed on what came
-        from them.
-        """
+        from them."""
         return self._reporter.findings
 
     @property
@@ -205,15 +204,13 @@ class Watch:
 
     def is_given(self, inputs: list[CallArguments]) -> None:
         """These are the inputs of the run, one entry a step: a state of it that is saved has them
-        all.
-        """
+        all."""
         if self._pausing is not None:
             self._pausing.inputs = inputs
 
     def reuses(self, inputs: int) -> None:
         """The loop uses so many inputs again and again, as it was asked to: that they come again is
-        no fault.
-        """
+        no fault."""
         self._vitals.cycle = inputs
 
     def scaled_by(self, scaler: Any) -> None:
@@ -268,8 +265,7 @@ class Watch:
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What runs meanwhile is not watched, and no module has a hook of ours; between two calls
-        of the model.
-        """
+        of the model."""
         return self._watcher.without_hooks()
 
     # a step
@@ -399,8 +395,7 @@ class Watch:
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
         """The step's line in the log; ``handled``: what overflowed in the backward was handled by
-        the loss scaler, or by the loop.
-        """
+        the loss scaler, or by the loop."""
         self._written = True
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
@@ -537,8 +532,7 @@ class Watch:
 
     def finish(self) -> None:
         """The loop is over; what came after the last ``step()`` is a step of its own, but for an
-        evaluation after training.
-        """
+        evaluation after training."""
         if self._watcher.notes and self._backwards and not self._trains:
             self._evaluated()
         elif self._watcher.notes:
