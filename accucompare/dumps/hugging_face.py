@@ -203,7 +203,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool | int | float | None:
-    """The Python number that a text stands for, which is exact; ``None`` if it is another value's."""
+    """The Python number that a text stands for, which is exact; ``None`` if it is another
+    value's."""
     if value in ("True", "False"):
         return bool(value == "True")
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):

@@ -353,7 +353,8 @@ def _loader(path: Path) -> Callable[[], LoadedItem]:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number of the index; ``None`` for anything else, and for an integer that no tensor holds."""
+    """A number of the index; ``None`` for anything else, and for an integer that no tensor
+    holds."""
     held = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
     return value if held else None
 

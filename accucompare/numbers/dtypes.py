@@ -52,7 +52,8 @@ class DType:
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff: the largest relative error of rounding a value to this type, 2**-digits."""
+        """Unit roundoff: the largest relative error of rounding a value to this type,
+        2**-digits."""
         return 2.0**-self.digits if self.digits else 0.0
 
     def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -66,6 +66,7 @@ def power_of_two_near(magnitude: float) -> float:
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:
-    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real, …)."""
+    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real,
+    …)."""
     flat = values.reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat

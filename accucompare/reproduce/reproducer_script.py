@@ -106,7 +106,8 @@ def _given(lost: dict[str, str]) -> str:
 
 
 def _is_input(place: str, snapshot: Snapshot) -> bool:
-    """Whether what was lost is one of the call's inputs, which the user can give, and no parameter."""
+    """Whether what was lost is one of the call's inputs, which the user can give, and no
+    parameter."""
     first = place.partition(",")[0]
     return first in snapshot.kwargs or first in {
         f"argument {index}" for index in range(len(snapshot.args))

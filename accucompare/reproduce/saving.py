@@ -305,7 +305,8 @@ class _SavedState:
         self.tables["attributes"] = self._add_all("attribute", attributes)
 
     def _add_all(self, what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Take tensors in, and return the records of those that could be saved, by the same names."""
+        """Take tensors in, and return the records of those that could be saved, by the same
+        names."""
         return {
             name: f"{what}.{name}"
             for name, tensor in tensors.items()

@@ -171,7 +171,8 @@ Judge = Callable[[Evidence], CheckOutcome]
 
 
 class Need(str, Enum):
-    """What a run must have so that a check can look at it; the value is the remark if it has not."""
+    """What a run must have so that a check can look at it; the value is the remark if it has
+    not."""
 
     __str__ = str.__str__
 

@@ -35,7 +35,8 @@ def _drawn(seen: Evidence) -> CheckOutcome:
 
 
 def _first_step(seen: Evidence) -> CheckOutcome:
-    """This run's first step against that of the run before in the log, if both had the same seed."""
+    """This run's first step against that of the run before in the log, if both had the same
+    seed."""
     earlier = seen.run.earlier
     assert earlier is not None
     if (reason := _otherwise_begun(seen.run, earlier)) is not None:

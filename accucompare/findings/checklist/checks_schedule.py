@@ -166,7 +166,8 @@ def _schedule_steps(seen: Evidence) -> CheckOutcome:
 
 
 def _epochs(seen: Evidence) -> int:
-    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave none."""
+    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave
+    none."""
     return next(
         (each.loaded.begun for each in reversed(seen.updates) if each.loaded is not None), 0
     )

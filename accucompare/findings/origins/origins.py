@@ -418,7 +418,8 @@ class _Judge:
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
-        """A finding of an observation: of all its tensors and their kinds, unless others are given."""
+        """A finding of an observation: of all its tensors and their kinds, unless others are
+        given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
         tensors = list(observation.tensors if tensors is None else tensors)
         place = observation.place if call is None or call is self._outside else call.place

@@ -226,7 +226,8 @@ class Meter:
             self._waiting.append(extrema)
 
     def read(self) -> None:
-        """Fill in everything that was looked at since the last reading; waits for each device once."""
+        """Fill in everything that was looked at since the last reading; waits for each device
+        once."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
             defaultdict(list)
         )

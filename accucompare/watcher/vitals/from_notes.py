@@ -26,7 +26,8 @@ _WHOLE = {"bfloat16": 256, "float16": 2048}
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm does."""
+    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
+    does."""
     # a scripted module has no get()
     weight = next((each for name, each in module._parameters.items() if name == "weight"), None)
     return (

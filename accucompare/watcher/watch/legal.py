@@ -65,7 +65,8 @@ class Legal:
         self._find_harmless(saturates)
 
     def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
-        """Take out what modules fill something with; ``known``: what they did so in earlier steps."""
+        """Take out what modules fill something with; ``known``: what they did so in earlier
+        steps."""
         while (
             filled := next(
                 (each for each in self._reader.findings if self._is_fill(each, known)), None

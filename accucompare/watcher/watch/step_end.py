@@ -101,7 +101,8 @@ class Reader:
         self.findings = [after.get(id(finding), finding) for finding in self.findings]
 
     def add_loss(self, loss: float | None) -> None:
-        """A loss that is not finite, and that nothing else explains, was made outside of the model."""
+        """A loss that is not finite, and that nothing else explains, was made outside of the
+        model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
         outputs = (
@@ -194,7 +195,8 @@ class Reader:
     def _add(
         self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any
     ) -> Finding:
-        """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
+        """A finding of this place; ``facts`` are those in which it is not an origin in the
+        forward."""
         finding = Finding(
             step=self._watcher.step,
             order=len(self._watcher.notes),
