@@ -16,8 +16,7 @@ from accucompare.findings.log import Labels, LossInput, number
 from accucompare.live.autograd import ACCUMULATES, PASSING_ON
 from accucompare.watcher.looking import Extrema, Meter
 
-#: Functions that take logits or logarithms, by node, with the kind of input; their first edge is
-#: the prediction.
+#: Functions that take logits or logarithms, by their node, whose first edge is the prediction.
 _TAKING = {
     "LogSoftmaxBackward0": "cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",

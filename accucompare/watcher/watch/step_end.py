@@ -192,7 +192,7 @@ class Reader:
     def _add(
         self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any
     ) -> Finding:
-        """A finding at this place, not an origin in the forward unless ``facts`` say so."""
+        """An origin in the forward at this place; ``facts`` replace its fields."""
         finding = Finding(
             step=self._watcher.step,
             order=len(self._watcher.notes),
