@@ -1,5 +1,5 @@
-"""Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what
-reads a ``.pt`` imports torch."""
+"""Other tools' dumps, put into a bundle: ``accucompare import``. One reader per format; only
+``.pt`` needs torch."""
 
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -64,7 +64,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        # as a module's only output
+        # as for a module's only output
         alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
         yield Item(
             match["name"],
