@@ -32,8 +32,7 @@ class Flag(NamedTuple):
     saturates: bool = False
 
     def rounds_to(self, value: Any) -> str:
-        """The format that products are rounded to with this value; ``""`` if they are not
-        rounded."""
+        """The format that products are rounded to with this value; ``""`` if they are not."""
         if value is True:
             return self.format
         return value if self.products and isinstance(value, str) and value in MANTISSA else ""

@@ -1,5 +1,4 @@
-"""Other tools' dumps, put into a bundle: ``accucompare import``. One reader per format; only
-``.pt`` needs torch."""
+"""Bundles from other tools' dumps: ``accucompare import``. Only ``.pt`` files need torch."""
 
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -101,8 +101,7 @@ def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> 
 
 
 def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor's name and how to load it. Other files and values go to ``others`` with the
-    reason."""
+    """Each tensor's name and how to load it. All else goes to ``others`` with the reason."""
     if path.is_file():
         yield from _in_file(path, "", others)
         return
@@ -117,8 +116,7 @@ def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
 
 
 def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor of a file. A file that cannot be opened counts as an unreadable tensor, so that
-    it is listed."""
+    """Each tensor of a file. A file that cannot be opened is listed as an unreadable tensor."""
     prefix = f"{stem}/" if stem else ""
     alone = stem or path.stem
     try:
@@ -173,8 +171,7 @@ def _part(
 
 
 def _order(place: PlaceInName) -> tuple[Any, ...]:
-    """Forward before backward; then by name, with numbers as numbers; in a call, inputs before
-    outputs."""
+    """Forward before backward; then by name, numbers as numbers; inputs before outputs."""
     backward = place.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
     return (
         backward,

@@ -1,5 +1,4 @@
-"""Where a dump's files are in a directory: in itself, in one folder below, or in folders named by
-step."""
+"""Where a dump's files are: in a directory, in one folder below, or in folders per step."""
 
 from __future__ import annotations
 

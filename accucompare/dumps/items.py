@@ -66,8 +66,7 @@ class NotImported:
 
 
 class UnreadableError(Exception):
-    """An item's values cannot be read; the message says which file, and why. The item is listed,
-    and the others are imported."""
+    """An item's values cannot be read: which file, and why. The others are imported."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class Naming:
-    """What the user says of a dump's names: their pattern, and the ONNX model whose values they
-    are."""
+    """What the user says of a dump's names: their pattern, and the ONNX model of the values."""
 
     pattern: str | None = None
     onnx: Path | None = None

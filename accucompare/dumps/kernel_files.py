@@ -189,8 +189,7 @@ def read_header(path: Path) -> Kernel:
 
 
 def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
-    """The kernel's name, and the tensors by the field that holds them; the first begins at
-    ``at``."""
+    """The kernel's name, and tensors by the field that holds them, the first at ``at``."""
     name, messages = "", {number: list[memoryview]() for number in _PARTS}
     for number, value in fields(header):
         if number in messages and isinstance(value, memoryview):

@@ -59,8 +59,8 @@ def _recognise(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[tuple[int | None, int | None, Path]]:
-    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path does not
-    say, as ranks of processes."""
+    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path names
+    none."""
     if path.name == INDEX:
         path = path.parent
     if (path / INDEX).is_file():
@@ -201,8 +201,7 @@ class _Index:
         return {key: each if isinstance(each, str) else None for key, each in under.items()}
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
-        """Take off wrappers' names as a capture does, and ``module.`` if all names begin with
-        it."""
+        """Take off wrappers' names as a capture does, and ``module.`` if every name has it."""
         every = [entry for table in entries.values() for entry in table.values()]
         for entry in every:
             entry.name = ".".join(
@@ -331,8 +330,7 @@ def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
 
 
 def _paths(values: list[Any], unpacked: bool) -> list[str]:
-    """The paths of some gradients, if the call's forward is unknown. ``unpacked``: a single one has
-    no path."""
+    """The paths of some gradients, without a forward. ``unpacked``: a single one has no path."""
     return [
         path
         for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values)
@@ -352,15 +350,13 @@ def _loader(path: Path) -> Callable[[], LoadedItem]:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number of the index; ``None`` for anything else, and for an integer that no tensor
-    holds."""
+    """A number of the index; ``None`` for anything else, and for integers beyond any tensor."""
     held = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
     return value if held else None
 
 
 def _statistics(value: dict[str, Any]) -> Statistics | None:
-    """What msprobe computed of a tensor, in the tensor's own type. NaN and Inf show in the extrema,
-    uncounted."""
+    """What msprobe computed, in the tensor's type. NaN and Inf show in the extrema, uncounted."""
     most, least, mean, norm = (
         _number(each) for each in map(value.get, ("Max", "Min", "Mean", "Norm"))
     )

@@ -1,5 +1,4 @@
-"""``--name-pattern``: the parts of a tensor's name, such as
-``step{step}/{name}.{role}[.{path}]``."""
+"""``--name-pattern``: the parts of a tensor's name: ``step{step}/{name}.{role}[.{path}]``."""
 
 from __future__ import annotations
 

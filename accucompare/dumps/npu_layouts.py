@@ -59,8 +59,7 @@ BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
 
 
 def in_rows(array: Array, format: int, original: _Shape) -> Array | None:
-    """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not
-    fit."""
+    """The elements in the order of the tensor's own shape; ``None`` if the shapes do not fit."""
     _, undo = BLOCKED[format]
     if math.prod(original) > array.size:
         return None

@@ -131,8 +131,7 @@ def _parse(content: memoryview) -> tuple[list[Node], set[str], list[str]]:
 
 
 def _scopes(message: memoryview) -> list[str]:
-    """What the default exporter says of a node: ``['', 'layers.0', 'layers.0.fc', 'linear_2']``;
-    empty for the older one."""
+    """The default exporter's ``['', 'layers.0', 'layers.0.fc', 'linear_2']``; empty without it."""
     for number, entry in fields(message):
         if number == _METADATA and isinstance(entry, memoryview) and _text_of(entry, 1) == _SCOPES:
             found = ast.literal_eval(_text_of(entry, 2))

@@ -70,8 +70,7 @@ _ATOMIC_FIRST = {"DHA Atomic Add": 9, "L2 Atomic Add": 1}
 
 @dataclass(frozen=True)
 class OverflowedOperator:
-    """The operator that overflowed, and functions that load its outputs, by name; they raise
-    ``UnreadableError``."""
+    """The operator that overflowed, and its outputs' loaders, which raise ``UnreadableError``."""
 
     type: str
     name: str

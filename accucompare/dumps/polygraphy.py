@@ -222,8 +222,7 @@ def _ends(scope: str) -> Iterator[int]:
 
 
 def _load(value: Any, place: str) -> LoadedItem:
-    """The array in ``{"values": {"array": BASE64}}``, or in older releases' ``{"array":
-    BASE64}``."""
+    """The array in ``{"values": {"array": BASE64}}``, or in the older ``{"array": BASE64}``."""
     for _ in range(_NESTING):
         if not isinstance(value, dict):
             break

@@ -51,8 +51,7 @@ class DType:
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff: the largest relative error of rounding a value to this type,
-        2**-digits."""
+        """Unit roundoff, 2**-digits: the largest relative error of rounding to this type."""
         return 2.0**-self.digits if self.digits else 0.0
 
     def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:

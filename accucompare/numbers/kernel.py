@@ -108,8 +108,7 @@ RESULT = np.dtype(
 
 
 def _number(values: Array, dtype: DType) -> int:
-    """The kernel's number for a type, or -1, which the kernel refuses. ValueError if the array has
-    another storage type."""
+    """The kernel's number for a type; it refuses -1. ValueError for another storage type."""
     if values.dtype != dtype.storage:
         raise ValueError(
             f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}"
@@ -214,8 +213,7 @@ def measure_whole(
 
 @dataclass(frozen=True, eq=False)
 class PairForm:
-    """What small pairs share: ``Measurement``'s arguments, and a shape of 1 to ``sums.CHUNK``
-    reals."""
+    """What small pairs share: ``Measurement``'s arguments, and 1 to ``sums.CHUNK`` reals."""
 
     golden: DType
     candidate: DType

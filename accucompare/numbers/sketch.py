@@ -187,8 +187,7 @@ def _nothing(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
-    """The values in 1-d arrays of so many elements, the last one shorter; whole arrays are not
-    copied."""
+    """The values in 1-d arrays of so many elements; whole arrays are not copied."""
     held, filled = np.empty(0), 0
     for block in blocks:
         flat, at = block.reshape(-1), 0
@@ -209,8 +208,7 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 
 def distance(one: Float64, other: Float64) -> float:
-    """An estimate, from two sketches of one size and any magnitude, of the norm of their tensors'
-    difference."""
+    """An estimate of the norm of two tensors' difference, from sketches of one size."""
     with np.errstate(over="ignore", invalid="ignore"):
         difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
@@ -236,8 +234,7 @@ class Products(NamedTuple):
 
 @np.errstate(all="ignore")
 def products(a: Float64, b: Float64) -> Products:
-    """The products of pairs of sketches, one per row of both arrays, of shape (n, size). Rows do
-    not depend on each other."""
+    """The products of pairs of sketches, one per row of both arrays, of shape (n, size)."""
     d = b - a
     return Products(*(np.add.reduce(product, axis=1) for product in (d * d, a * d, a * a)))
 

@@ -65,7 +65,6 @@ def power_of_two_near(magnitude: float) -> float:
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:
-    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real,
-    …)."""
+    """A 1-d view of contiguous values; complex ones as pairs of reals (real, imaginary, …)."""
     flat = values.reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat

@@ -12,8 +12,7 @@ from pathlib import Path
 
 
 class CannotRebuildError(Exception):
-    """A module, or a value in it, cannot be written down as Python. The message names it and the
-    reason."""
+    """A module, or a value in it, cannot be written as Python; says which, and why."""
 
 
 def place_text(path: Path, directory: Path | None) -> str:

@@ -49,8 +49,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
-    """A constructor's argument: an attribute of that name, of the module or else of one of its
-    children."""
+    """A constructor's argument: an attribute of that name, of the module or of a child."""
     name, default, required = (
         parameter.name,
         parameter.default,

@@ -34,8 +34,7 @@ _ACCELERATE = {"forward", "_old_forward", "_hf_hook"}
 
 
 def unlike(live: nn.Module, made: nn.Module) -> str | None:
-    """The first difference of a rebuilt module from the live one, tensors' values aside; ``None``
-    if they are alike."""
+    """The first difference of a rebuilt module from the live one, tensors' values aside."""
     parts, others = dict(_parts(live)), dict(_parts(made))
     if parts.keys() != others.keys():
         return (

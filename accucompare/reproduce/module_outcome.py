@@ -39,8 +39,7 @@ class RunOutcome:
 
 @contextlib.contextmanager
 def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
-    """Note the first tensor that is not finite among the children's inputs and outputs, and at the
-    user's own points."""
+    """Note the first non-finite tensor among the children's inputs and outputs, and at points."""
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
         for path, part in parts:
@@ -76,8 +75,7 @@ def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU in a type to compute in: an NPU has no float64, and nothing computes in
-    float8."""
+    """The tensor on the CPU in a type to compute in: NPUs lack float64, float8 cannot compute."""
     host = tensor.detach()
     host = (
         host.to_padded_tensor(0.0)
@@ -114,8 +112,7 @@ def counts(value: Any) -> str:
 
 
 def cells(what: str, path: str, value: Any) -> list[str]:
-    """A row's cells: what, path, dtype, shape, magnitudes of finite values, how many are not
-    finite."""
+    """A row's cells: what, path, dtype, shape, finite magnitudes, how many are not finite."""
     if not isinstance(value, torch.Tensor):
         return [what, path, type(value).__name__, "", repr(value)[:60]]
     cells = [what, path, dtype_name(value.dtype), f"[{', '.join(map(str, value.shape))}]"]

@@ -80,8 +80,7 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
 
 
 def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
-    """A module assembled without its constructor: children, parameters, buffers (tensors) and plain
-    attributes, by name."""
+    """A module made without its constructor, of named children, parameters, buffers, attributes."""
     module: nn.Module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name, part in parts.items():
@@ -107,8 +106,7 @@ def buffer(*shape: int) -> torch.Tensor:
 
 
 class _Writer:
-    """Writes expressions and collects their imports; ``names`` has what names in the expressions
-    stand for."""
+    """Writes expressions and collects their imports; ``names`` are the names in them."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -119,8 +117,8 @@ class _Writer:
         }
 
     def imports_of(self, text: str) -> list[str]:
-        """The lines that an expression needs, each once: paths, imports, and names taken from them.
-        They use ``sys``."""
+        """The lines that an expression needs, each once: paths, imports, names. They use
+        ``sys``."""
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
         lines = list(
             dict.fromkeys(
@@ -174,8 +172,7 @@ class _Writer:
         return made
 
     def _wrapped_in_norms(self, live: nn.Module, text: str) -> str:
-        """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done
-        to the module since."""
+        """The expression with ``parametrize``, ``weight_norm`` or ``spectral_norm`` around it."""
         if parametrize.is_parametrized(live):
             self._use("parametrize", parametrize, "from torch.nn.utils import parametrize")
             for name, applied in live.parametrizations.items():  # type: ignore[union-attr, operator]
@@ -206,8 +203,7 @@ class _Writer:
         return text
 
     def constructed(self, live: nn.Module, searched: bool) -> str:
-        """A constructor call. ``searched``: optional parameters are also looked for in the module's
-        children."""
+        """A constructor call. ``searched``: look for optional parameters in the children, too."""
         kind = parametrize.type_before_parametrizations(live)
         if kind in (nn.Sequential, nn.ModuleList):
             if list(live._modules) != [str(index) for index in range(len(live._modules))]:

@@ -201,8 +201,7 @@ class Reproducer:
         return module
 
     def _check(self, modules: Modules, tensors: Mapping[str, tuple[str, torch.Tensor]]) -> None:
-        """Raise CaptureError unless the module has the saved parameters and buffers, in their
-        shapes."""
+        """Raise CaptureError unless the module has the saved parameters and buffers, in shape."""
         for name, what in self._saved.lost.items():
             if name in tensors:
                 raise CaptureError(

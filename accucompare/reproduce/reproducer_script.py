@@ -106,8 +106,7 @@ def _given(lost: dict[str, str]) -> str:
 
 
 def _is_input(place: str, snapshot: Snapshot) -> bool:
-    """Whether the lost value is one of the call's inputs, which the user can give, and no
-    parameter."""
+    """Whether the lost value is an input of the call, which the user can give."""
     first = place.partition(",")[0]
     return first in snapshot.kwargs or first in {
         f"argument {index}" for index in range(len(snapshot.args))

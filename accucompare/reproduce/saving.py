@@ -317,8 +317,8 @@ class _SavedState:
 
 
 def _problem(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's values cannot be saved; ``None`` if they can. Never waits for other ranks,
-    which may have no finding."""
+    """Why a tensor's values cannot be saved, if so. Waits for no rank: others may have no
+    finding."""
     try:
         if hasattr(tensor, "full_tensor"):
             return f"a {type(tensor).__name__}, of which this rank has a part"
@@ -337,8 +337,7 @@ def _problem(tensor: torch.Tensor) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> list[int] | None:
-    """The strides of a dense tensor not in row-major order, such as channels_last; kernels may
-    depend on them."""
+    """The strides of a dense tensor that is not row-major; kernels may depend on them."""
     if tensor.is_contiguous() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     alike = torch.empty_like(tensor, device="meta").stride() == tensor.stride()

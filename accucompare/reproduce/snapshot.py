@@ -47,8 +47,7 @@ class Snapshot:
 
 
 def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A tensor's hook that replaces its gradient by this one, which has the sum of all uses
-    already."""
+    """A tensor's hook that replaces its gradient by this one, which sums up all uses."""
 
     def give(_: torch.Tensor) -> torch.Tensor:
         return grad.clone()

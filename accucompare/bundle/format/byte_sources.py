@@ -1,5 +1,4 @@
-"""Where an archive's bytes come from: a local file, or an object in storage, read in windows that a
-bundle's threads share."""
+"""Where an archive's bytes come from: a local file, or windows of an object in storage."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ _STAMPS = (
 
 
 class Source(Protocol):
-    """Bytes that any number of threads may read at any offset. Raises OSError if they cannot be
-    read."""
+    """Bytes that any number of threads may read at any offset. OSError if that fails."""
 
     size: int
 
@@ -248,8 +246,7 @@ class Windows:
         self._ask(url, number, size)
 
     def _ask(self, url: Url, number: int, size: int) -> Future[bytes]:
-        """Request a window, unless another thread has; drop the oldest windows that have
-        arrived."""
+        """Request a window, unless another thread has; drop the oldest that have arrived."""
         key, start = (url, number), number * WINDOW
         with self._lock:
             if key not in self._asked:

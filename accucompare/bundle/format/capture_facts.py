@@ -1,5 +1,4 @@
-"""What a manifest says of how its bundle was captured, where a comparison needs it: options, code,
-and feeding."""
+"""What a manifest says of its capture that comparisons need: options, code, and feeding."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """What a capture was fed with: golden's ``identity`` and path, and the values that were not
-    fed."""
+    """What a capture was fed with: golden's ``identity`` and path, and the values not fed."""
 
     identity: str
     not_fed: tuple[Unfed, ...]

@@ -59,8 +59,7 @@ def holds_bundle(directory: Place) -> bool:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """A manifest's bytes on disk. The last line is a digest of all bytes before; ``sealed`` says
-    that it is there."""
+    """A manifest's bytes: the last line is a digest of all before, and ``sealed`` announces it."""
     fields = {
         "sealed": True,
         **{name: value for name, value in content.items() if name != "digest"},
@@ -96,8 +95,8 @@ def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
 
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
-    """The manifests that ranks after the first have written; at a URL they are requested together.
-    Errors as ``read``."""
+    """The manifests that later ranks have written, requested together at a URL. Errors as
+    ``read``."""
     places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
     if isinstance(path, Path):
         return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
@@ -243,14 +242,13 @@ class Manifest:
 
     @property
     def training(self) -> SavedAndStarted:
-        """The training state that it saved, and the one that it started from. Errors as
-        ``check``."""
+        """The training state that it saved, and that it started from. Errors as ``check``."""
         return _typed(self.capture, SavedAndStarted)
 
     @property
     def described_at(self) -> int:
-        """The step before which the model was described: where its state was saved, or where the
-        capture started. Errors as ``check``."""
+        """The step before which the model was described: of its saved state, or of its start.
+        Errors as ``check``."""
         state, started = self.training.training_state, self.training.started
         if self.state is not None and state is not None:
             return state.step
@@ -268,8 +266,7 @@ class Manifest:
 
     @property
     def case(self) -> str:
-        """The case that ran; ``""`` if none is named, as with the Python API. Errors as
-        ``check``."""
+        """The case that ran; ``""`` if none is named (Python API). Errors as ``check``."""
         return _typed(self.environment, _Settings).case or ""
 
     @property
@@ -279,8 +276,8 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers, by name; ``None`` in older bundles and
-        dumps. Errors as ``check``."""
+        """Environment variables that may change numbers; ``None`` in old bundles and dumps. Errors
+        as ``check``."""
         return _typed(self.environment, _Settings).variables
 
     @property
@@ -300,8 +297,7 @@ class Manifest:
 
     @property
     def lacking(self) -> str:
-        """Which steps are missing that it set out to record, in words; ``""`` if none. Errors as
-        ``check``."""
+        """The steps that it set out to record and lacks, in words. Errors as ``check``."""
         if partial := [entry.step for entry in self.steps if entry.partial]:
             return f"the run ended inside of step {partial[0]}"
         asked = self.asked

@@ -170,8 +170,7 @@ WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 
 
 def display_name(name: str) -> str:
-    """A qualified name as people read it: printable, and ``(root)`` for the root module's empty
-    one."""
+    """A qualified name as people read it: printable; the root module's is ``(root)``."""
     return printable(name) or "(root)"
 
 
@@ -279,8 +278,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def operator(self) -> tuple[str, int]:
-        """An operator's name, and its number among those of that name in the module call; else
-        ``("", 0)``."""
+        """An operator's name, and its number under that name in the module call; else ``("",
+        0)``."""
         if self.role not in OPERATOR_ROLES:
             return "", 0
         number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
@@ -288,8 +287,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def part(self) -> str:
-        """Which argument or result of an operator it is, such as ``self`` or ``tensors.1``; ``""``
-        for the only result."""
+        """An operator's argument or result, such as ``self`` or ``tensors.1``; ``""`` for the only
+        one."""
         return (
             self.path.removeprefix(f"{self.type}#").partition(".")[2]
             if self.role in OPERATOR_ROLES
@@ -298,8 +297,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is a number of a parameter group (``AdamW.0.lr``) and not the state of a
-        parameter of the root (``cls.exp_avg``)."""
+        """Whether it is of a parameter group (``AdamW.0.lr``), not of a parameter
+        (``cls.exp_avg``)."""
         _, _, number = self.path.partition(".")
         return (
             self.role is Role.STATE_BEFORE

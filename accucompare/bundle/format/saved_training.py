@@ -1,5 +1,4 @@
-"""What ``--save-state`` keeps of a training run beside weights and inputs, so that ``--like`` can
-continue it."""
+"""What ``--save-state`` keeps of a training beside weights and inputs, for ``--like``."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LastRead(threading.local):
-    """What this thread read last to find a member's data; of a small member, that includes the
-    data."""
+    """What this thread read last to find a member; includes the data of a small one."""
 
     offset = 0
     content = b""
@@ -232,8 +231,7 @@ class Archive:
         return content, members
 
     def _read_pieces(self, offsets: _Integers, sizes: _Integers) -> tuple[bytes, _Integers]:
-        """Read what lies at ascending offsets, in few pieces: the joined pieces, and each offset's
-        place in them."""
+        """Read what lies at ascending offsets: joined pieces, and each offset's place in them."""
         ends = np.maximum.accumulate(offsets + sizes)
         cuts = np.flatnonzero(offsets[1:] > ends[:-1] + _GAP) + 1
         pieces, places, length = list[bytes](), list[_Integers](), 0
@@ -324,8 +322,7 @@ class Archive:
         return self._read(size, offset), count
 
     def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
-        """The member's ``.npy`` header and its offset; ``offset`` is the local header's, ``size``
-        the member's."""
+        """A member's ``.npy`` header and its offset; ``offset`` is the local header's."""
         head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
@@ -344,8 +341,7 @@ class _DamageError(Exception):
 
 
 def _find_end(tail: bytes) -> int:
-    """Where the end record lies in a file's last bytes: the last one whose comment reaches the
-    file's end."""
+    """Where a file's end record lies: the last one whose comment reaches the file's end."""
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
         if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
@@ -411,8 +407,8 @@ def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[An
 
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
-    """Where the ``.npy`` header after a local header begins and ends; the end lies beyond ``head``
-    if that is too short to tell."""
+    """Where the ``.npy`` header begins and ends; the end may lie beyond a ``head`` that is too
+    short."""
     if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)

@@ -115,16 +115,14 @@ class Bundle:
         self.close()
 
     def close(self) -> None:
-        """Close the files and forget what was read of a URL. The bundle stays usable and opens them
-        again."""
+        """Close the files and forget what was read of a URL; reading opens them again."""
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
         self._windows.give_up()
 
     def give_up(self) -> None:
-        """Make other threads' reads from storage that does not answer fail. Local files never
-        wait."""
+        """Make other threads' reads from silent storage fail. Local files never wait."""
         self._windows.give_up()
 
     @property
@@ -143,8 +141,8 @@ class Bundle:
         ]
 
     def identity(self) -> str:
-        """A digest of the digests of all finished steps of all ranks: 32 hexadecimal digits. A
-        copied bundle has the same."""
+        """32 hexadecimal digits for the content of all finished steps of all ranks; a copy has the
+        same."""
         lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
         return xxhash.xxh3_128_hexdigest(lines.encode())
 
@@ -246,8 +244,8 @@ class Bundle:
         )
 
     def values(self, record: Record) -> Array:
-        """A record's verified values in its own shape, widened exactly where NumPy lacks the type.
-        Errors as ``raw``."""
+        """A record's verified values in its shape, widened exactly if need be. Errors as
+        ``raw``."""
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
@@ -369,8 +367,7 @@ class Bundle:
         return held.rows
 
     def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
-        """The member with a record's sketch. The last few are kept, since neighbours are compared
-        in turn."""
+        """The member with a record's sketch. The last few are kept for its neighbours."""
         place = record.rank, record.step, number
         with self._opening_sketches:
             held = self._sketches.get(place)
@@ -636,8 +633,7 @@ class StoredTensor:
         return self._view(indices)[1].shape
 
     def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
-        """A memoryless array of the record's shape, and a part of it: their strides tell where
-        elements lie."""
+        """A memoryless array of the record's shape, and a part of it, for their strides."""
         size, shape = self._storage.itemsize, self._record.shape
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
@@ -647,8 +643,7 @@ class StoredTensor:
         return whole, view
 
     def read(self) -> None:
-        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and
-        ``verify``."""
+        """Read and verify everything, a block at a time. Errors as ``blocks`` and ``verify``."""
         elements = math.prod(self._record.shape)
         for start in range(0, elements or 1, sums.SEGMENT):
             for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
@@ -656,8 +651,7 @@ class StoredTensor:
         self.verify()
 
     def verify(self) -> None:
-        """Raise RecordError if the bytes do not match the digest. Call it after reading every
-        segment."""
+        """Raise RecordError if the digest does not match. Call it after reading every segment."""
         digests = self._digests
         self._bundle.verify(
             self._record, digest_of_segments([digests[start] for start in sorted(digests)])

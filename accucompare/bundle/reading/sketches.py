@@ -1,5 +1,4 @@
-"""Records' sketches as values to compute with: sums over ranks, means over micro-batches,
-multiples, and the distance of two."""
+"""Records' sketches as values: sums over ranks, means over micro-batches, multiples, distances."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, data aligned to 64
-bytes."""
+"""Writes a step's ``.npz``: a ZIP of ``.npy`` members, stored plain, data aligned to 64 bytes."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class ArchiveWriter:
         self._count = 0
 
     def add(self, name: str, array: Array) -> None:
-        """Append one C-contiguous array as ``<name>.npy``, aligned to 64 bytes. Names must
+        """Append one C-contiguous array as ``<name>.npy``, aligned to 64 bytes; names must
         differ."""
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)

@@ -1,5 +1,4 @@
-"""The directory, or the URL, that a capture writes into: what may be overwritten, and where the
-previous bundle waits meanwhile."""
+"""Where a capture writes: what may be overwritten, and where the previous bundle waits."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def discard_unfinished(directory: Place) -> None:
 
 
 def restore_previous(directory: Place) -> None:
-    """Put back the bundle that was moved aside, unless a new one has begun. OSError if that
-    fails."""
+    """Put back the bundle that was moved aside, unless a new one has begun. May raise OSError."""
     if isinstance(directory, Path) and _left_behind(directory):
         # the manifest comes last, so that an interrupted move can be repeated
         for path in reversed(_own_files(directory / PREVIOUS)):
@@ -212,8 +210,7 @@ _OWN = re.compile(
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """The files of the bundle in a directory and of those captured beside it, the manifest
-    first."""
+    """The files of a directory's bundle and of those captured beside it, the manifest first."""
     if not directory.is_dir():
         return []
     files, folders = [], []

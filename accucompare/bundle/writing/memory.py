@@ -1,5 +1,4 @@
-"""Host memory for tensors that wait to be written: bounded, and reused, also by the next
-capture."""
+"""Host memory for tensors that wait to be written: bounded, and reused by later captures, too."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ Allocate = Callable[[int], Any]
 
 
 class Lease(NamedTuple):
-    """A block of host memory, and what to call when it is no longer read; ``None`` for the caller's
-    own memory."""
+    """A block of host memory, and what releases it; ``None`` for the caller's own memory."""
 
     block: Any
     release: Callable[[], None]
@@ -37,13 +35,11 @@ class IdleBlocks:
         self.nbytes += size
 
     def pop(self, allocate: Allocate, size: int) -> Any:
-        """The newest block of a size, which may still be cached by the processor; ``None`` if there
-        is none."""
+        """The newest block of a size, which may still be in the processor's cache."""
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:
-        """Free idle blocks, the size that was added first before others, until at most ``nbytes``
-        are left."""
+        """Free idle blocks, the first-added size first, until at most ``nbytes`` are left."""
         while self._blocks and self.nbytes > nbytes:
             self._pop(next(iter(self._blocks)))
 
@@ -110,8 +106,7 @@ class HostMemory:
         return Lease(block, lambda: self._give_back(size, allocate, block))
 
     def close(self) -> None:
-        """Let everybody through who waits: after a failure nothing is written, so nothing is
-        released."""
+        """Let everybody through who waits: after a failure nothing is written, nor released."""
         with self._changed:
             self._close()
 
@@ -152,8 +147,7 @@ def _left_behind() -> IdleBlocks:
 
 
 def _rounded_up(nbytes: int) -> int:
-    """The next number with four significant bits, so that tensors that grow step by step reuse
-    blocks."""
+    """The next number with four significant bits, so that growing tensors reuse blocks."""
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

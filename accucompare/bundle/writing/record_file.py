@@ -1,5 +1,4 @@
-"""The two files of a step: a ``.npz`` with the tensors, and a ``.jsonl`` with one line per
-record."""
+"""A step's two files: a ``.npz`` with the tensors, a ``.jsonl`` with one line per record."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class _Kept(NamedTuple):
 
 
 class Sketched(NamedTuple):
-    """What a device has made of a tensor whose values stayed there; ``sketch`` is ``None`` if its
-    numbers exceed float64."""
+    """What a device made of a tensor that stayed there; ``sketch`` is ``None`` beyond float64."""
 
     digest: str
     statistics: Statistics
@@ -119,8 +117,8 @@ class RecordFile:
         return record
 
     def _store(self, record: Record, array: Array) -> _Kept:
-        """Write an array, unless one of another dtype has the same bits. The statistics are always
-        its own."""
+        """Write an array, unless another dtype's has the same bits. Statistics are always its
+        own."""
         if self._mode is Mode.DIGEST:
             return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])

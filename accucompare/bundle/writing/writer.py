@@ -163,8 +163,7 @@ class BundleWriter:
 
     @property
     def wants_values(self) -> bool:
-        """Whether it needs values; else a digest is enough, with statistics if it
-        ``wants_statistics``."""
+        """Whether it needs values; else a digest is enough, and statistics if it wants them."""
         return self.mode in (Mode.TENSORS, Mode.SKETCH)
 
     @property
@@ -181,8 +180,7 @@ class BundleWriter:
         return self.memory.take(nbytes, allocate)
 
     def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
-        """Whether the current step holds such a tensor, so that a record with its digest needs no
-        array."""
+        """Whether the current step holds such a tensor: then its digest is enough."""
         return (dtype, shape, checksum) in self._announced
 
     def add(
@@ -428,8 +426,7 @@ class BundleWriter:
             self._changed.notify_all()
 
     def _wake(self) -> bool:
-        """Have the queue written, because somebody waits for its memory; whether there is a writing
-        thread."""
+        """Have the queue written for somebody who waits; whether there is a writing thread."""
         with self._changed:
             self._write_now()
         return self._thread.is_alive()

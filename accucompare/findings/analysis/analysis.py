@@ -37,8 +37,7 @@ _FEWEST = 3
 
 
 class Trail(NamedTuple):
-    """An origin with the findings that passed it on, up to the next origin; ``None`` if the log
-    names no origin."""
+    """An origin with the findings that passed it on; ``None`` if the log names no origin."""
 
     run: Analysis
     origin: Finding | None
@@ -101,8 +100,7 @@ class Analysis:
 
     @cached_property
     def jumps(self) -> list[Jump]:
-        """The steps in which grad_norm jumped: to ten times the median of the ten before, or to NaN
-        or Inf."""
+        """The steps in which grad_norm jumped: to ten times the median before, or to NaN or Inf."""
         jumps: list[Jump] = []
         before: list[float] = []
         was_finite = True
@@ -126,8 +124,7 @@ class Analysis:
 
     @cached_property
     def unexplained(self) -> list[Step]:
-        """Steps with something wrong but no finding, such as an overflow flag; skipped steps do not
-        count."""
+        """Steps with something wrong but no finding, such as an overflow flag; none was skipped."""
         explained = {finding.step for finding in self.findings}
         wrong = [
             step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped
@@ -231,8 +228,7 @@ class Ranks:
 
     @cached_property
     def first(self) -> tuple[Analysis, Finding] | None:
-        """The first origin of any rank, with that rank; without origins the first finding, or
-        ``None``."""
+        """The first origin of any rank, or else the first finding, with that rank."""
         return next(
             (pair for pair in self.findings if pair[1].origin),
             self.findings[0] if self.findings else None,
@@ -266,8 +262,7 @@ class Ranks:
 
     @property
     def trouble(self) -> WatchRemark | None:
-        """Why a log without findings proves nothing; ``None`` if there are findings, or it proves
-        that all was finite."""
+        """Why a log proves nothing; ``None`` if it has findings, or proves that all was finite."""
         if self.findings or self.unexplained:
             return None
         if not self.watched:

@@ -114,8 +114,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
 
 
 def _is_mask(given: Given) -> bool:
-    """Whether it may be an additive mask: 0 where something is kept, elsewhere -Inf or the lowest
-    number of a type."""
+    """Whether it may be an additive mask: 0, and elsewhere -Inf or a type's lowest number."""
     return bool(_MASKS.search(given.path)) or (given.high is not None and float(given.high) == 0)
 
 

@@ -187,8 +187,7 @@ class _Judge:
     def _take_harmful(
         self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]
     ) -> Finding | None:
-        """Take the pending finding that does harm in this call, if any, from the caller that holds
-        it."""
+        """Take the pending finding that does harm in this call from the caller that holds it."""
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
             around = caller.around(kind)
             maker = around[-1]
@@ -208,8 +207,8 @@ class _Judge:
         return None
 
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
-        """Whether a call turned a kind pending at its maker into a harmful one; a mask does no
-        harm."""
+        """Whether a call turned a kind pending at its maker into a harmful one; a mask does
+        none."""
         pending = kind in call.arrived and kind in maker.pending
         return (
             pending
@@ -218,8 +217,7 @@ class _Judge:
         )
 
     def _is_overflow(self, caller: OpenCall) -> bool:
-        """Whether a pending -Inf was computed and is no mask: by its operator or, if unknown, by
-        positive values beside it."""
+        """Whether a pending -Inf was computed: by its operator, or by positive values beside it."""
         if self._sees_operators:
             return MINUS in caller.makers
         return any(
@@ -229,8 +227,8 @@ class _Judge:
         )
 
     def _fills(self, call: OpenCall, kind: str) -> bool:
-        """Whether a call's own code only filled something with an Inf, and no operator of it
-        computed one."""
+        """Whether a call's own code only filled something with an Inf, which no operator
+        computed."""
         if kind not in INFINITE:
             return False
         return (
@@ -318,8 +316,7 @@ class _Judge:
             self._made_in_loss = observation
 
     def _second(self, observation: StepObservation) -> None:
-        """In a second backward nothing arrives at the model's outputs: the loss may be the
-        source."""
+        """In a second backward nothing arrives at the model's outputs: the loss may be to blame."""
         before = len(self._findings)
         if (
             self._made_in_loss is not None
@@ -374,7 +371,7 @@ class _Judge:
         return None
 
     def _sum(self, observation: StepObservation) -> None:
-        """A sum of gradients, or a hook's result, that is not finite although all before was
+        """A sum of gradients, or a hook's result, that is not finite though all before was
         finite."""
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
@@ -416,8 +413,7 @@ class _Judge:
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
-        """A finding of an observation: of all its tensors and their kinds, unless others are
-        given."""
+        """A finding of an observation: of all its tensors and kinds, unless others are given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
         tensors = list(observation.tensors if tensors is None else tensors)
         place = observation.place if call is None or call is self._outside else call.place
@@ -522,6 +518,5 @@ def _is_number(tensor: TensorRange) -> bool:
 
 
 def _swallowed(maker: StepObservation) -> WatchRemark:
-    """What an operator made in the forward that shows not in the call's output, but in its
-    backward."""
+    """What an operator made in the forward that only the backward shows."""
     return remark("swallowed", operator=maker.operator, line=maker.line)

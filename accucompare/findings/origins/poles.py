@@ -1,5 +1,4 @@
-"""Origins where an operator has no finite value, at an exact 0 or in a fully masked row: code often
-removes these again."""
+"""Origins at an exact 0 or a fully masked row, which code often removes again."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ class Contexts:
         kwargs: dict[str, Any],
         indices: Counter[str],
     ) -> None:
-        """Keep a call that begins. ``indices``: how often each module has been called, including
-        now."""
+        """Keep a call that begins. ``indices``: how often each module was called, including now."""
         if len(self.kept) >= _MOST:
             return
         indices[call.name] -= 1

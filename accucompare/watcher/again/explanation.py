@@ -97,8 +97,8 @@ class Explainer:
         return _blame_weights(finding, weights or []), again.snapshot
 
     def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
-        """Another rank's finding, with what this rank has of the last call that both made together;
-        ``None`` if there is none."""
+        """Another rank's finding, with what this rank has of the last call of both, if there is
+        one."""
         context = next(
             (each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle),
             None,

@@ -316,8 +316,7 @@ class _SecondWatcher(Watcher):
                     part.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
-        """Pin each output's gradient to the recorded one; otherwise an output that feeds another is
-        counted twice."""
+        """Pin each output's gradient to the recorded one: an output may feed another one."""
         for path, part in leaves(output):
             if (
                 path in self._context.grads
@@ -355,8 +354,7 @@ class _SecondWatcher(Watcher):
 
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
-    """Put back, at the end, all that running a model again may change; ``backward``: whether the
-    backward runs too."""
+    """Put back, at the end, all that running a model again (``backward``, too) may change."""
     buffers = {
         (prefix, name): value
         for prefix, module in modules.named.items()
@@ -462,8 +460,7 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRema
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
-    """Whether there is reentrant activation checkpointing, which cannot give gradients of chosen
-    tensors."""
+    """Whether there is reentrant checkpointing, which cannot give gradients of chosen tensors."""
     nodes, visited = [tensor.grad_fn for tensor in outputs], set()
     while nodes:
         node = nodes.pop()

@@ -193,8 +193,8 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark
 
 
 class _Call:
-    """A Function with its arguments, to be called again: floating ones in float64, or as they were
-    if ``dtype`` is ``None``."""
+    """A Function with its arguments: floating ones in float64, or unchanged if ``dtype`` is
+    ``None``."""
 
     def __init__(
         self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0
@@ -234,8 +234,8 @@ class _Call:
     def forward(
         self, point: dict[str, torch.Tensor] | None = None, wanted: Sequence[str] = ()
     ) -> list[torch.Tensor]:
-        """Its floating outputs, at a point in place of its own arguments, with a graph for the
-        wanted ones."""
+        """Its floating outputs at ``point`` or its own arguments, with a graph for the wanted
+        ones."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             return self._forward({**self.floating, **(point or {})}, wanted)
@@ -280,8 +280,8 @@ class _Call:
         return dict(zip(wanted, gradients, strict=True))
 
     def joint(self) -> list[str]:
-        """The arguments whose gradients are asked for together: all floating ones, or only the
-        run's if the backward refuses that."""
+        """The arguments to ask for together: all floating ones, or the run's if the backward
+        refuses."""
         names = list(self.floating)
         if self.asked and names != self.asked:
             try:
@@ -382,8 +382,7 @@ def _differences(
 
 
 def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: bool) -> _Error:
-    """The error over all directions. Halving the step shows how exact the finite differences
-    are."""
+    """The error over all directions. Halving the step shows how exact the differences are."""
     by_differences, by_backward = ([whole[which] for whole, _ in pairs] for which in (0, 1))
     changes, predicted = _rms(by_differences), _rms(by_backward)
     if not math.isfinite(changes + predicted):

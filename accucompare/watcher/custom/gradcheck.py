@@ -1,5 +1,4 @@
-"""Checks a case's custom autograd Functions against finite differences: ``accucompare
-gradcheck``."""
+"""Checks a case's custom autograd Functions by finite differences: ``accucompare gradcheck``."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ def _told(applied: AppliedFunction, outcome: CheckOutcome) -> FunctionGradients:
 
 @dataclass
 class _Seen:
-    """What a run showed: the called modules, the running ones, and the forms of applied
-    Functions."""
+    """What a run showed: called modules, running modules, and forms of applied Functions."""
 
     called: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)

@@ -161,8 +161,8 @@ class Meter:
         return extrema
 
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
-        """Begin to find the L2 norms of tensors; ``low`` and ``high`` will both be the norm, which
-        is not finite if the tensor is not."""
+        """Begin to find the L2 norms of tensors, as ``low`` and ``high``; not finite if a tensor is
+        not."""
         found = []
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = (
             defaultdict(list)
@@ -246,8 +246,8 @@ class Meter:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a parameter's values exist: not before a lazy module's first call, nor while FSDP has
-    freed them."""
+    """Whether a parameter's values exist; not before a lazy module's first call, or freed by
+    FSDP."""
     if is_lazy(tensor) or tensor.is_meta:
         return False
     return (
@@ -328,8 +328,7 @@ def known(low: float, high: float | None = None) -> Extrema:
 
 
 def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
-    """The extrema of a small tensor in host memory, past PyTorch's slower dispatcher; ``None`` for
-    other tensors."""
+    """The extrema of a small tensor in host memory, past PyTorch's slower dispatcher."""
     if not is_small(tensor):
         return None
     if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
@@ -362,8 +361,7 @@ def _of_number(value: float) -> Extrema:
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor's own numbers as a real floating tensor that can be reduced; ``None`` if it has
-    none."""
+    """A tensor's own numbers as a real floating tensor; ``None`` if it has none to reduce."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     tensor = plain(tensor)
@@ -394,8 +392,7 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory order: a transposed matrix then reduces in a fifteenth of the
-    time."""
+    """The same numbers in memory order: reduces a transposed matrix in a fifteenth of the time."""
     strides = tensor.stride()
     return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
 
@@ -422,8 +419,8 @@ def _details(
 
 
 def _abs_min(data: torch.Tensor) -> torch.Tensor:
-    """The smallest magnitude; block by block on the CPU, where fresh memory for all magnitudes
-    costs nine times the rest."""
+    """The smallest magnitude; block by block on the CPU: memory for all costs nine times the
+    rest."""
     if data.device.type != "cpu" or data.numel() <= 4 * _BLOCK or not data.is_contiguous():
         return data.abs().amin()
     magnitudes = torch.empty(_BLOCK, dtype=data.dtype)
@@ -434,8 +431,8 @@ def _abs_min(data: torch.Tensor) -> torch.Tensor:
 
 
 def sample_of(data: torch.Tensor) -> torch.Tensor:
-    """At most about twice ``_SAMPLE`` values, at the same places for every tensor of the shape: a
-    view, unless it has gaps."""
+    """Up to about 2 x ``_SAMPLE`` values, at places given by the shape: a view if there are no
+    gaps."""
     flat = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)
     apart = max(1, flat.numel() // _SAMPLE)
     while math.gcd(apart, flat.numel()) > 1:  # otherwise it might be one column of a matrix

@@ -1,5 +1,4 @@
-"""The source lines of operators outside of the model, noted in few steps since noting takes
-time."""
+"""The source lines of operators outside of the model; noted seldom, since it takes time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a watch looks at in a backward: every operator's gradient, and every parameter gradient's
-norm."""
+"""What a watch sees of a backward: every operator's gradient, every parameter gradient's norm."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ class Gradients(GradientListener[ModuleCall]):
         distributed: bool,
         arrived: Callable[[ModuleCall, str, torch.Tensor], None],
     ) -> None:
-        """``arrived``: called with the gradient that an outermost call's output got from outside
-        the model."""
+        """``arrived``: called with the gradients that outermost outputs got from outside the
+        model."""
         super().__init__(watcher, modules, distributed)
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
@@ -124,8 +123,8 @@ class Gradients(GradientListener[ModuleCall]):
         )
 
     def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
-        """The innermost module that holds all uses of a node's output; the uses' gradients are
-        summed there."""
+        """The innermost module with all uses of a node's output: their gradients are summed
+        there."""
         paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
         shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         name = ".".join(parts[0] for parts in shared) if paths else place.name
@@ -171,8 +170,7 @@ class Gradients(GradientListener[ModuleCall]):
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
     def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
-        """An update of these parameters begins: look at gradients written into since the backward,
-        as by clipping."""
+        """An update begins: look at gradients written into since the backward, as by clipping."""
         updated = {id(tensor) for tensor in tensors}
         having = [
             each

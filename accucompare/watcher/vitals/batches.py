@@ -1,5 +1,4 @@
-"""What the model is given in a step, for the checklist: ranges, digests of samples, constant
-features, masks and padding."""
+"""What the model is given in a step, for the checklist."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> Given
 def _look_at_first(
     tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter
 ) -> None:
-    """The ids that rows begin with: a tokenizer that adds a special token gives all rows the
-    same."""
+    """The ids that rows begin with: special tokens of a tokenizer are the same for all rows."""
     for (path, ids), given in zip(tensors, found, strict=True):
         if (
             path.rpartition(".")[2] == "input_ids"

@@ -55,8 +55,8 @@ def first_entered(
 def first_outputs(
     notes: Sequence[Note], owners: Collection[str]
 ) -> dict[str, tuple[Number, Number]]:
-    """The extrema of the first tensor that each module's first call gave. A single number does not
-    count: its extrema are equal."""
+    """The extrema of the first tensor that each module's first call gave, unless it is one
+    number."""
     found: dict[str, tuple[Number, Number]] = {}
     for note in notes:
         name = note.place.name
@@ -68,8 +68,7 @@ def first_outputs(
 
 
 def narrowed_inputs(notes: Sequence[Note], named: Mapping[str, nn.Module]) -> list[Narrowed]:
-    """Positions and ids in half types, beyond the whole numbers that these hold exactly; the first
-    few."""
+    """The first positions and ids in half types that cannot hold them exactly."""
     found = []
     for note in notes:
         for role, path, extrema in note.parts if note.what is What.BEGAN else ():

@@ -82,8 +82,8 @@ class GradientUse:
         self._probed, self._probing = self._probing, False
 
     def backward_ended(self) -> None:
-        """A backward has gone through the model. One for inputs' gradients alone leaves parameters'
-        gradients as they were."""
+        """A backward is over. One for inputs' gradients alone leaves parameters' gradients as they
+        were."""
         having = [each for each in self._parameters if each.tensor.grad is not None]
         states = {id(each.tensor): gradient_state(each.tensor) for each in having}
         self._fresh = {
@@ -128,14 +128,12 @@ class GradientUse:
         self._cleared = []
 
     def updated(self) -> None:
-        """An optimizer, of this model or another, has used gradients: those there now may be its
-        by-products."""
+        """Some optimizer has used gradients: those there now may be by-products."""
         self._fresh, self._cleared = {}, []
         self._behind = True
 
     def thrown(self) -> int:
-        """How many backwards' gradients were cleared before an update used them; known after
-        reading."""
+        """How many backwards' gradients were cleared before an update used them; read it first."""
         return sum(all(extrema.low == 0 for extrema in each) for each in self._thrown)
 
     def next_step(self) -> None:
@@ -145,8 +143,7 @@ class GradientUse:
 
 
 def has_limit(clipping: str) -> bool:
-    """Whether the running function of this name clips by a finite limit; without one it only
-    computes the norm."""
+    """Whether the running clipping function has a finite limit; else it only computes the norm."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != clipping:
         frame = frame.f_back

@@ -14,8 +14,7 @@ from accucompare.live.operators import entrances
 
 
 class Loaders:
-    """While installed, notes which loader gave the last batch: ``last``, ``None`` before the
-    first."""
+    """While installed, notes in ``last`` which loader gave the last batch, if any."""
 
     def __init__(self) -> None:
         self.last: LoadedBatch | None = None

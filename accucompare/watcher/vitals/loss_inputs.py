@@ -1,5 +1,4 @@
-"""What the functions near a loss's root were given, for the checklist; read off autograd's graph,
-nothing is recomputed."""
+"""What functions near a loss's root were given, read off autograd's graph; for the checklist."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ _BITS = 24
 
 @dataclass(eq=False)
 class LabelsOf:
-    """The labels of one classifier in a step, not read yet; in ``ends``, low is above high if all
-    are ignored."""
+    """One classifier's labels in a step, not read yet; ``ends`` are reversed if all are ignored."""
 
     counts: list[Extrema] = field(default_factory=list)
     ends: list[Extrema] = field(default_factory=list)
@@ -157,8 +155,7 @@ def look_at_labels(
 
 
 def maker_of(node: Any) -> str:
-    """The function that made a value, past nodes that change none; empty if it is none that
-    matters."""
+    """The function that made a value, past nodes that change none; empty if it does not matter."""
     for _ in range(_PASSED):
         if node is None or node.name() not in _LEAVING:
             break

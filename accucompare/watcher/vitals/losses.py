@@ -1,5 +1,4 @@
-"""The loss that a backward begins with, and the inputs of a cross entropy near it, for the
-checklist."""
+"""A backward's loss, and the inputs of a cross entropy near it, for the checklist."""
 
 from __future__ import annotations
 
@@ -148,8 +147,8 @@ def _counts(node: Any, label: int) -> bool:
 
 
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
-    """The label smoothing of a cross entropy. Torch computes (1 - s) x the loss + s / classes x the
-    loss over all classes."""
+    """The label smoothing s. Torch: (1 - s) x the loss + s / classes x the loss over all
+    classes."""
     for node in nodes_near(first):
         parts = [
             part

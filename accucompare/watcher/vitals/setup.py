@@ -1,5 +1,4 @@
-"""What a training consists of, for the checklist: parameters and their groups, schedulers, seeds,
-the model's special tokens."""
+"""What a training consists of, for the checklist."""
 
 from __future__ import annotations
 
@@ -226,8 +225,7 @@ def states_of_generators() -> tuple[Any, Any]:
 
 
 def is_switched(module: nn.Module) -> bool:
-    """Whether a module behaves differently in training: dropout with p > 0, norms with running
-    statistics."""
+    """Whether training changes a module's behaviour: dropout, norms with running statistics."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _NormBase) and module.running_mean is not None

@@ -24,8 +24,7 @@ class StaleGradients:
 
     @property
     def kept(self) -> int:
-        """How many parameters were updated with such a gradient in it; zero gradients do not
-        count."""
+        """How many parameters were updated with such a gradient in it that is not zero."""
         count, norms = self._kept
         return count if any(extrema.low > 0 for extrema in norms) else 0
 
@@ -69,7 +68,7 @@ class StaleGradients:
             self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
 
     def update_ended(self, held: Collection[int], updated: Sequence[Parameter]) -> None:
-        """``held``: the ids of the optimizer's parameters; ``updated``: those that have a gradient
+        """``held``: ids of the optimizer's parameters; ``updated``: those that have a gradient
         now."""
         self._states = {key: state for key, state in self._states.items() if key not in held}
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in updated}

@@ -141,8 +141,7 @@ class UpdateVitals:
         }
 
     def layers(self, names: Iterable[str]) -> dict[str, list[Number | None]]:
-        """The columns of ``Vitals.layers`` without ``grad``, read; empty unless the step was looked
-        at closely."""
+        """The columns of ``Vitals.layers`` but ``grad``, read; empty without a close look."""
         names = list(names)
         if not self.weights:
             return {}
@@ -217,8 +216,7 @@ def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor |
 
 
 def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
-    """By scheduler, how often it was stepped and the rates that it set; ``optimizer`` is
-    updating."""
+    """By scheduler, its number of steps and its rates; ``optimizer`` is updating."""
     found = {}
     for name, scheduler in schedulers:
         rates = getattr(scheduler, "_last_lr", None) or []

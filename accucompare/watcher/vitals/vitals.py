@@ -1,5 +1,4 @@
-"""Collects what the checklist judges by, step by step. It changes nothing, and never waits for a
-device by itself."""
+"""Collects what the checklist judges by. Changes nothing, and never waits for a device itself."""
 
 from __future__ import annotations
 
@@ -184,8 +183,7 @@ class VitalSigns:
                 entrances.observe_function_no_more(owner, name, act)
 
     def _entrances(self) -> list[tuple[Any, str, entrances.Before]]:
-        """Functions whose arguments must be known before they run: a label out of range ends the
-        step before there is a graph."""
+        """Functions to see before they run: a label out of range raises before there is a graph."""
         return [
             *((torch._C._nn, name, self._asking) for name in ("cross_entropy_loss", "nll_loss_nd")),
             *self._clippings,
@@ -283,8 +281,7 @@ class VitalSigns:
             )
 
     def gave(self, name: str, module: nn.Module, output: Any) -> None:
-        """A module call is over: note which units of a cutting module have given something above
-        zero."""
+        """A module call is over: note which units of a cutting module gave something above zero."""
         if (
             name not in self._cutting
             or not self._looking()
@@ -481,8 +478,8 @@ class VitalSigns:
         )
 
     def _targets(self, died: bool) -> Targets | None:
-        """Of the cross entropy that the backward went through; in a step that ended before, of the
-        last one called."""
+        """Of the cross entropy in the backward; if the step ended earlier, of the last one
+        called."""
         if self._entropy is not None:
             return self._entropy.read()
         if not died or self._asked is None:
@@ -504,8 +501,8 @@ class VitalSigns:
     def _norms(
         self, divisor: float
     ) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
-        """The norms of the updated parameters' gradients after the backward and at the update; and
-        the extrema of the ratio of the two."""
+        """The updated parameters' gradient norms after the backward and at the update; extrema of
+        their ratios."""
         gradients, updated = self._watcher.gradients, self._updates.updated
         before = {
             name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated
@@ -532,8 +529,8 @@ class VitalSigns:
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
 
     def final_weights(self) -> list[Number | None]:
-        """The norms of all weights when the watch ends; empty if nothing was looked at. Waits for
-        the device once."""
+        """The norms of all weights at the end, if anything was looked at. Waits for the device
+        once."""
         if not self._every or self._written is None:
             return []
         parameters = [

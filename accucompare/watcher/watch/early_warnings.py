@@ -1,5 +1,4 @@
-"""Warnings before anything is wrong: values near their type's limit, underflow, an unexplained
-overflow flag."""
+"""Warnings before anything is wrong: near the limit, underflow, an unexplained overflow flag."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is not finite but legal: values that something was filled with, and values that come to
-nothing."""
+"""What is not finite but legal: filled-in values, and values that come to nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Legal:
         reporter: Reporter,
         vitals: VitalSigns,
     ) -> None:
-        """``fills``: modules, and the Inf that each fills something with, by which the reader
-        judges; new ones are added."""
+        """``fills``: modules, with the Inf that each fills something with; new ones are added."""
         self.harmless: list[Finding] = []
         self._fills = fills
         # the fills that this step decided upon
@@ -54,8 +52,7 @@ class Legal:
         self._again.clear()
 
     def leave_out(self, saturates: bool) -> None:
-        """Remove legal findings from the reader's, which it has just read; ``saturates``: the
-        device saturates."""
+        """Remove legal findings from the reader's; ``saturates``: the device saturates."""
         # harmless fills of earlier steps may do harm now
         if self._fills - self._of_step and self._comes_to_something():
             known = self._fills - self._of_step

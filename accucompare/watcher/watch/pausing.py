@@ -1,5 +1,4 @@
-"""Pausing a training whose loss stays NaN or Inf: the state from before is saved, so that a run can
-continue there."""
+"""Pausing a training whose loss stays NaN or Inf, with the state from before saved."""
 
 from __future__ import annotations
 
@@ -197,8 +196,7 @@ class Pausing:
 def _put_back(
     begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]
 ) -> Iterator[None]:
-    """Meanwhile put a training back to its step's beginning. ``around``: the present state around
-    the model."""
+    """Meanwhile put a training back to its step's beginning. ``around``: what is around it now."""
     now = _Begun(
         RandomState.now(device),
         [(tensor, tensor.detach().clone()) for tensor, _ in begun.buffers],

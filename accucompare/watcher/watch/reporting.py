@@ -73,8 +73,8 @@ class Reporter:
         return id(finding) in self._reported
 
     def spoilt_by_others(self, step: int) -> None:
-        """Another rank has spoilt this step's gradients: what follows from the update did not begin
-        here."""
+        """Another rank has spoilt this step's gradients: its effects after the update are not
+        new."""
         self._others = step if self._others is None else self._others
 
     @property

@@ -140,8 +140,7 @@ class Reader:
         ]
 
     def add_of_others(self) -> Finding:
-        """Another rank's finding, with this rank's gradients that are not finite after the sum over
-        ranks."""
+        """Another rank's finding, with this rank's gradients that the sum over ranks spoilt."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]

@@ -130,7 +130,7 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings in execution order: origins, and the calls that passed on what came from
+        """All findings in execution order: origins, and calls that passed on what came from
         them."""
         return self._reporter.findings
 
@@ -258,8 +258,7 @@ class Watch:
             context.grads[path] = grad.detach()
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile watch nothing, and take our hooks off all modules; for use between two calls of
-        the model."""
+        """Meanwhile watch nothing, without hooks; for use between two calls of the model."""
         return self._watcher.without_hooks()
 
     def _device_flag(self) -> bool:
@@ -385,8 +384,7 @@ class Watch:
         )
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
-        """The step's line in the log; ``handled``: the loss scaler or the loop handled the
-        backward's overflow."""
+        """The step's line in the log; ``handled``: somebody handled the backward's overflow."""
         self._written = True
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
@@ -518,8 +516,8 @@ class Watch:
             self._pausing.begin_step()
 
     def finish(self) -> None:
-        """The loop is over. What came after the last ``step()`` is a step of its own, unless it
-        evaluates after training."""
+        """The loop is over. What came after the last ``step()`` is a step, unless it only
+        evaluates."""
         if self._watcher.notes and self._backwards and not self._trains:
             self._evaluated()
         elif self._watcher.notes:
