@@ -1,6 +1,4 @@
-"""Where in a directory the files of a dump are: in itself, in one folder below, or in folders named
-by the step.
-"""
+"""Where a dump's files are: in a directory, in one folder below, or in folders per step."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from pathlib import Path
 from accucompare.dumps.dump_files import inside
 from accucompare.errors import BundleError, UsageError
 
-_MOST_LOOKED_AT = 200_000  # files and folders; a dump's own are reached long before
+_MOST_LOOKED_AT = 200_000  # files and folders; a dump's own come long before
 _STEP = re.compile(r"\d{1,9}")
 
 
 def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
-    """The folders below a path, itself included, that hold a file of a dump; links to folders are
+    """The folders below a path, itself included, that hold files of a dump; links to folders are
     not followed.
 
     Args:
@@ -31,7 +29,7 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
         inner.sort()
         if any(map(belongs, names)):
             found.append(Path(folder))
-            inner.clear()  # folders in a dump's own folder are not part of it
+            inner.clear()  # folders inside a dump's folder are not part of it
         left -= len(names) + 1
         if left < 0:
             break
@@ -42,8 +40,8 @@ def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[
     """Each step with its folder.
 
     Raises:
-        UsageError: if there is no file of the dump, or they lie in several folders that are not
-            named by a step.
+        UsageError: if there is no file of the dump, or its folders are several and not named by
+            step.
     """
     found = folders_with(path, belongs)
     if not found:
