@@ -1,6 +1,4 @@
-"""``accucompare.locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline
-and a comparison in one call.
-"""
+"""``accucompare.locate``: fed captures, a baseline and a comparison in one call."""
 
 from __future__ import annotations
 
@@ -36,29 +34,29 @@ def locate(
     overwrite: bool = False,
     options: LocateOptions = LocateOptions(),
 ) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone
-    does to it.
+    """Run a case on a device, each module on golden's inputs, and compare its errors with
+    rounding's.
 
-    The command ``accucompare locate`` does the same. What is done is logged, at level INFO.
+    The command ``accucompare locate`` does the same. Progress is logged at level INFO.
 
     Args:
-        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, ``case`` if not
-            named, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
-            pyproject.toml names, or ``./case.py``.
+        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, by default
+                ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the
+                nearest pyproject.toml names, or ``./case.py``.
         device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
             ``"npu:N"``.
-        golden: the trusted bundle: its directory or URL; without it, one is made on the CPU in
-            float32, with weights and inputs rounded to ``dtype``.
-        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; the
-            case's own type, if not given.
+        golden: directory or URL of the trusted bundle. By default, golden is made on the CPU in
+                float32, with weights and inputs rounded to ``dtype``.
+        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by
+                default the case's own type.
         out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and
-            ``baseline``.
+                ``baseline``.
         overwrite: replace the bundles of an earlier run.
-        options: what else the command has options for, as an ``accucompare.LocateOptions``.
+        options: the command's other options, as an ``accucompare.LocateOptions``.
 
     Returns:
         The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what
-        was found.
+                was found.
 
     Raises:
         CaseError: if the case cannot be found or built.
@@ -68,10 +66,10 @@ def locate(
         UsageError: if an argument makes no sense, or golden and the case do not belong together.
 
     Example:
-        >>> comparison = locate("model.py:faulty", "cpu", golden="golden", out="located",
-        ...                     options=LocateOptions(golden_case="model.py"))
-        >>> comparison.answer.value, comparison.culprits[0].name
-        ('bug', 'blocks.1.bn1')
+            >>> comparison = locate("model.py:faulty", "cpu", golden="golden", out="located",
+            ...                     options=LocateOptions(golden_case="model.py"))
+            >>> comparison.answer.value, comparison.culprits[0].name
+            ('bug', 'blocks.1.bn1')
     """
     setup = LocateSetup(
         case=None if case is None else str(case),
@@ -96,7 +94,7 @@ def _candidate_type(dtype: str) -> FloatType:
 
 
 def locate_case(setup: LocateSetup) -> Comparison:
-    """What ``locate`` does, with all that it was asked as one object."""
+    """``locate`` with all that it was asked as one object."""
     options, golden = setup.options, setup.golden
     open_device(setup.device)  # before torch is imported, and before anything is written
     maps = listed(options.map)
@@ -149,7 +147,7 @@ def locate_case(setup: LocateSetup) -> Comparison:
 
 
 def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
-    """Make golden on the CPU in float32, of weights rounded to the candidate's type."""
+    """Make golden on the CPU in float32, from weights rounded to the candidate's type."""
     options = setup.options
     setup.announce(f"golden: {code.case or 'the case'} on the CPU, in float32")
     same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
@@ -172,7 +170,7 @@ def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
 
 
 def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> None:
-    """Refuse a bundle that cannot be golden, a directory inside it, and a case inside it, for a
+    """Refuse a bundle that cannot be golden, an output directory inside it, and a case inside it: a
     bundle is data.
     """
     with open_bundle(golden) as bundle:
@@ -183,7 +181,7 @@ def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> Non
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
     for option, case in cases.items():
-        # a baseline that golden brings needs none
+        # with a baseline that golden brings, golden's code is not needed
         if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():
             raise CaseError(f"{option} {case}: there is no file {file_of(case)}")
         if case is not None and golden.resolve() in file_of(case).resolve().parents:

@@ -19,9 +19,10 @@ class Arguments:
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Sequence[tuple[str, Any]]
     ) -> None:
-        """Args:
-        args, kwargs: as the forward gets them.
-        parts: as ``arguments_of`` gives them.
+        """
+        Args:
+            args, kwargs: as the forward gets them.
+            parts: as ``arguments_of`` gives them.
         """
         self._args = args
         self._kwargs = kwargs

@@ -66,11 +66,12 @@ class Recorder(Listener[RecordedCall]):
         groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
         training: Training = NOTHING,
     ) -> None:
-        """Args:
-        started: called when an outermost call begins.
-        operators: also record the operators of the selected modules.
-        groups: the groups of roles to record.
-        training: what is known of the loop beside the model.
+        """
+        Args:
+            started: called when an outermost call begins.
+            operators: also record the operators of the selected modules.
+            groups: the groups of roles to record.
+            training: what is known of the loop beside the model.
         """
         super().__init__(modules, RecordedCall)
         self.errors: list[str] = []

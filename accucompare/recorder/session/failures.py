@@ -20,8 +20,8 @@ from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
-    """The model raised in a module of the class of this name: the class itself is another one each
-    time that a case is loaded.
+    """The model raised in a module of this class. The class is known by name, since each loading of
+    a case makes a new class.
     """
 
     def __init__(self, message: str, module: str) -> None:
@@ -30,7 +30,7 @@ class ModuleFailedError(CaptureError):
 
 
 class WantedGradientsError(CaptureError):
-    """The model asked for gradients in its forward, and ran without."""
+    """The forward asked for gradients, but ran without."""
 
 
 @contextlib.contextmanager
@@ -70,8 +70,8 @@ def naming_the_model(
 
 @contextlib.contextmanager
 def telling_exits() -> Iterator[None]:
-    """Let ``os._exit`` of a case end as ``sys.exit`` does: this process must not end with the
-    case's exit code, which may be 0.
+    """Make ``os._exit`` in a case act like ``sys.exit``: this process must not end with the case's
+    exit code, which may be 0.
     """
     leave, process = os._exit, os.getpid()
 
@@ -91,8 +91,8 @@ def telling_exits() -> Iterator[None]:
 
 
 def _kept(out: Place) -> Iterator[str]:
-    """Where what a stopped capture has recorded is, and what it was to replace; nothing, if it had
-    not begun to write.
+    """Where a stopped capture's records are, and the bundle that it was to replace; nothing if no
+    writing had begun.
     """
     with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
         if not bundle.complete:
@@ -110,9 +110,7 @@ def _stopped(out: Place) -> dict[str, Any]:
 
 
 def _wanted_gradients(error: BaseException) -> bool:
-    """Whether a model failed when it asked autograd for gradients in its forward, as force fields
-    do; there are none without a graph.
-    """
+    """Whether a model failed because its forward asks autograd for gradients, as force fields do."""
     place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
