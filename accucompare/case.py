@@ -28,17 +28,17 @@ class Case:
     Attributes:
         model: a ``torch.nn.Module`` on the CPU; the capture moves it.
         inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of
-                those, one a step. May be ``None`` if the capture starts from a saved state
-                (``--like``).
+            those, one a step. May be ``None`` if the capture starts from a saved state
+            (``--like``).
         loss: called with the model's output; its result is sent backward.
         optimizer: stepped after each backward; one, or a list of them.
         scheduler: of learning rates, stepped after the optimizer; one, or a list of them.
-                ``ReduceLROnPlateau`` is given the loss.
+            ``ReduceLROnPlateau`` is given the loss.
         scaler: a ``GradScaler``: it scales the loss before the backward, and steps the optimizer.
 
     Example:
-            >>> def case():
-            ...     return Case(nn.Linear(4, 2).eval(), {"input": torch.ones(1, 4)})
+        >>> def case():
+        ...     return Case(nn.Linear(4, 2).eval(), {"input": torch.ones(1, 4)})
     """
 
     model: Any

@@ -168,7 +168,7 @@ class Npu(Streams):
         _finalize_dump(directory)
 
     def unsupported(self) -> list[str]:
-        """Operators with kernels for CPUs but none for NPUs, and not composed of other operators."""
+        """Operators with kernels for CPUs but none for NPUs, and not composed of others."""
         kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         composed = (
             "CompositeImplicitAutograd",

@@ -85,7 +85,7 @@ class Backend(Protocol):
         """
 
     def saturates(self) -> bool:
-        """Whether overflow gives a type's largest number, such as float16's 65504, in place of Inf."""
+        """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
         """Within the context, the device's own software writes each kernel's inputs and outputs

@@ -73,7 +73,7 @@ def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict
 
 
 def is_a_librarys(name: str) -> bool:
-    """Whether a variable is a library's, which chooses kernels by it, and not only the run's own."""
+    """Whether a library chooses kernels by this variable; else only the run's own code knows it."""
     return name in ENVIRONMENT or _OF_LIBRARIES.match(name) is not None
 
 

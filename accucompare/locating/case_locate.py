@@ -41,22 +41,22 @@ def locate(
 
     Args:
         case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, by default
-                ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the
-                nearest pyproject.toml names, or ``./case.py``.
+            ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the
+            nearest pyproject.toml names, or ``./case.py``.
         device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
             ``"npu:N"``.
         golden: directory or URL of the trusted bundle. By default, golden is made on the CPU in
-                float32, with weights and inputs rounded to ``dtype``.
+            float32, with weights and inputs rounded to ``dtype``.
         dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by
-                default the case's own type.
+            default the case's own type.
         out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and
-                ``baseline``.
+            ``baseline``.
         overwrite: replace the bundles of an earlier run.
         options: the command's other options, as an ``accucompare.LocateOptions``.
 
     Returns:
         The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what
-                was found.
+            was found.
 
     Raises:
         CaseError: if the case cannot be found or built.
@@ -66,10 +66,10 @@ def locate(
         UsageError: if an argument makes no sense, or golden and the case do not belong together.
 
     Example:
-            >>> comparison = locate("model.py:faulty", "cpu", golden="golden", out="located",
-            ...                     options=LocateOptions(golden_case="model.py"))
-            >>> comparison.answer.value, comparison.culprits[0].name
-            ('bug', 'blocks.1.bn1')
+        >>> comparison = locate("model.py:faulty", "cpu", golden="golden", out="located",
+        ...                     options=LocateOptions(golden_case="model.py"))
+        >>> comparison.answer.value, comparison.culprits[0].name
+        ('bug', 'blocks.1.bn1')
     """
     setup = LocateSetup(
         case=None if case is None else str(case),

@@ -176,7 +176,7 @@ class Feeding(GoldenValues):
         return found
 
     def _exchange(self, place: FedPlace, path: str, arrives: Arrives | None) -> Exchange | None:
-        """The function that puts golden's gradient in place in the backward of an exchanged value."""
+        """Returns what puts golden's gradient in place in an exchanged value's backward."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
         if arrives is not None:

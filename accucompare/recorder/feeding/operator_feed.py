@@ -75,7 +75,7 @@ class Match:
 
 
 class OperatorFeed:
-    """Golden's operators of one module call, in order. Those that a match skips are golden's alone."""
+    """Golden's operators of one module call, in order. Those a match skips are golden's alone."""
 
     def __init__(
         self, feed: Feeding, step: int, name: str, call: int, state: frozenset[int]

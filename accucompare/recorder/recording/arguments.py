@@ -1,4 +1,4 @@
-"""What a module call writes into its arguments: a KV cache, ``out=``, a mapping that it fills in."""
+"""What a module call writes into its arguments: a KV cache, ``out=``, a mapping to fill in."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Nodes(Generic[_C]):
         )
 
     def _number(self, call: _C, met: _Met) -> None:
-        """Give each new node its identity before the first one runs. The last one made runs first."""
+        """Give each new node its identity before any runs. The last one made runs first."""
         counts: Counter[str] = Counter()
         own: dict[int, tuple[str, int, str]] = {}
         for number, (name, line) in sorted(met.waiting.items(), reverse=True):

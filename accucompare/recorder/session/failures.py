@@ -110,7 +110,7 @@ def _stopped(out: Place) -> dict[str, Any]:
 
 
 def _wanted_gradients(error: BaseException) -> bool:
-    """Whether a model failed because its forward asks autograd for gradients, as force fields do."""
+    """Whether a model failed because its forward asks for gradients, as force fields do."""
     place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_code.co_filename == torch.autograd.__file__:

@@ -140,7 +140,7 @@ class Session:
             self._recorder.listening = listening
 
     def _note_unknown_optimizers(self) -> None:
-        """List as missing the state of optimizers that the saved or restored state does not have."""
+        """List as missing the state of optimizers that the saved or restored state lacks."""
         if self._unknown is None:
             return
         self._unknown.remove()

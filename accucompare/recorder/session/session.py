@@ -61,38 +61,38 @@ def capture(
         model: any module, on any device, wrapped or not.
         out: directory, or URL such as ``s3://bucket/golden``, to write the bundle to.
         record: how much to keep of each tensor: ``"tensors"``; ``"sketch"`` (digest, statistics and
-                2 KiB, from which the distance of two tensors is estimated to some percent);
-                ``"stats"``; ``"digest"``, for two runs that should be equal bit for bit. Or an
-                ``accucompare.Recorded``, which also chooses layers, roles and operators. Without
-                ``only`` and ``skip``, the layers are those of ``start`` or ``feed``. The outermost
-                call's inputs are always recorded.
+            2 KiB, from which the distance of two tensors is estimated to some percent);
+            ``"stats"``; ``"digest"``, for two runs that should be equal bit for bit. Or an
+            ``accucompare.Recorded``, which also chooses layers, roles and operators. Without
+            ``only`` and ``skip``, the layers are those of ``start`` or ``feed``. The outermost
+            call's inputs are always recorded.
         steps: record this many steps and no more; by default all. Or the numbers of the steps to
-                record, as a list or as text such as ``"0,10,100-102"`` (``"10-10"`` is step 10 alone):
-                the others run as if there were no capture. A run that ends before the last of them
-                leaves an incomplete bundle.
+            record, as a list or as text such as ``"0,10,100-102"`` (``"10-10"`` is step 10 alone):
+            the others run as if there were no capture. A run that ends before the last of them
+            leaves an incomplete bundle.
         seed: of the random operations; by default that of ``start`` or ``feed``, or 0.
         start: a bundle captured with ``save_state``: its weights and buffers are copied into the
-                model before it runs, its train or eval mode is set, and its seed and selection are
-                taken over. The capture begins with the step of the state (``session.step_number``),
-                with the ``loop`` and the random generators as they were then. Or an
-                ``accucompare.StartFrom``.
+            model before it runs, its train or eval mode is set, and its seed and selection are
+            taken over. The capture begins with the step of the state (``session.step_number``),
+            with the ``loop`` and the random generators as they were then. Or an
+            ``accucompare.StartFrom``.
         feed: a golden bundle: every module call gets golden's inputs, and its caller golden's
             outputs
-                (fresh copies in the same dtype and on the same device), after what arrived and what
-                was computed is recorded. So each record shows the error of one module, or of the code
-                of one parent before it. Gradients and updates are fed likewise, if golden has them.
-                If golden has no gradients, they are off unless its forward itself asked for some
-                (``autograd.grad``): leave out backward and optimizer then. Golden's seed, steps and
-                selection are the defaults. What golden lacks, and objects that cannot be looked into,
-                are passed on unchanged and listed in the manifest. Or an ``accucompare.FedWith``.
+            (fresh copies in the same dtype and on the same device), after what arrived and what
+            was computed is recorded. So each record shows the error of one module, or of the code
+            of one parent before it. Gradients and updates are fed likewise, if golden has them.
+            If golden has no gradients, they are off unless its forward itself asked for some
+            (``autograd.grad``): leave out backward and optimizer then. Golden's seed, steps and
+            selection are the defaults. What golden lacks, and objects that cannot be looked into,
+            are passed on unchanged and listed in the manifest. Or an ``accucompare.FedWith``.
         loop: the optimizer, or an ``accucompare.Loop`` with the scheduler and the scaler, for
-                ``save_state`` and ``start``. Updates are recorded without it, too. An optimizer that
-                holds none of the model's parameters is an error.
+            ``save_state`` and ``start``. Updates are recorded without it, too. An optimizer that
+            holds none of the model's parameters is an error.
         numerics: an ``accucompare.Arithmetic``: deterministic algorithms, HF32, TF32. Afterwards
-                all is as before.
+            all is as before.
         save_state: save, for ``start``, the parameters, the buffers, and what else a training step
-                starts from (``loop``, random generators, gradients, the step's number), as they are
-                before the first recorded step. What cannot be saved is listed in the manifest.
+            starts from (``loop``, random generators, gradients, the step's number), as they are
+            before the first recorded step. What cannot be saved is listed in the manifest.
         overwrite: replace an earlier bundle in ``out``.
 
     Yields:
@@ -100,17 +100,17 @@ def capture(
 
     Raises:
         CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed
-                capture also if a call cannot be fed: a damaged record of golden, a user's hook that
-                replaces what a module returns.
+            capture also if a call cannot be fed: a damaged record of golden, a user's hook that
+            replaces what a module returns.
         UsageError: if an option makes no sense; if ``feed`` is of another model or other weights,
-                or holds nothing to feed; if a renaming matches nothing, leads to no layer of the
-                model, or makes two layers one.
+            or holds nothing to feed; if a renaming matches nothing, leads to no layer of the
+            model, or makes two layers one.
 
     Example:
-            >>> with capture(model, "captured", seed=0, record=Recorded(roles="forward")) as session:
-            ...     for batch in loader:
-            ...         output = model(batch)
-            ...         session.step()
+        >>> with capture(model, "captured", seed=0, record=Recorded(roles="forward")) as session:
+        ...     for batch in loader:
+        ...         output = model(batch)
+        ...         session.step()
     """
     options = CaptureOptions.of(
         record,

@@ -148,7 +148,7 @@ def restore_weights(
 
 
 def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:
-    """Whether the model has a saved parameter under another name that also holds its saved value."""
+    """Whether the model has a saved parameter under another name that holds its saved value."""
     found = None if other is None else saved.get((Role.PARAM, other))
     own = saved[Role.PARAM, name]
     return found is not None and (found.digest, found.dtype) == (own.digest, own.dtype)
@@ -172,7 +172,7 @@ def _under_names_of(
     records: list[Record],
     renamings: Sequence[Renaming],
 ) -> dict[tuple[Role, str], Record]:
-    """Saved parameters and buffers by the model's names; those that the model lacks keep their own."""
+    """Saved parameters and buffers by the model's names; those it lacks keep their own."""
     found: dict[tuple[Role, str], Record] = {}
     for role in _ROLES.values():
         saved = {record.name: record for record in records if record.role is role}
