@@ -41,8 +41,8 @@ def locate(
 
     Args:
         case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, by default
-            ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the
-            nearest pyproject.toml names, or ``./case.py``.
+            ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
+            pyproject.toml names, or ``./case.py``.
         device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
             ``"npu:N"``.
         golden: directory or URL of the trusted bundle. By default, golden is made on the CPU in

@@ -208,8 +208,7 @@ class GradientListener(Generic[P]):
             first: the lowest number that its nodes may have.
             children: the calls in it, each with the number of the first node after it.
             line: gives a node's source line. If given, nodes that only pass a gradient on get a
-                hook,
-                too, and ``uses`` is filled.
+                hook, too, and ``uses`` is filled.
         """
         nodes = [tensor.grad_fn for tensor in outputs]
         visited = set()

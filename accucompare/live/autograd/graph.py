@@ -53,8 +53,7 @@ class Observer:
 
     Attributes:
         begins: called with its roots, its initial gradients there, and whether it makes a graph,
-            for
-            gradients of gradients.
+            for gradients of gradients.
         ends: called at the end with the gradients that were asked for; with none if it raised.
     """
 

@@ -180,7 +180,7 @@ class Listener(Generic[_C]):
         return self._raised.get(thread, call.name if call else None)
 
     def open_call(self) -> str | None:
-        """The innermost module whose forward has begun and not ended, on any thread; else ``None``."""
+        """The innermost module whose forward has begun and not ended, on any thread; or ``None``."""
         return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
 
     def not_called(self) -> list[str]:

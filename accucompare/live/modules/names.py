@@ -29,8 +29,7 @@ class Modules:
 
     Attributes:
         named: each module once, under its first name; wrappers (DDP, FSDP, torch.compile,
-            activation
-            checkpointing) are left out, so names are the same with and without them.
+            activation checkpointing) are left out, so names are the same with and without them.
         aliases: further names of modules, each with the first name.
         wrappers: the wrappers that were left out.
     """

@@ -22,8 +22,7 @@ class Witness:
 
     Attributes:
         begins: called when the first run of a part begins, with whether its second run has a
-            backward
-            of its own (``use_reentrant=True``). Returns the context for the second run.
+            backward of its own (``use_reentrant=True``). Returns the context for the second run.
     """
 
     begins: Callable[[bool], Again]

@@ -142,10 +142,8 @@ class Feeding(GoldenValues):
 
         Args:
             place, path: of the value that was exchanged in the forward, or of the gradient itself.
-                An
-                output's gradient is the one that arrives at it; an input's is the one that the call
-                    has
-                computed.
+                An output's gradient is the one that arrives at it; an input's is the one that the
+                call has computed.
             grad: returned where golden has none, which is noted.
         """
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))

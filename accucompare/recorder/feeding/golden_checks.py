@@ -38,8 +38,7 @@ def check_golden(
 
     Raises:
         UsageError: if the capture would overwrite golden, or golden holds no tensors or no inputs,
-            or
-            has other steps or ranks.
+            or has other steps or ranks.
     """
     own, target = golden.path.resolve(), place_of(out).resolve()
     finished = Steps.held(entry.step for _, entry in golden.steps())

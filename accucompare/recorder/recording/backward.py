@@ -213,8 +213,7 @@ class Backward(Generic[_C]):
 
         Args:
             exchange: maps a path and the gradient that arrives there to the gradient that the
-                backward
-                goes on with.
+                backward goes on with.
         """
         parts = list(parts)
         self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))

@@ -77,11 +77,10 @@ def capture(
             with the ``loop`` and the random generators as they were then. Or an
             ``accucompare.StartFrom``.
         feed: a golden bundle: every module call gets golden's inputs, and its caller golden's
-            outputs
-            (fresh copies in the same dtype and on the same device), after what arrived and what
-            was computed is recorded. So each record shows the error of one module, or of the code
-            of one parent before it. Gradients and updates are fed likewise, if golden has them.
-            If golden has no gradients, they are off unless its forward itself asked for some
+            outputs (fresh copies in the same dtype and on the same device), after what arrived and
+            what was computed is recorded. So each record shows the error of one module, or of the
+            code of one parent before it. Gradients and updates are fed likewise, if golden has
+            them. If golden has no gradients, they are off unless its forward itself asked for some
             (``autograd.grad``): leave out backward and optimizer then. Golden's seed, steps and
             selection are the defaults. What golden lacks, and objects that cannot be looked into,
             are passed on unchanged and listed in the manifest. Or an ``accucompare.FedWith``.
@@ -103,8 +102,8 @@ def capture(
             capture also if a call cannot be fed: a damaged record of golden, a user's hook that
             replaces what a module returns.
         UsageError: if an option makes no sense; if ``feed`` is of another model or other weights,
-            or holds nothing to feed; if a renaming matches nothing, leads to no layer of the
-            model, or makes two layers one.
+            or holds nothing to feed; if a renaming matches nothing, leads to no layer of the model,
+            or makes two layers one.
 
     Example:
         >>> with capture(model, "captured", seed=0, record=Recorded(roles="forward")) as session:

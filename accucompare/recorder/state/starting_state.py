@@ -70,8 +70,7 @@ def restore_weights(
         bundle: has saved state.
         renamings: of the bundle's layers; applied where the model has the new name.
         changed: saved names of computed buffers that are restored all the same, because steps
-            before
-            the state have changed them.
+            before the state have changed them.
 
     Returns:
         Notes: buffers that only one of the two has. And the names of the parameters and buffers

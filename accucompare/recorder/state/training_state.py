@@ -123,8 +123,7 @@ class StateSaver:
         Args:
             inputs: one entry a step; ``None`` if they come from a user's own loop.
             matched: whether random operations draw from the CPU under a seed; else the generators
-                are
-                used as they are.
+                are used as they are.
         """
         self._matched = matched
         self._modules = modules
