@@ -104,8 +104,8 @@ class Cpu:
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Fresh memory in pages of 2 MiB, where the system has them: a copy into pages of 4 KiB takes
-    up to five times as long.
+    """Fresh memory in pages of 2 MiB, if there are any: a copy into 4 KiB pages takes up to 5x as
+    long.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None

@@ -79,8 +79,8 @@ class Cuda(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, with what cuBLAS and cuDNN need for it; and TF32 in matrix products,
-        convolutions and RNNs.
+        """As ``Cpu.numerics``, for cuBLAS and cuDNN, too; and TF32 in products, convolutions and
+        RNNs.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(super().numerics(deterministic, None))
@@ -109,9 +109,7 @@ _CUDNN: _Family = (
 
 
 def _allowed(family: _Family) -> bool:
-    """Whether TF32 is allowed. torch refuses to read ``allow_tf32`` if the user has set
-    ``fp32_precision``.
-    """
+    """Whether TF32 is allowed. torch cannot read ``allow_tf32`` once ``fp32_precision`` is set."""
     try:
         return bool(family[0].allow_tf32)
     except RuntimeError:
@@ -149,9 +147,7 @@ def _set(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _workspace() -> Iterator[None]:
-    """Make cuBLAS deterministic (cuBLAS documentation, "Results reproducibility"); it reads this at
-    its first use.
-    """
+    """Make cuBLAS deterministic (its docs, "Results reproducibility"). It reads this at first use."""
     given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:

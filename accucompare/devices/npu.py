@@ -1,6 +1,4 @@
-"""Ascend NPUs through torch_npu. Names and behaviour as in torch_npu 2.13.0 (Ascend/pytorch); older
-releases work, too.
-"""
+"""Ascend NPUs through torch_npu: names and behaviour of 2.13.0 (Ascend/pytorch) and older."""
 
 from __future__ import annotations
 
@@ -119,9 +117,7 @@ class Npu(Streams):
         _npu().synchronize(device)
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """Reads and clears the flag that SoCs without Inf and NaN keep (910A, 310P; others if
-        INF_NAN_MODE_ENABLE is 0).
-        """
+        """Reads and clears the flag of SoCs without Inf and NaN (see ``saturates``)."""
         if not self.saturates():  # get_npu_overflow_flag refuses here
             return None
         with _npu().device(device):
@@ -231,9 +227,7 @@ def _refusals_of_dump(directory: Path) -> Iterator[None]:
 
 
 def _cause(error: RuntimeError) -> str:
-    """The important lines of a driver's message: the error code of torch_npu's call, and CANN's own
-    words.
-    """
+    """The important lines of a driver's message: torch_npu's error code, and CANN's own words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     codes = re.findall(r"[\w:.()]+, error code is \d+", str(error))
     words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]

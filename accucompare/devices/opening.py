@@ -72,17 +72,15 @@ class Backend(Protocol):
         """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """Within the context, use deterministic algorithms, and allow or forbid reduced precision
-        (``None``: leave it).
+        """Within the context, be deterministic, and allow or forbid reduced precision (``None``:
+        keep).
         """
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until everything launched on the device is done, and raise its errors."""
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """Whether an operator has overflowed since the last call; ``None`` where Inf and NaN show
-        it.
-        """
+        """Whether an operator overflowed since the last call; ``None`` where Inf and NaN tell."""
 
     def saturates(self) -> bool:
         """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""

@@ -58,8 +58,8 @@ class BaselineRun:
         return self._run_as_golden(self.out / PROOF, self.options)
 
     def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
-        """Run what a first comparison asks for: the proof again, or golden's code on rounded
-        values. Returns whether there is anything new.
+        """Run the proof again, or golden's code on rounded values, if asked for. Whether that is
+        new.
         """
         again = conditioned = False
         if comparison.unproved:

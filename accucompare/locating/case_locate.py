@@ -170,9 +170,7 @@ def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
 
 
 def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> None:
-    """Refuse a bundle that cannot be golden, an output directory inside it, and a case inside it: a
-    bundle is data.
-    """
+    """Refuse a bundle that cannot be golden, and outputs or cases inside it: a bundle is data."""
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):
             raise UsageError(

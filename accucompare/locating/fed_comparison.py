@@ -94,9 +94,7 @@ def compare_fed(
 
 
 def other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
-    """The packages whose code golden ran and whose version differs here: nothing made here can then
-    be golden's baseline.
-    """
+    """Packages that golden ran in another version: nothing made here can then be its baseline."""
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 

@@ -74,9 +74,7 @@ def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
 
 
 def describe_model(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules with their code and configuration, fingerprints of parameters and
-    buffers.
-    """
+    """Class, mode, modules with code and configuration, fingerprints of parameters and buffers."""
     tables = describe_tensors(modules)
     return {
         **describe_classes(modules),
@@ -194,9 +192,7 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
 
 
 def _has_parts(model: nn.Module) -> bool:
-    """Whether a model that is not torch's own has modules, or holds anything else that may be a
-    layer.
-    """
+    """Whether a model that is not torch's has modules, or anything else that may be a layer."""
     own = vars(model).keys() - vars(nn.Module()).keys()
     plain = (
         torch.Tensor,
@@ -222,7 +218,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether it has uncommitted changes; ``None`` without
+    """The working directory's commit, and whether there are uncommitted changes; ``None`` without
     git.
     """
     if shutil.which("git") is None:

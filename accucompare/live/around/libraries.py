@@ -1,6 +1,4 @@
-"""The shared libraries that a process has loaded, by digest: another build of a library computes
-other values from the same Python files.
-"""
+"""Digests of the loaded shared libraries: another build computes other values from equal code."""
 
 from __future__ import annotations
 

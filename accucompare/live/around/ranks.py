@@ -116,9 +116,7 @@ def _is_alone(args: Any) -> bool:
 
 
 def silence() -> contextlib.AbstractContextManager[Any]:
-    """Within the context, also in backwards, an operator that would wait for other ranks raises
-    TalksError.
-    """
+    """Within the context, operators that would wait for other ranks raise TalksError."""
     several = (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()

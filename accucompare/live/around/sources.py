@@ -94,9 +94,7 @@ def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
 
 
 def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """The defining modules of each class name: two classes of a model, or one and a torch class,
-    may share a name.
-    """
+    """The defining Python modules of each class name; several classes may share a name."""
     homes: dict[str, set[str]] = {}
     for module in modules.values():
         homes.setdefault(type(module).__name__, set()).add(without_folder(type(module).__module__))
@@ -180,9 +178,7 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """Public numbers, strings and booleans of each module, such as ``eps`` and ``approximate``, by
-    module name.
-    """
+    """Each module's public numbers, strings and booleans (``eps``, ``approximate``), by name."""
     found = {
         name: {
             key: value

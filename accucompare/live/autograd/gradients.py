@@ -106,9 +106,7 @@ class GradientListener(Generic[P]):
     # for subclasses
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        """A backward begins. ``outside`` are the nodes between its roots and the model, such as a
-        loss's; empty if unknown.
-        """
+        """A backward begins. ``outside``: the nodes before the model's, a loss's; empty if unknown."""
 
     def operator_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
@@ -124,9 +122,7 @@ class GradientListener(Generic[P]):
     def second_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
     ) -> None:
-        """The same in a second backward, for an operator that the first backward called to compute
-        a gradient of ``call``.
-        """
+        """The same in a second backward, of operators called to compute a gradient of ``call``."""
 
     def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
         """The whole gradient of an output, after its hooks.
@@ -135,9 +131,7 @@ class GradientListener(Generic[P]):
         """
 
     def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
-        """This backward's gradient of a parameter, before the user's hooks; ``hooked``: if there
-        are any.
-        """
+        """This backward's gradient, before the user's hooks. ``hooked``: whether there are any."""
 
     def hooked_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         """What the user's hooks have made of it."""
@@ -243,9 +237,7 @@ class GradientListener(Generic[P]):
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
-        """Put a hook on the node of a call's output: the gradient arrives there after all hooks
-        that the user puts on the tensor.
-        """
+        """Put a hook on an output's node. The gradient arrives there after all hooks of the tensor."""
         if output.grad_fn is not None:
             grad_outputs = functools.partial(
                 self._output_gradient,
@@ -258,9 +250,7 @@ class GradientListener(Generic[P]):
             output.grad_fn.register_prehook(hook)
 
     def hook(self, node: Any, act: Callable[..., None]) -> None:
-        """Put a hook on a node. ``act`` is called with what its backward gives, and what arrived
-        there.
-        """
+        """Put a hook on a node: ``act`` is called with what its backward gives and what arrived."""
         node.register_hook(functools.partial(self._guarded, act))
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
@@ -281,9 +271,7 @@ class GradientListener(Generic[P]):
         self.backward_ended()
 
     def _was_given_up(self) -> bool:
-        """Whether the running backward has raised: the present one is then a new one, and not
-        nested as a checkpoint's is.
-        """
+        """Whether the running backward has raised, and this is a new one, not one nested in it."""
         if torch._C._current_graph_task_id() == self._task:
             return False
         running, frame = 0, sys._getframe()
@@ -371,8 +359,8 @@ class GradientListener(Generic[P]):
         self.hooked_gradient(parameter, grads[0])
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
-        """Put hooks on what FSDP puts in place of a module's parameters for a call. These gradients
-        are this rank's own, not yet summed.
+        """Put hooks on what FSDP puts in place of parameters: this rank's own gradients, not yet
+        summed.
         """
         for parameter in self.parameters:
             gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
@@ -404,9 +392,7 @@ class ReadingHook(Unsaved):
 
 
 def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
-    """Whether the user has put hooks on a tensor, which may change its gradient. FSDP removes a
-    tensor's hooks.
-    """
+    """Whether the user's hooks may change a tensor's gradient. FSDP removes a tensor's hooks."""
     hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
     return any(not isinstance(hook, ReadingHook) for hook in hooks.values())
 

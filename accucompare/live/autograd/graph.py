@@ -159,9 +159,7 @@ def _nodes(roots: Iterable[Any]) -> list[Any]:
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The nodes that a backward from these roots may run, each once, without those that accumulate
-    a leaf's gradient.
-    """
+    """The nodes that a backward from these roots may run, each once, except accumulation nodes."""
     waiting = _nodes(roots)
     known: dict[int, Any] = {}  # by id; keeping a node keeps its id from being reused
     while waiting:

@@ -29,9 +29,7 @@ _C = TypeVar("_C")
 
 
 def edge_of(tensor: torch.Tensor) -> Edge | None:
-    """Where a tensor's gradient goes; ``None`` if it has none, or is one of ``torch.func``'s, which
-    are in no graph.
-    """
+    """Where a tensor's gradient goes; ``None`` if it has none, or is inside ``torch.func``."""
     if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     return (
@@ -85,9 +83,7 @@ WRITES_INTO_VIEW = "torch::autograd::CopySlices"
 
 
 def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut]]]:
-    """The paths and places of a value's parts that are views of tensors with gradients, by those
-    tensors' edges.
-    """
+    """Paths and places of a value's views of tensors with gradients, by those tensors' edges."""
     found: dict[Edge, list[tuple[str, Cut]]] = {}
     for path, part in parts:
         if (
@@ -155,8 +151,8 @@ class Span(Generic[_C]):
             span = span.outer
 
     def owner(self, edge: Edge) -> Span[_C] | None:
-        """The innermost of ``chain`` that did not get the edge's tensor as an argument; ``None`` if
-        all did.
+        """The innermost of ``chain`` without the edge's tensor as an argument; ``None`` if all had
+        it.
         """
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
@@ -245,9 +241,7 @@ class Graph(Generic[_C]):
         self._nodes[id(node)] = node
 
     def tell(self, span: Span[_C] | None, tensors: Iterable[Any]) -> None:
-        """Mark all unmarked nodes that this backward made and that lead to these tensors: they
-        belong to this call's backward.
-        """
+        """Mark all unmarked nodes of this backward that lead to these tensors as of this call."""
         waiting: list[Any] = [
             tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)
         ]
@@ -288,8 +282,8 @@ def cast_parameter(node: Any) -> torch.Tensor | None:
 
 
 class Sum:
-    """A gradient added up from the parts of several nodes in the order in which they run, as
-    autograd does.
+    """A gradient added up from several nodes' parts in the order in which they run, as autograd
+    does.
     """
 
     def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:

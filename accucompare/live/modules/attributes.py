@@ -1,6 +1,4 @@
-"""Plain attributes of modules, such as counters of calls: kept when a call begins, and put back
-before it is run again.
-"""
+"""Plain attributes of modules, such as counters of calls: kept, and put back for a second run."""
 
 from __future__ import annotations
 

@@ -15,9 +15,7 @@ Applies = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def observed_functions(applies: Applies) -> Iterator[None]:
-    """Observe the forward of every custom Function: those that exist now, since ``F.apply`` may be
-    stored somewhere, and others when applied.
-    """
+    """Observe the forward of each custom Function: now, for stored ``F.apply``, or when applied."""
     apply = vars(Function)["apply"]
     known: dict[Any, Any] = {}
     running: list[Any] = []

@@ -1,6 +1,4 @@
-"""Hooks on every module of a model, and the running module calls: by thread, numbered in forward
-order.
-"""
+"""Hooks on every module of a model, and the running calls by thread, numbered in forward order."""
 
 from __future__ import annotations
 
@@ -127,9 +125,7 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Between two calls, take the hooks off: PyTorch chooses some paths by whether there are
-        hooks.
-        """
+        """Take the hooks off between two calls: PyTorch chooses paths by whether hooks exist."""
         hooked = bool(self._handles)
         self._take_off()
         try:
@@ -180,13 +176,11 @@ class Listener(Generic[_C]):
         return self._raised.get(thread, call.name if call else None)
 
     def open_call(self) -> str | None:
-        """The innermost module whose forward has begun and not ended, on any thread; or ``None``."""
+        """The innermost module whose forward has begun and not ended, on any thread, if any."""
         return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
 
     def not_called(self) -> list[str]:
-        """Registered modules that no forward has called, except those that cannot be called and
-        hold nothing (a ``ModuleList``).
-        """
+        """Registered modules that no forward has called, except mere holders (a ``ModuleList``)."""
         return [
             name
             for name, module in self._modules.named.items()
@@ -260,8 +254,8 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def again(self, mark: Mark) -> Iterator[None]:
-        """On this thread, inside a backward, the forward is run again from ``mark`` on: its calls
-        get their first indices.
+        """Within the context, this thread runs calls from ``mark`` on again, with their first
+        indices.
         """
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)

@@ -39,9 +39,7 @@ class Modules:
     wrappers: list[nn.Module] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(``"parameters"`` or ``"buffers"``, qualified name, tensor) of each registered one, tied
-        ones under every name.
-        """
+        """(``"parameters"`` or ``"buffers"``, qualified name, tensor), tied ones for every name."""
         for prefix, module in self.named.items():
             for kind, table in (("parameters", module._parameters), ("buffers", module._buffers)):
                 for name, tensor in table.items():
@@ -49,9 +47,7 @@ class Modules:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
     def tied(self) -> dict[str, str]:
-        """Further names of parameters and buffers, each with the first, except those that follow
-        from ``aliases``.
-        """
+        """Further names of parameters and buffers, each with the first; without ``aliases``' ones."""
         firsts: dict[int, str] = {}
         return {
             name: first
@@ -80,9 +76,7 @@ class Modules:
         return {"modules": modules, "aliases": self.aliases, "tied": self.tied(), **tables}
 
     def signatures(self) -> dict[str, list[str]]:
-        """The positional parameters of each class's ``forward``, by class name; none if two classes
-        of one name differ.
-        """
+        """Each class's positional ``forward`` parameters, by class name; none if ambiguous."""
         found: dict[str, list[str] | None] = {}
         for module in {type(module): module for module in self.named.values()}.values():
             try:

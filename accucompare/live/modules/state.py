@@ -106,9 +106,7 @@ def put_together(
 
 
 def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
-    """A record of the state, and the function that brings its data to the host (CaptureError if it
-    cannot be saved).
-    """
+    """A record of the state, and what brings its data to the host or raises CaptureError."""
     record = Record(
         0,
         0,

@@ -1,6 +1,4 @@
-"""Copies and pickles of a model leave out our hooks: a script that saves its model while it is
-watched saves the model alone.
-"""
+"""Copies and pickles of a model leave out our hooks, so a watched model is saved alone."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ class Unsaved:
 
 
 def hide() -> None:
-    """From now on, leave ``Unsaved`` hooks out of copies and pickles of modules. Undone by as many
-    calls of ``hide_no_more``.
-    """
+    """Leave ``Unsaved`` hooks out of copies and pickles until as many calls of ``hide_no_more``."""
     global _hiding, _original
     _hiding += 1
     if _hiding == 1:
@@ -57,8 +53,8 @@ def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
 
 
 def _unhooked(part: Any) -> Any:
-    """A part of what ``__reduce_ex__`` gives: the module's attributes, or arguments that may
-    contain them.
+    """A part of ``__reduce_ex__``'s result: the module's attributes, or arguments with some of
+    them.
     """
     if type(part) is tuple:
         return tuple(map(_unhooked, part))

@@ -154,9 +154,7 @@ class _PlainLSTM(TorchFunctionMode):
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators below autograd and autocast: operands have their final dtype, and gradients
-    pass the rounding unchanged.
-    """
+    """Sees operators below autograd and autocast: dtypes are final, gradients pass the rounding."""
 
     supports_higher_order_operators = True
 
@@ -193,9 +191,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Operator(NamedTuple):
-    """A product, or an operator whose kernel of the key ``inside`` must run under the mode, for the
-    products or draws in it.
-    """
+    """A product, or an operator whose kernel ``inside`` runs products or draws under the mode."""
 
     name: str
     operands: tuple[int, ...]
@@ -266,9 +262,7 @@ def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ..
 def _attention(
     mode: _Rounding, op: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mathematical form's output in the fused form's layout; the fused form's other output, for
-    a backward after the context.
-    """
+    """The mathematical form's output in the fused one's layout; the fused one's second output."""
     output, logsumexp = op(*args, **kwargs)
     with mode:
         output.copy_(_attention_math(*args, **kwargs)[0])
@@ -278,7 +272,7 @@ def _attention(
 def _attention_backward(
     mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The mathematical form's gradients. It multiplies both query and key by the root of the scale."""
+    """The mathematical form's gradients: query and key are each multiplied by the scale's root."""
     query, key, value, _, _, *options = args
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     key, value = (tensor.repeat_interleave(heads[1], 1) for tensor in (key, value))
@@ -306,8 +300,8 @@ def _attention_math(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> Any:
-    """Output and weights, of shapes (batch, heads, length, size). A head of key and value may serve
-    several of the query.
+    """Output and weights, (batch, heads, length, size); a key's head may serve several of the
+    query.
     """
     key, value = (
         tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value)

@@ -102,9 +102,7 @@ class Numerics:
                     )
 
     def end_step(self, step: int) -> None:
-        """Wait for the device, so that an error is raised in its own step; and read the overflow
-        flag.
-        """
+        """Wait for the device, so that a step's errors are raised in it; read the overflow flag."""
         self._backend.synchronize(self._device)
         if self._backend.overflowed(self._device):
             self._note(

@@ -34,9 +34,7 @@ CLIPPING = {
 
 
 def observe_function(owner: Any, name: str, before: Before) -> bool:
-    """Call ``before`` whenever a module's function, or a class's method, is called; False if there
-    is none.
-    """
+    """Call ``before`` before each call of a function or method; False if there is no such one."""
     if not callable(vars(owner).get(name)):
         return False
     observers = _observers.setdefault((owner, name), [])
@@ -92,9 +90,7 @@ def running_steps() -> Iterator[Any]:
 
 
 def scalers(given: Any = None) -> list[type]:
-    """The classes that may scale losses: ``GradScaler``, its subclasses, and the classes of a given
-    scaler.
-    """
+    """The classes that may scale losses: ``GradScaler``, subclasses, a given scaler's classes."""
     found: list[Any] = [torch.amp.GradScaler]
     for kind in found:
         found += (derived for derived in kind.__subclasses__() if derived not in found)

@@ -62,9 +62,7 @@ class RandomState:
 
 
 def _megatrons_tracker() -> Any:
-    """Megatron's table of generators that differ between ranks, whose ``fork`` switches to one;
-    ``None`` without Megatron.
-    """
+    """Megatron's generators that differ between ranks (``fork`` switches to one), or ``None``."""
     return getattr(
         sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None
     )

@@ -75,9 +75,7 @@ class Draws:
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
     def end_step(self) -> None:
-        """Forget the states of the step before the one that ends; the latter's backward may still
-        come.
-        """
+        """Forget the last step's states but not the ending one's: its backward may still come."""
         self._earlier, self._numbers = self._numbers, {}
 
     def saved(self) -> SavedDraws:
@@ -130,9 +128,7 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
 
 
 def register_kernels() -> None:
-    """Let random operations be caught; raises as ``register``. Call it before other kernels are
-    registered for them.
-    """
+    """Let random operations be caught, before other kernels for them; raises as ``register``."""
     if not _registered:
         register(_kernels())
         _registered.append(True)
@@ -195,9 +191,7 @@ def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch
 
 
 def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
-    """Whether a tensor has data that can be overwritten here: no subclass with its own dispatch,
-    not inside torch.func, not meta.
-    """
+    """Whether data can be overwritten: no subclass with own dispatch, no torch.func, not meta."""
     # DTensor, FakeTensor
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
@@ -218,9 +212,7 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Replace the plain values by values drawn on the CPU, as data: to autograd, the plain
-    operation made the tensor.
-    """
+    """Replace the plain values as data: to autograd, the plain operation made the tensor."""
     tensor.detach().copy_(values)
     return tensor
 
@@ -267,9 +259,7 @@ def _uniform_(
 
 
 def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Tensor]:
-    """For all forms of ``bernoulli``. ``default`` is the probability if none is given; ``None`` if
-    the tensor holds probabilities.
-    """
+    """For ``bernoulli``. ``default``: the probability; ``None`` if the tensor holds them."""
 
     def kernel(
         tensor: torch.Tensor,
@@ -318,7 +308,7 @@ def _scaled_dot_product_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """With dropout, the fused kernels draw inside; the mathematical form calls a dropout operation."""
+    """Dropout inside fused kernels cannot be matched; the mathematical form calls an operation."""
     plain = _aten.scaled_dot_product_attention.default
     inputs: tuple[Any, ...] = (query, key, value, attn_mask, dropout_p, is_causal)
     draws = of_this_thread(_active)

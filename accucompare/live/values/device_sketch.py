@@ -52,7 +52,7 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
-    """Whether a device that sums in this type (``None``: in none) sketches tensors of this dtype."""
+    """Whether a device that sums in this type (``None``: in none) sketches this dtype."""
     return summed_in is not None and tensor.dtype in _SUMMED[summed_in]
 
 
@@ -105,9 +105,7 @@ def begin_sketch(
 
 
 def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The extrema of the finite values (inf and -inf if there are none), and the counts of NaN and
-    Inf.
-    """
+    """The extrema of the finite values (inf, -inf if there are none), and counts of NaN and Inf."""
     finite = part.isfinite()
     nothing = torch.full((), math.inf, dtype=part.dtype, device=part.device)
     low, high = (
@@ -120,9 +118,7 @@ def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.
 def _sums(
     part: torch.Tensor, scale: torch.Tensor, first: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sketch of a run, and the sum and the sum of squares of its values. ``first`` is the
-    number of its first block.
-    """
+    """The sketch, sum and sum of squares of a run, whose first block has the number ``first``."""
     blocks = -(-len(part) // SKETCH_BLOCK)
     values = torch.zeros(blocks * SKETCH_BLOCK, dtype=scale.dtype, device=part.device)
     values[: len(part)] = (

@@ -231,9 +231,7 @@ def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> 
 
 
 def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
-    """A copy of a tensor on a device, or of one that is not contiguous. The writer computes its
-    digest.
-    """
+    """A copy of a tensor that is on a device or not contiguous. The writer digests it."""
     dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     backend = devices.backend(tensor.device.type)
     nbytes = tensor.numel() * tensor.element_size()
@@ -260,7 +258,7 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
 
 
 def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
-    """What a tensor's device makes of it in place of its values; ``None`` if these must be copied."""
+    """What the device makes of a tensor instead of its values; ``None``: copy the values."""
     dtype, size, backend = (
         dtype_name(tensor.dtype),
         writer.sketch_size,
@@ -297,9 +295,7 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that nobody else writes into, on the same device. On the host its memory is faster to
-    get than PyTorch's own.
-    """
+    """A copy of our own on the same device. On the host, in memory faster to get than PyTorch's."""
     tensor = tensor.detach()
     array = _in_place(tensor)
     if array is None or array.nbytes < _LARGE:
@@ -343,9 +339,7 @@ def scalar_to_host(value: Any) -> HostValue:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string or a large int by its digest, anything else by its
-    name.
-    """
+    """A value that no array can hold: a string or large int by its digest, else by its name."""
     comparable = isinstance(value, (str, bytes, int))
     digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
@@ -422,9 +416,7 @@ def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy one contiguous array to another; large ones by two threads, since most of the time goes
-    into fresh pages.
-    """
+    """Copy a contiguous array; a large one by two threads: fresh pages take most of the time."""
     source, target = source.reshape(-1), target.reshape(-1)
     half = source.size // 2 if source.nbytes >= _LARGE else 0
     helper = (
@@ -440,9 +432,7 @@ def _copy(source: Array, target: Array) -> None:
 
 
 def round_tensor(values: Array, dtype: DType) -> Array:
-    """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it; NumPy
-    rounds bit by bit.
-    """
+    """As ``numbers.dtypes.round_to``, by PyTorch's instructions; NumPy rounds bit by bit."""
     array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
     assert array is not None
     return array

@@ -99,7 +99,7 @@ def _replaced(
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is transformers' KV cache, which the calls of a model share and write into."""
+    """Whether a value is transformers' KV cache, which a model's calls share and write into."""
     return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
@@ -162,9 +162,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether a value is an object that may keep tensors: no function, module, class, nor anything
-    callable.
-    """
+    """Whether an object may keep tensors: no function, module, class, nor anything callable."""
     return (
         hasattr(value, "__dict__")
         and not callable(value)
@@ -173,8 +171,8 @@ def has_attributes(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> list[str]:
-    """The attributes of an object that hold tensors, and its public ones that are numbers, or
-    tuples and lists of numbers.
+    """An object's attributes that hold tensors; public ones with numbers, or tuples or lists of
+    them.
     """
     found = vars(value).items()
     return [
@@ -206,9 +204,7 @@ def _is_number(value: Any, depth: int) -> bool:
 
 
 def _part(key: Any) -> str:
-    """A mapping's key as part of a path: plain strings and ints unchanged, others so that no two
-    keys look alike.
-    """
+    """A mapping's key in a path: plain strings and ints unchanged, others without ambiguity."""
     if isinstance(key, str):
         plain = key and "." not in key and "[" not in key and not key.isdigit()
         return key if plain else f"[{key!r}]"

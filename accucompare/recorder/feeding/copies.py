@@ -47,9 +47,7 @@ def in_place_of(
 def copy_like(
     tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None
 ) -> torch.Tensor:
-    """Golden's values in a tensor of another's class, nested or plain. Its gradients go to that
-    other.
-    """
+    """Golden's values in a tensor of another's class, nested or plain. Gradients go to that."""
     with torch.inference_mode(False), torch.no_grad():
         if tensor.is_nested:
             new = nested.like(tensor, _cast(golden, tensor.dtype))
@@ -107,9 +105,7 @@ def round_copy(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Golden's values in another type of the same kind. Finite values stay finite, as needed for a
-    mask of float32's lowest numbers.
-    """
+    """Golden's values in another type of the kind. Finite values stay finite (masks need it)."""
     ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]
     if ours.kind is Kind.FLOAT and ours.largest < theirs.largest:
         wide = golden if golden.itemsize > 1 else golden.float()

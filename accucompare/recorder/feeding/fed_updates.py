@@ -1,6 +1,4 @@
-"""A fed update gets golden's gradients, parameters and state; the model then gets golden's
-parameters.
-"""
+"""A fed update gets golden's gradients, parameters and state; the model then its parameters."""
 
 from __future__ import annotations
 
@@ -38,16 +36,14 @@ class FedUpdates:
             tensor.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something other than an update had changed golden's parameter after ``update``
-        updates. Raises as ``Feed.inputs``.
+        """Whether anything but updates changed golden's parameter by then. Raises as
+        ``Feed.inputs``.
         """
         self.feed.load(self.step())
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor that an update gets; note a missing one. Raises as
-        ``Feed.inputs``.
-        """
+        """Write golden's value into a tensor, or note a missing one. Raises as ``Feed.inputs``."""
         place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())

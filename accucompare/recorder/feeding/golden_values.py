@@ -107,9 +107,7 @@ class GoldenValues:
     def operators_of(
         self, step: int, name: str, call: int, roles: Collection[Role]
     ) -> list[Record]:
-        """Golden's records of these roles of one module call's operators, in order; raises as
-        ``inputs``.
-        """
+        """The records of one module call's operators in golden's order; raises as ``inputs``."""
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
@@ -167,9 +165,7 @@ class GoldenValues:
         return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """Golden's parameters that something other than an update changed after the step's last
-        update, by name and path.
-        """
+        """Golden's parameters that something else changed after the last update, by name and path."""
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -182,9 +178,7 @@ class GoldenValues:
         return self._left[1]
 
     def _parameters_before(self, step: int) -> dict[tuple[str, str], dict[int, Record]] | None:
-        """What golden's updates of a step began with, by name and path and by the update's number;
-        ``None`` if golden has no such step.
-        """
+        """Golden's parameters before each update, by name and path; ``None`` without that step."""
         if step not in self._before:
             records = self._records_of(step)
             if records is None:
@@ -196,9 +190,7 @@ class GoldenValues:
         return self._before[step]
 
     def paths(self, place: FedPlace) -> list[str]:
-        """The paths that golden has written there, for one of ``WRITTEN_ROLES``; raises as
-        ``inputs``.
-        """
+        """The paths that golden has written, for one of ``WRITTEN_ROLES``; raises as ``inputs``."""
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 
@@ -250,9 +242,7 @@ class GoldenValues:
         return memory[key][1]
 
     def _by_argument(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
-        """Golden's record of an input that is positional here and a keyword there, or the other way
-        round.
-        """
+        """Golden's record of an input that is positional on one side and a keyword on the other."""
         if place.role is not Role.INPUT:
             return None
         ours, theirs = self._signatures
@@ -269,9 +259,7 @@ class GoldenValues:
         return None if other is None else self._records.get(key)
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
-        """Golden's value in the type of a Python number, or why there is none (also for strings);
-        ``None`` if it is equal.
-        """
+        """Golden's value as a Python number, or why there is none; ``None`` if it is equal."""
         host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
         if host.array is None:
             other = f"golden's {type(value).__name__} is another, which cannot be fed"
@@ -294,7 +282,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note that a value was not fed, once even if its call runs again. ``hides``: see
+        """Note that a value was not fed; once, even if its call runs again. ``hides``: see
         ``Unfed``.
         """
         if (place, path) not in self._noted:
@@ -341,9 +329,7 @@ class GoldenValues:
         self._step = step
 
     def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
-        """Golden's records of a step under the model's module names; ``None`` if golden has no such
-        step.
-        """
+        """Golden's records of a step by the model's module names; ``None`` without such a step."""
         entries = [
             entry
             for rank, entry in self._golden.steps()
@@ -360,9 +346,7 @@ class GoldenValues:
         return [(name, record) for name, record in named if name is not None]
 
     def _named(self, record: Record) -> tuple[str | None, Record]:
-        """A record under the model's parameter path, and its module's name (``None`` if the model
-        lacks it).
-        """
+        """A record under the model's parameter path, and its module's name (``None``: no such one)."""
         new = with_parameter(record.key, self._parameters)
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record

@@ -1,6 +1,4 @@
-"""Golden's values lent to a module call. What the call writes into them goes to the caller's own
-tensors.
-"""
+"""Golden's values lent to a module call; its writes into them go to the caller's own tensors."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """The paths of tensors that the module wrote into and that share elements with another
-        argument. That argument was given a copy, and saw no write.
+        """Paths of tensors written into that share elements with another argument, which saw no
+        write.
         """
         with plainly():
             found = [
@@ -160,8 +158,8 @@ class Lent:
 
 
 class _WrittenInto(torch.autograd.Function):
-    """Puts what a module wrote into its argument into the caller's own tensor. The gradient goes to
-    the module.
+    """What a module wrote into its argument, in the caller's own tensor. Gradients go to the
+    module.
     """
 
     @staticmethod
@@ -219,9 +217,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors share elements; if their types differ, whether their memory ranges
-    overlap.
-    """
+    """Whether two tensors share elements; for different types, whether their memory overlaps."""
     if any(
         each.is_nested or each.layout is not torch.strided or not each.numel()
         for each in (one, other)

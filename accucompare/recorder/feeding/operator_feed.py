@@ -149,8 +149,8 @@ class OperatorFeed:
         line: str,
         inputs: list[tuple[str, Any]],
     ) -> Iterator[GoldenOperator]:
-        """Golden's operators that may match if the values are alike, most likely first.
-        ``following`` is the next one, if it fits.
+        """Golden's operators that may match, most likely first. ``following``: the next, if it
+        fits.
         """
         given = _options(inputs)
         if following is not None and following.options == given:

@@ -147,8 +147,8 @@ class Backward(Generic[_C]):
         return self._spans.begin(call, outer, parts)
 
     def _gather(self, call: _C) -> None:
-        """Learn what FSDP has put in place of a module's parameters. Their gradients are this
-        rank's own, not yet summed.
+        """Learn what FSDP has put in place of parameters: this rank's own gradients, not yet
+        summed.
         """
         for own, tensor in call.module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
@@ -157,9 +157,7 @@ class Backward(Generic[_C]):
                 self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
-        """Calls whose first run autograd did not follow begin on this thread, inside a backward; a
-        backward of their own comes next.
-        """
+        """This thread, in a backward, will run calls again whose first run autograd did not follow."""
         self._again[threading.get_ident()] = Spans()
 
     @property
@@ -348,9 +346,7 @@ class Backward(Generic[_C]):
             self._outside(uses[key], key[1], running)
 
     def _made(self, node: Any, running: Running) -> tuple[int, Span[_C] | None]:
-        """The number of a node and the span of the innermost call that made it. Nodes made by a
-        backward have a number after all others.
-        """
+        """The number of a node and the innermost call's span. Nodes of a backward come last."""
         if self._second and made_by_backward(node):
             made, span = OPEN, backward_of(node)
         else:
@@ -385,9 +381,7 @@ class Backward(Generic[_C]):
     def _to_inputs(
         self, span: Span[_C], node: Any, index: int, edge: Edge, running: Running
     ) -> Iterable[Gift]:
-        """What a node gives along an edge, as parts of the input gradients of its call and of the
-        calls around it.
-        """
+        """Parts of the input gradients of the node's call and those around it, from one edge."""
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
                 yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
@@ -404,9 +398,7 @@ class Backward(Generic[_C]):
         casts: dict[int, Cast[_C]],
         running: Running,
     ) -> Iterable[Gift]:
-        """Likewise as a part of the gradient of a parameter. If the parameter was passed as an
-        argument, the part counts for the call that passed it.
-        """
+        """Parts of a parameter's gradient, for the innermost call that it was not an argument of."""
         owner = None if span is None else span.owner(edge)
         following = node.next_functions[index][0]
         if edge[0] >= 0:
@@ -419,9 +411,7 @@ class Backward(Generic[_C]):
             yield Gift(index, self._of_parameter(owner.call, edge[1], running))
 
     def _cast(self, cast: Cast[_C], running: Running) -> None:
-        """Put hooks on the users of a parameter's cast if several calls use it, else on the node
-        that made the cast.
-        """
+        """Put hooks on the users of a parameter's cast; on its maker if no other call uses it."""
         maker, node, index = cast.maker or (None, None, 0)
         if all(owner is maker for owner, *_ in cast.users):
             if maker is not None:

@@ -1,6 +1,4 @@
-"""What changes parameters between two updates: clamping, swapping in an average, loading a
-checkpoint.
-"""
+"""What changes parameters between updates: clamping, an average swapped in, a loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Between:
         return id(parameter.tensor) in self._left
 
     def changed(self) -> set[int]:
-        """The ids of the parameters whose bits changed since they were accepted. Accepts the new
-        bits.
-        """
+        """Ids of the parameters whose bits changed since they were accepted. Accepts the new bits."""
         now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
         found = {
@@ -60,18 +56,14 @@ class Between:
         return found
 
     def next_step(self) -> None:
-        """A step is over. What updates left is forgotten after an unrecorded step, which had
-        updates of its own.
-        """
+        """A step is over. After an unrecorded one, which had updates of its own, nothing is known."""
         self._age += 1
         if self._age > 1:
             self._left.clear()
 
 
 def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host. On a device the sum of the words, made there: it does not see
-    permutations.
-    """
+    """A digest on the host; on a device the sum of the words, which does not see permutations."""
     if is_lazy(tensor) or tensor.is_meta:
         return None
     local = tensor.detach()

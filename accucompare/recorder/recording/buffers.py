@@ -77,9 +77,7 @@ class _Slot:
 
 
 class Buffers:
-    """The buffers' part of a recorder. With a feed, golden's values replace what is written here,
-    after that is recorded.
-    """
+    """The buffers' part of a recorder. With a feed, golden's values replace what was recorded."""
 
     def __init__(
         self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
@@ -132,8 +130,8 @@ class Buffers:
         self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
 
     def calls(self, caller: Call, name: str) -> None:
-        """A call's own code calls the module ``name``. The caller has written what changed inside
-        it since the last look.
+        """A call's own code calls ``name``: it has written what changed in there since the last
+        look.
         """
         self._settle()
         changed = [slot for slot in self._inside.get(name, ()) if slot.changed]
@@ -178,9 +176,7 @@ class Buffers:
             slot.looked_at()
 
     def _written(self, call: Call, changed: list[_Slot], ends: bool = False) -> None:
-        """Record what a call's own code has written, and the floating buffers beside it, whose
-        writes may not be counted.
-        """
+        """Record what a call's own code has written, and the floating buffers beside it."""
         owners = dict.fromkeys(slot.owner for slot in changed if slot.registered)
         beside = [
             slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)

@@ -1,6 +1,4 @@
-"""What hooks ask of the recorder: whether it listens, and that errors of ours never reach the
-model.
-"""
+"""What hooks ask of the recorder. Errors of ours never reach the model."""
 
 from __future__ import annotations
 
@@ -40,6 +38,4 @@ class UpdateSink(Guard, Protocol):
     def add_update(
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
     ) -> None:
-        """Record a value of a module's update if it is wanted. ``update`` counts from 0 in the
-        step.
-        """
+        """Record a value of a module's update, the ``update``-th of the step from 0, if wanted."""

@@ -78,9 +78,7 @@ class Nodes(Generic[_C]):
         self._met.clear()
 
     def follow(self, node: Any, number: int, call: _C) -> Iterable[Any]:
-        """A backward will reach the node ``number``, which the call has made. Returns the handles
-        of its new hooks.
-        """
+        """A backward will reach this call's node ``number``. Returns the handles of new hooks."""
         name = node.name()
         if name in PASSING_ON or name == IN_PLACE_OF or not self._wanted(call):
             return []
@@ -167,9 +165,7 @@ class Nodes(Generic[_C]):
     def _matched(
         self, met: _Met, records: Sequence[Record], own: Mapping[int, tuple[str, int, str]]
     ) -> dict[int, int]:
-        """Own number → golden's number, for the nodes that golden has. The others get none of
-        golden's numbers.
-        """
+        """The new nodes that golden has, with golden's numbers. The others get none of these."""
         taken = {met.known[number][0] for number in met.golden}
         golden = [
             record

@@ -46,9 +46,7 @@ class OperatorSink(Protocol):
         """Whether the code that runs is the module's own, not a child's or a hook's."""
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Run recording's work. If it fails, returns ``None`` and notes the error (a fed capture
-        raises it).
-        """
+        """Run recording's work; an error gives ``None`` and is noted (raised in a fed capture)."""
 
     def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
         """Record one value."""
@@ -143,8 +141,8 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             self._sink.add(role, call.path(path), value, call.name, call.line)
 
     def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
-        """Record what arrived, and return golden's values for it by path. Arguments that are
-        written into get golden's values at once.
+        """Record what arrived; golden's values by path. Arguments to be written into get them at
+        once.
         """
         parts = list(call.inputs())
         tensors = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
@@ -171,9 +169,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         return True, by_path
 
     def _feed_outputs(self, call: _Call, feed: OperatorFeed, result: Any) -> Any:
-        """The result with golden's values in place of those computed. Arguments that were written
-        into keep their tensors.
-        """
+        """The result with golden's values, in the same tensors where arguments were written."""
         place, memory = feed.place(Role.OP_OUTPUT), Memory()
         written = {id(part) for part in call.written()}
         by_path: dict[str, torch.Tensor] = {}

@@ -179,9 +179,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Record the buffers that the model computes itself, before the first call: ``--like`` does
-        not bring them, and they are not fed.
-        """
+        """Record the buffers that the model computes itself: ``--like`` and feeds leave them alone."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -189,8 +187,8 @@ class Recorder(Listener[RecordedCall]):
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
     def end_step(self) -> Callable[[], StepSeries] | None:
-        """A step is over. Returns a function that gives its entry in the series once all its
-        records are written; ``None`` if the step did not train.
+        """A step is over. Returns what gives its series entry once all records are written, or
+        ``None`` if the step did not train.
         """
         if self._buffers is not None and self._called:
             self.run(self._buffers.end_step, "the end of a step", ())
@@ -327,8 +325,8 @@ class Recorder(Listener[RecordedCall]):
             self._functions.stop()
 
     def idle(self) -> bool:
-        """Whether hooks have nothing to do now. In a backward they have work where checkpointing
-        runs recorded calls again.
+        """Whether hooks have nothing to do: in a backward, only second runs of recorded calls
+        matter.
         """
         if not self.listening:
             return True
@@ -339,16 +337,12 @@ class Recorder(Listener[RecordedCall]):
         return True
 
     def _will_run_again(self, reentrant: bool) -> Again:
-        """A part of the forward begins that the backward runs again. Returns the context for that
-        second run.
-        """
+        """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
     @contextlib.contextmanager
     def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
-        """A second run: its values are fed, not recorded. Gradients are recorded now if autograd
-        did not follow the first run.
-        """
+        """A second run: fed, not recorded. Gradients are recorded if the first run had no graph."""
         follows = reentrant and self._backward is not None
         if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
             self._known_second_runs += 1
@@ -396,9 +390,7 @@ class Recorder(Listener[RecordedCall]):
             call.operators.enter()
 
     def _is_selected(self, call: RecordedCall) -> bool:
-        """Whether a call is recorded. At the operator level, calls made by a selected module are,
-        too: they are parts of its code.
-        """
+        """Whether a call is recorded; with operators, a selected module's own calls are, too."""
         caller = call.parent is not None and self._operators and self._allows(call.parent[0])
         return caller or self._allows(call.name)
 
@@ -462,9 +454,7 @@ class Recorder(Listener[RecordedCall]):
     def _record_arguments(
         self, call: RecordedCall, arguments: Arguments, given: Mapping[str, Any], output: Any
     ) -> None:
-        """Record what a call has written into its arguments, and its values where golden's call
-        wrote.
-        """
+        """Record what a call has written into its arguments, and the values where golden's wrote."""
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
             paths.update(

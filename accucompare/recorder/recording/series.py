@@ -1,6 +1,4 @@
-"""A training step in numbers: losses, learning rates, gradient norms, loss scale, digests of batch
-and weights.
-"""
+"""A training step in numbers: losses, rates, gradient norms, loss scale, batch, weights."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ Later = list[Any]
 
 @dataclass
 class _Numbers:
-    """The running step. Its tensors are copies, read when the step ends, so nothing waits for a
-    device earlier.
-    """
+    """The running step. Tensors are copies, read at its end: nothing waits for a device earlier."""
 
     # each with its loss scale
     losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
@@ -114,8 +110,8 @@ class SeriesRecorder:
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update ended. ``overflowed`` is over 0 if a fused optimizer skipped it because of
-        non-finite gradients.
+        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it for non-finite
+        gradients.
         """
         self._now.begun = True
         self._now.updates += 1
@@ -128,9 +124,7 @@ class SeriesRecorder:
         return self._now.weights is None
 
     def weight(self, parameter: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """Digest a parameter when the step's first update begins. Returns what to call with its
-        record, if there will be one.
-        """
+        """Digest a parameter before the first update. Returns what to call with its record."""
         if self._now.weights is None:
             self._now.weights = []
         later: Later = [None if recorded else self._digest_of(parameter)]
@@ -141,16 +135,14 @@ class SeriesRecorder:
         self._now.batch.append([])
 
     def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """Digest a tensor that the model is called with. Returns what to call with its record, if
-        there will be one.
-        """
+        """Digest a tensor given to the model. Returns what to call with its record."""
         later: Later = [None if recorded else digest_of(tensor)]
         self._now.batch[-1].append(later)
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over. Returns a function that gives its numbers once all its records are
-        written; ``None`` if it did not train.
+        """The step is over. Returns what gives its numbers once all records are written, or
+        ``None`` if it did not train.
         """
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
@@ -183,9 +175,7 @@ class SeriesRecorder:
 
 
 def norm(tensor: torch.Tensor) -> float | None:
-    """The L2 norm of a tensor in float64, read on the host; NaN or Inf if the tensor holds any,
-    ``None`` if it cannot be read.
-    """
+    """A tensor's L2 norm in float64; NaN or Inf if it holds any, ``None`` if unreadable."""
     values = tensor.detach().coalesce().values() if tensor.layout is torch.sparse_coo else tensor
     host = to_host(values)
     return None if host.array is None else _norm(summarize(host.array, DTYPES[host.dtype]))
@@ -235,9 +225,7 @@ def _number(value: Any) -> float:
 
 
 def _total(norms: Iterable[float | None]) -> float | None:
-    """The norm of several parts together, from their norms; ``None`` if there are none, or one is
-    unknown.
-    """
+    """The norm of parts together, from their norms; ``None`` if there are none, or an unknown."""
     parts = list(norms)
     if not parts or any(part is None for part in parts):
         return None
@@ -247,9 +235,7 @@ def _total(norms: Iterable[float | None]) -> float | None:
 
 
 def _mixed(digests: Iterable[str | None]) -> str:
-    """One digest of several in any order: another version of the model may order or name them
-    differently.
-    """
+    """One digest of several in any order: model versions may order or name them differently."""
     return xxhash.xxh3_128_hexdigest("\n".join(sorted(each or "" for each in digests)).encode())
 
 

@@ -52,14 +52,10 @@ class Golden(Protocol):
     """Where golden's parameters, gradients and state come from."""
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's parameter after ``update`` updates of the step, unless it is there
-        already.
-        """
+        """Write golden's parameter after ``update`` updates of the step, unless it is there."""
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something else than an update changed golden's parameter after ``update`` updates
-        of the step.
-        """
+        """Whether anything but an update changed golden's parameter after ``update`` updates."""
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor; note it if that cannot be done."""
@@ -175,9 +171,7 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: record the gradients that no update took. Returns what ``Series.end_step``
-        does.
-        """
+        """A step ends: record gradients that no update took. Returns as ``Series.end_step``."""
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:
@@ -220,9 +214,7 @@ class Updates:
         ]
 
     def model_begins(self) -> None:
-        """The model is called, first in a step or after an update: give it golden's weights, where
-        golden recorded them.
-        """
+        """The model is called, first in a step or after an update: give it golden's weights."""
         if self._started == self._count:
             return
         self._started = self._count
@@ -275,9 +267,7 @@ class Updates:
                     yield self._parameters[id(tensor)]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        """Record the gradients again: this backward adds to clipped ones, or their update was
-        skipped.
-        """
+        """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
             self._guarded(self._series.backward_begins, roots)
@@ -380,9 +370,7 @@ class Updates:
         states: dict[int, tuple[int, int]],
         scale: torch.Tensor | None,
     ) -> None:
-        """The optimizer's own hooks have run, and may have written into gradients; ``states`` are
-        those from before.
-        """
+        """The optimizer's own hooks have run; ``states`` are the gradients' from before."""
         changed = {
             id(each.tensor)
             for each in parameters
@@ -430,9 +418,7 @@ class Updates:
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None
     ) -> Callable[[Record], None] | None:
-        """What to call with a parameter's record before the step's first update, for the digest of
-        all weights.
-        """
+        """What to call with a parameter's record before the first update, for the weights' digest."""
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
@@ -491,9 +477,7 @@ class Updates:
             grad.copy_(value * scale)
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
-        """Record a parameter before its update, keep it until that is over, and give it golden's
-        value.
-        """
+        """Record a parameter before its update, keep it until the end, and give golden's value."""
         tensor, wanted = (
             parameter.tensor.detach(),
             self._sink.wants(parameter.owner, Role.PARAM_BEFORE),
@@ -519,8 +503,8 @@ class Updates:
                 self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
-        """What to call with a gradient's record, for its norm. If there is no record, or no plain
-        data, the norm is read now.
+        """What to call with a gradient's record for its norm. Without record or data, it is read
+        now.
         """
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
@@ -528,8 +512,8 @@ class Updates:
         return None
 
     def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
-        """Whether an optimizer steps inside another's step of the same parameters. Only the outer
-        one is the update; the inner one may keep the state.
+        """Whether an optimizer steps inside another's update of these parameters; it may keep the
+        state.
         """
         own = {id(each.tensor) for each in parameters}
         others = (each for each in entrances.running_steps() if each is not optimizer)

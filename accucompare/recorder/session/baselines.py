@@ -1,6 +1,4 @@
-"""The baselines that golden brings along (``capture --with-baseline``): fed runs of golden's own
-case, on golden's machine.
-"""
+"""The baselines that golden brings (``--with-baseline``): fed runs of its case on its machine."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ class Casting:
 
 
 def repeat_of(directory: Place, run: int) -> Place:
-    """The directory of a run of ``--repeat``: run 0 is in ``directory``, the others in ``repeat1``,
-    ``repeat2``, … inside it.
-    """
+    """The directory of a ``--repeat`` run: ``directory`` for run 0, then its ``repeat1``, …"""
     return directory / f"repeat{run}" if run else directory
 
 
@@ -421,9 +419,7 @@ def _seed_everything(seed: int) -> None:
 
 
 def _compute_in_float32(module: nn.Module) -> None:
-    """Make a module of a float64 model compute in float32: its parameters and inputs are cast, its
-    outputs cast back.
-    """
+    """Make a module of a float64 model compute in float32, and cast its inputs and outputs."""
     forward = module.forward
 
     def cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:

@@ -20,9 +20,7 @@ from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
-    """The model raised in a module of this class. The class is known by name, since each loading of
-    a case makes a new class.
-    """
+    """The model raised in a module of this class, by name: each load of a case makes new classes."""
 
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
@@ -70,9 +68,7 @@ def naming_the_model(
 
 @contextlib.contextmanager
 def telling_exits() -> Iterator[None]:
-    """Make ``os._exit`` in a case act like ``sys.exit``: this process must not end with the case's
-    exit code, which may be 0.
-    """
+    """Make a case's ``os._exit`` act like ``sys.exit``: its exit code, maybe 0, is not ours."""
     leave, process = os._exit, os.getpid()
 
     def leave_told(status: int) -> NoReturn:
@@ -91,9 +87,7 @@ def telling_exits() -> Iterator[None]:
 
 
 def _kept(out: Place) -> Iterator[str]:
-    """Where a stopped capture's records are, and the bundle that it was to replace; nothing if no
-    writing had begun.
-    """
+    """Where a stopped capture's records and the bundle to be replaced are; nothing if unbegun."""
     with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
         if not bundle.complete:
             kept = previous_of(out)

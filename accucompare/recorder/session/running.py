@@ -123,9 +123,7 @@ class Session:
         self._recorder.install(self._steps)
 
     def rest(self) -> None:
-        """Take the hooks off until ``wake``, for steps that are not recorded. Not inside a hook
-        either.
-        """
+        """Take the hooks off until ``wake``, for unrecorded steps. Not inside a hook either."""
         self._recorder.remove()
         self._stance.close()
 
@@ -156,9 +154,7 @@ class Session:
             capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
 
     def check_end(self, golden: str | Place | None) -> None:
-        """Raise an error that the model has caught, and refuse a fed capture in which nothing was
-        fed.
-        """
+        """Raise an error that the model has caught; refuse a feed in which nothing was fed."""
         recorder = self._recorder
         if recorder.failure is not None:
             raise recorder.failure

@@ -230,9 +230,7 @@ def recording(
 
 
 def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
-    """Returns what to do when the model is called: note autocast, whether gradients are on, and
-    whether the model has moved.
-    """
+    """Returns what the first call notes: autocast, gradients on or off, a moved model."""
     device = subject.device
     moved: list[torch.device] = []
 

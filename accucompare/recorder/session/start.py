@@ -1,6 +1,4 @@
-"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to
-them.
-"""
+"""What a capture starts from: the options, and what ``like`` and ``feed`` add to them."""
 
 from __future__ import annotations
 
@@ -186,9 +184,7 @@ class Start:
         self._take_over(source.manifest, modules)
 
     def _fed_by(self, golden: Bundle, options: CaptureOptions, subject: Subject) -> Feeding:
-        """What golden feeds. Golden's seed, steps and selection are the defaults, and what it does
-        not hold is left out.
-        """
+        """What golden feeds, out of what it holds. Its seed, steps, selection are the defaults."""
         rank, modules = subject.rank, subject.modules
         check_model(
             golden, rank, self.model, options.force, self.renamings, options.like, self.step
@@ -352,9 +348,7 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 
 def _differentiates(golden: Bundle) -> bool:
-    """Whether golden's forward asked autograd for gradients without turning them on: a force field,
-    a PINN.
-    """
+    """Whether golden's forward asked for gradients that it did not turn on: force fields, PINNs."""
     return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
 
 
@@ -372,9 +366,7 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
 def _set_mode(
     model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]
 ) -> list[str]:
-    """Set each module's train or eval mode as saved. Returns the names of those that were in the
-    other mode.
-    """
+    """Set each module's train or eval mode as saved. Returns the names of those that changed."""
     before = {name: getattr(module, "training", None) for name, module in modules.named.items()}
     model.train(bool(saved.get("training")))
     for name in counterparts(

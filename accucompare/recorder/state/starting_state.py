@@ -154,9 +154,7 @@ def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether copying a value would change a weight's bits. False for classes that keep their bits
-    elsewhere, such as DTensor.
-    """
+    """Whether copying a value would change a weight's bits; False for DTensor and its like."""
     own = target.detach()
     plain = type(own) is torch.Tensor and own.layout is torch.strided
     if not plain or own.is_quantized or own.is_meta:

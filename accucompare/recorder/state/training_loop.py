@@ -139,9 +139,7 @@ class TrainingPart:
         )
 
     def options(self) -> dict[str, Any]:
-        """What it holds, by name; for an optimizer the options of its parameter groups, such as
-        ``0.lr``.
-        """
+        """What it holds, by name; for an optimizer the options of its groups, such as ``0.lr``."""
         if self.component is not Component.OPTIMIZER:
             return (
                 {str(name): value for name, value in self.live.state_dict().items()}

@@ -286,9 +286,7 @@ class StateSaver:
 
 
 class UnknownOptimizers:
-    """Finds optimizers that step the model's parameters but were not given to the capture: their
-    state is not saved.
-    """
+    """Finds optimizers of the model that the capture was not given: their state is not saved."""
 
     def __init__(self, modules: Modules, training: Training) -> None:
         inner = [getattr(each, "optimizer", None) for each in training.optimizers]  # of a wrapper
