@@ -104,9 +104,7 @@ class Cpu:
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Fresh memory in pages of 2 MiB, if there are any: a copy into 4 KiB pages takes up to 5x as
-    long.
-    """
+    """Fresh memory in 2 MiB pages, if possible: copies into 4 KiB pages take up to 5x as long."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:

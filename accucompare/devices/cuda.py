@@ -79,9 +79,7 @@ class Cuda(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, for cuBLAS and cuDNN, too; and TF32 in products, convolutions and
-        RNNs.
-        """
+        """As ``Cpu.numerics``, also for cuBLAS and cuDNN; TF32 in products, convolutions, RNNs."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(super().numerics(deterministic, None))
             if deterministic:
@@ -147,7 +145,7 @@ def _set(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _workspace() -> Iterator[None]:
-    """Make cuBLAS deterministic (its docs, "Results reproducibility"). It reads this at first use."""
+    """Make cuBLAS deterministic (its docs, "Results reproducibility"); read at its first use."""
     given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:

@@ -72,8 +72,8 @@ class Backend(Protocol):
         """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """Within the context, be deterministic, and allow or forbid reduced precision (``None``:
-        keep).
+        """Within the context, be deterministic; allow or forbid reduced precision (unless
+        ``None``).
         """
 
     def synchronize(self, device: torch.device) -> None:

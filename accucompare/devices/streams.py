@@ -12,7 +12,7 @@ from accucompare.devices.cpu import Cpu
 
 class Streams(Cpu):
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory, into which a device writes while the host goes on; else ordinary memory."""
+        """Pinned memory, which a device can fill while the host goes on; else ordinary memory."""
         try:
             # memory made in inference mode cannot be written into outside of it
             with torch.inference_mode(False):

@@ -58,9 +58,7 @@ class BaselineRun:
         return self._run_as_golden(self.out / PROOF, self.options)
 
     def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
-        """Run the proof again, or golden's code on rounded values, if asked for. Whether that is
-        new.
-        """
+        """Run the proof again, or golden's code on rounded values, if needed; whether any was."""
         again = conditioned = False
         if comparison.unproved:
             self.announce("proof: again, since golden's values were not reproduced everywhere")

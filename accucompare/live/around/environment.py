@@ -218,9 +218,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _git() -> dict[str, Any] | None:
-    """The working directory's commit, and whether there are uncommitted changes; ``None`` without
-    git.
-    """
+    """The working directory's commit, and whether it has changes; ``None`` without git."""
     if shutil.which("git") is None:
         return None
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]

@@ -106,7 +106,7 @@ class GradientListener(Generic[P]):
     # for subclasses
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        """A backward begins. ``outside``: the nodes before the model's, a loss's; empty if unknown."""
+        """A backward begins. ``outside``: nodes before the model's, a loss; none if unknown"""
 
     def operator_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
@@ -237,7 +237,7 @@ class GradientListener(Generic[P]):
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
-        """Put a hook on an output's node. The gradient arrives there after all hooks of the tensor."""
+        """Put a hook on an output's node: gradients arrive there after all hooks of the tensor."""
         if output.grad_fn is not None:
             grad_outputs = functools.partial(
                 self._output_gradient,
@@ -359,9 +359,7 @@ class GradientListener(Generic[P]):
         self.hooked_gradient(parameter, grads[0])
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
-        """Put hooks on what FSDP puts in place of parameters: this rank's own gradients, not yet
-        summed.
-        """
+        """Put hooks on what FSDP puts in place of parameters: gradients of this rank, unsummed."""
         for parameter in self.parameters:
             gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
             if (

@@ -151,9 +151,7 @@ class Span(Generic[_C]):
             span = span.outer
 
     def owner(self, edge: Edge) -> Span[_C] | None:
-        """The innermost of ``chain`` without the edge's tensor as an argument; ``None`` if all had
-        it.
-        """
+        """The innermost of ``chain`` that was not given the edge's tensor; ``None`` if all were."""
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
@@ -282,9 +280,7 @@ def cast_parameter(node: Any) -> torch.Tensor | None:
 
 
 class Sum:
-    """A gradient added up from several nodes' parts in the order in which they run, as autograd
-    does.
-    """
+    """A gradient added up from several nodes' parts, in the order in which autograd does it."""
 
     def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
         """``whole`` is called once, with the sum of all parts; ``None`` if no part was defined."""

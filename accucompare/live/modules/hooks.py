@@ -254,9 +254,7 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def again(self, mark: Mark) -> Iterator[None]:
-        """Within the context, this thread runs calls from ``mark`` on again, with their first
-        indices.
-        """
+        """Within the context, this thread runs calls from ``mark`` on again: indices restart there."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []

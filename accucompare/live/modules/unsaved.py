@@ -53,9 +53,7 @@ def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
 
 
 def _unhooked(part: Any) -> Any:
-    """A part of ``__reduce_ex__``'s result: the module's attributes, or arguments with some of
-    them.
-    """
+    """A part of ``__reduce_ex__``'s result: a module's attributes, or arguments with such."""
     if type(part) is tuple:
         return tuple(map(_unhooked, part))
     if type(part) is not dict:

@@ -12,7 +12,7 @@ from accucompare.live.values import dtype_name
 
 
 def autocast_now() -> dict[str, Any]:
-    """The autocast in force by device type: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
+    """Autocast now, by device type: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
     kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
     return {
         kind: {

@@ -300,9 +300,7 @@ def _attention_math(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> Any:
-    """Output and weights, (batch, heads, length, size); a key's head may serve several of the
-    query.
-    """
+    """Output and weights, (batch, heads, length, size). Several query heads may share a key's."""
     key, value = (
         tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value)
     )

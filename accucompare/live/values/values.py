@@ -171,9 +171,7 @@ def has_attributes(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> list[str]:
-    """An object's attributes that hold tensors; public ones with numbers, or tuples or lists of
-    them.
-    """
+    """An object's attributes that hold tensors, and public ones with numbers or lists of them."""
     found = vars(value).items()
     return [
         name

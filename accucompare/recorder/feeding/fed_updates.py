@@ -36,9 +36,7 @@ class FedUpdates:
             tensor.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether anything but updates changed golden's parameter by then. Raises as
-        ``Feed.inputs``.
-        """
+        """Whether anything but updates changed golden's parameter. Raises as ``Feed.inputs``."""
         self.feed.load(self.step())
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 

@@ -126,7 +126,7 @@ class Feeding(GoldenValues):
     def value(
         self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
     ) -> torch.Tensor | None:
-        """A fresh copy of golden's value; ``None`` (noted) if there is none. Raises as ``inputs``."""
+        """A fresh copy of golden's value; ``None``, noted, if it has none. Raises as ``inputs``."""
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
         if isinstance(found, torch.Tensor):

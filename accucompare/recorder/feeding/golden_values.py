@@ -165,7 +165,7 @@ class GoldenValues:
         return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """Golden's parameters that something else changed after the last update, by name and path."""
+        """Golden's parameters that something else changed after the last update, by place."""
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -282,9 +282,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note that a value was not fed; once, even if its call runs again. ``hides``: see
-        ``Unfed``.
-        """
+        """Note once that a value was not fed, even if its call runs again; ``hides``: ``Unfed``."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {
@@ -346,7 +344,7 @@ class GoldenValues:
         return [(name, record) for name, record in named if name is not None]
 
     def _named(self, record: Record) -> tuple[str | None, Record]:
-        """A record under the model's parameter path, and its module's name (``None``: no such one)."""
+        """A record under the model's parameter path, and its module's name, ``None`` if missing."""
         new = with_parameter(record.key, self._parameters)
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record

@@ -56,9 +56,7 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """Paths of tensors written into that share elements with another argument, which saw no
-        write.
-        """
+        """Paths of tensors written into that overlap another argument, which did not change."""
         with plainly():
             found = [
                 given
@@ -158,9 +156,7 @@ class Lent:
 
 
 class _WrittenInto(torch.autograd.Function):
-    """What a module wrote into its argument, in the caller's own tensor. Gradients go to the
-    module.
-    """
+    """What a module wrote into its argument, in the caller's tensor; gradients go to the module."""
 
     @staticmethod
     def forward(

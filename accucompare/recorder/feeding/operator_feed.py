@@ -149,9 +149,7 @@ class OperatorFeed:
         line: str,
         inputs: list[tuple[str, Any]],
     ) -> Iterator[GoldenOperator]:
-        """Golden's operators that may match, most likely first. ``following``: the next, if it
-        fits.
-        """
+        """Golden's operators that may match, likeliest first. ``following``: the next, or None."""
         given = _options(inputs)
         if following is not None and following.options == given:
             yield following

@@ -147,9 +147,7 @@ class Backward(Generic[_C]):
         return self._spans.begin(call, outer, parts)
 
     def _gather(self, call: _C) -> None:
-        """Learn what FSDP has put in place of parameters: this rank's own gradients, not yet
-        summed.
-        """
+        """Learn what FSDP puts in place of parameters: gradients of this rank, not yet summed."""
         for own, tensor in call.module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
                 self._gathered[id(tensor)] = tensor
@@ -157,7 +155,7 @@ class Backward(Generic[_C]):
                 self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
-        """This thread, in a backward, will run calls again whose first run autograd did not follow."""
+        """A backward on this thread will run calls whose first run autograd did not follow."""
         self._again[threading.get_ident()] = Spans()
 
     @property
@@ -398,7 +396,7 @@ class Backward(Generic[_C]):
         casts: dict[int, Cast[_C]],
         running: Running,
     ) -> Iterable[Gift]:
-        """Parts of a parameter's gradient, for the innermost call that it was not an argument of."""
+        """Parts of a parameter's gradient, for the innermost call that was not given it."""
         owner = None if span is None else span.owner(edge)
         following = node.next_functions[index][0]
         if edge[0] >= 0:

@@ -35,7 +35,7 @@ class Between:
         return id(parameter.tensor) in self._left
 
     def changed(self) -> set[int]:
-        """Ids of the parameters whose bits changed since they were accepted. Accepts the new bits."""
+        """Ids of parameters whose bits changed since they were accepted. Accepts the new bits."""
         now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
         found = {
@@ -56,7 +56,7 @@ class Between:
         return found
 
     def next_step(self) -> None:
-        """A step is over. After an unrecorded one, which had updates of its own, nothing is known."""
+        """A step is over. After an unrecorded one, with updates of its own, nothing is known."""
         self._age += 1
         if self._age > 1:
             self._left.clear()

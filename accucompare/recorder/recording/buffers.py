@@ -130,9 +130,7 @@ class Buffers:
         self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
 
     def calls(self, caller: Call, name: str) -> None:
-        """A call's own code calls ``name``: it has written what changed in there since the last
-        look.
-        """
+        """A call's own code calls ``name``, and has written what changed in it since last time."""
         self._settle()
         changed = [slot for slot in self._inside.get(name, ()) if slot.changed]
         if changed:

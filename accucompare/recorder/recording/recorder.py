@@ -179,7 +179,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Record the buffers that the model computes itself: ``--like`` and feeds leave them alone."""
+        """Record buffers that the model computes itself: ``--like`` and feeds leave them alone."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -325,9 +325,7 @@ class Recorder(Listener[RecordedCall]):
             self._functions.stop()
 
     def idle(self) -> bool:
-        """Whether hooks have nothing to do: in a backward, only second runs of recorded calls
-        matter.
-        """
+        """Whether hooks have nothing to do. In a backward, they act in second runs only."""
         if not self.listening:
             return True
         if not in_backward() or self.second_run() is not None:
@@ -454,7 +452,7 @@ class Recorder(Listener[RecordedCall]):
     def _record_arguments(
         self, call: RecordedCall, arguments: Arguments, given: Mapping[str, Any], output: Any
     ) -> None:
-        """Record what a call has written into its arguments, and the values where golden's wrote."""
+        """Record what a call has written into its arguments, and values where golden's wrote."""
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
             paths.update(

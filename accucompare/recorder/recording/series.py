@@ -110,9 +110,7 @@ class SeriesRecorder:
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it for non-finite
-        gradients.
-        """
+        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it (gradients overflowed)."""
         self._now.begun = True
         self._now.updates += 1
         if overflowed is not None:
@@ -141,9 +139,7 @@ class SeriesRecorder:
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over. Returns what gives its numbers once all records are written, or
-        ``None`` if it did not train.
-        """
+        """The step is over. What gives its numbers once all is written; ``None`` if untrained."""
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
         return functools.partial(_entry, step, numbers) if numbers.begun else None

@@ -418,7 +418,7 @@ class Updates:
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None
     ) -> Callable[[Record], None] | None:
-        """What to call with a parameter's record before the first update, for the weights' digest."""
+        """What to call with a parameter's record before the first update; digests the weights."""
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
@@ -503,18 +503,14 @@ class Updates:
                 self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
-        """What to call with a gradient's record for its norm. Without record or data, it is read
-        now.
-        """
+        """What to call with a gradient's record for its norm. Without a record, read it now."""
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
         return None
 
     def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
-        """Whether an optimizer steps inside another's update of these parameters; it may keep the
-        state.
-        """
+        """Whether an optimizer steps inside another's update of these parameters."""
         own = {id(each.tensor) for each in parameters}
         others = (each for each in entrances.running_steps() if each is not optimizer)
         return any(id(each.tensor) in own for other in others for each in self._of(other))

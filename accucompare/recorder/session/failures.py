@@ -20,7 +20,7 @@ from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
-    """The model raised in a module of this class, by name: each load of a case makes new classes."""
+    """The model raised in a module of this class, by name: each load of a case makes new ones."""
 
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
