@@ -1,5 +1,3 @@
-"""After ``locate``: which operator of the culprit's module makes the error?"""
-
 from __future__ import annotations
 
 import glob
@@ -27,12 +25,12 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
 
     Args:
         setup: as it was for ``locate``.
-        comparison: what that returned.
+        comparison: what ``locate`` returned.
 
     Returns:
-        The fed comparison of that module's operators, for a culprit in a backward with the nodes of
-        that; ``None`` if there is no culprit, or its error is made in the backward of the loss or
-        in an update, whose operators are not recorded.
+        The fed comparison of that module's operators, with the backward's nodes for a culprit in a
+            backward. ``None`` if there is no culprit, or its error is made in the backward of the
+            loss or in an update, whose operators are not recorded.
 
     Raises:
         CaptureError: if golden cannot be made again here.
@@ -99,12 +97,12 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
 
 
 def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, str, str]:
-    """What to type where ``locate_operators`` raised: the captures of golden, where that was made,
-    and of the candidate, and their diff.
+    """What to type if ``locate_operators`` raised: the captures of golden, where that was made, and
+    of the candidate, and their diff.
 
     Args:
         setup: as it was for ``locate``.
-        comparison: what that returned, with a culprit.
+        comparison: what ``locate`` returned, with a culprit.
     """
     golden = comparison.golden.manifest
     made, name = golden.options, comparison.culprits[0].name
