@@ -61,8 +61,7 @@ class Comparison(Result):
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong: the answer is ``identical`` (also ``in what was compared``),
-        ``rounding`` or ``within tolerance``.
-        """
+        ``rounding`` or ``within tolerance``."""
         return self._decision.passed
 
     @property
@@ -75,8 +74,7 @@ class Comparison(Result):
     @property
     def exit_code(self) -> int:
         """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer
-        is ``not sure``.
-        """
+        is ``not sure``."""
         return self._decision.exit_code
 
     @property
@@ -93,8 +91,7 @@ class Comparison(Result):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the culprits, the ten worst rows, and links to the
-        reports.
-        """
+        reports."""
         from accucompare.report.notebook import comparison_html
 
         return comparison_html(self, self.reports)

@@ -1,6 +1,5 @@
 """What a user can ask of a capture, a watch and ``locate``: groups of options. Each field has its
-help and its range, and the command line is made of them. Needs no torch.
-"""
+help and its range, and the command line is made of them. Needs no torch."""
 
 from __future__ import annotations
 

@@ -208,8 +208,7 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
 
 def _requirements() -> dict[str, tuple[str, bool]]:
     """The packages that accucompare works with, by name: the oldest version that will do, and
-    whether it cannot do without.
-    """
+    whether it cannot do without."""
     try:
         lines = importlib.metadata.requires("accucompare") or []
     # run from its source, without having been installed
@@ -247,8 +246,7 @@ def _device_problems(
     devices: dict[str, DeviceReport], asked: DeviceName | None
 ) -> Iterator[Problem]:
     """What is wrong with devices; if none was asked for, only installed software that does not
-    work.
-    """
+    work."""
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)

@@ -10,8 +10,7 @@ AccucompareError
 ├── BundleError         a bundle that is missing, damaged, hostile or too new
 │   └── RecordError     one record of a bundle; the others may be readable
 ├── ClusterError        a cluster that cannot be reached, or whose workers cannot do the work
-└── ReportError         a report that cannot be written
-"""
+└── ReportError         a report that cannot be written"""
 
 from typing import Any
 
@@ -53,14 +52,12 @@ class NonFiniteError(AccucompareError):
 
 class NonFiniteWarning(UserWarning):
     """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five
-    lines.
-    """
+    lines."""
 
 
 class WatchEndedError(AccucompareError):
     """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused
-    a run whose loss stayed NaN or Inf.
-    """
+    a run whose loss stayed NaN or Inf."""
 
 
 class BundleError(AccucompareError):
@@ -73,8 +70,7 @@ class RecordError(BundleError):
 
 class ClusterError(AccucompareError):
     """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the
-    work.
-    """
+    work."""
 
 
 class ReportError(AccucompareError):

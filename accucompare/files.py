@@ -1,6 +1,5 @@
 """Files that commands write and read: written whole or not at all, streams written through, reads
-of bounded size.
-"""
+of bounded size."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def written_whole(
 
 def _other_full_disk(path: Path, error: BaseException) -> str | None:
     """The directory of temporary files, where it has less room than the disk of a file that a full
-    disk has kept from being written.
-    """
+    disk has kept from being written."""
     if getattr(error, "errno", None) not in FULL:
         return None
     import shutil
@@ -86,8 +84,7 @@ def _other_full_disk(path: Path, error: BaseException) -> str | None:
 
 def is_stream(path: Path) -> bool:
     """Whether a path stands for something that is written through: ``-``, an open file such as
-    ``/dev/stdout``, a device, a pipe.
-    """
+    ``/dev/stdout``, a device, a pipe."""
     if _descriptor(path) is not None:
         return True
     with suppress(OSError):
@@ -126,8 +123,7 @@ def bounded(path: Path, most: int) -> bytes:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands
-    for."""
+    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands for."""
     if path == STDOUT:
         return 1
     for _ in range(_MOST_LINKS):

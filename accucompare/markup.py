@@ -1,6 +1,5 @@
 """HTML for notebooks: tables and lines whose texts are data, without scripts and without styles
-that reach beyond them.
-"""
+that reach beyond them."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def line(text: object, *, strong: str = "") -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
-    """A table; empty if there are no rows. ``None`` is shown as nothing, and floats in few
-    digits."""
+    """A table; empty if there are no rows. ``None`` is shown as nothing, and floats in few digits."""
     body = "".join(
         f"<tr>{''.join(f'<td{_LEFT}>{_cell(value)}</td>' for value in row)}</tr>" for row in rows
     )

@@ -2,8 +2,7 @@
 fsspec before a URL is read or written.
 
 A directory is a ``pathlib.Path``. A URL is no such path, whose slashes would be merged, and it may
-hold credentials: a ``Url`` shows itself without them.
-"""
+hold credentials: a ``Url`` shows itself without them."""
 
 from __future__ import annotations
 
@@ -141,14 +140,12 @@ class Url:
 
     def begin_read(self, most: int) -> Future[ServerAnswer]:
         """Begin to ask for what the storage says of an object (size, time), and for its content
-        unless it is larger than ``most`` bytes.
-        """
+        unless it is larger than ``most`` bytes."""
         return self._begin(lambda system, path: _described_and_read(system, path, most))
 
     def described(self) -> dict[str, Any]:
         """What the storage says of an object: its size, and when it was written. Errors as
-        ``call``.
-        """
+        ``call``."""
         try:
             found: dict[str, Any] = self.call("info")
         except OSError:
@@ -210,8 +207,7 @@ class Url:
 
     def below(self) -> dict[str, int]:
         """The sizes of all objects below, by their names with the folders between, such as
-        ``rank0/step0.npz``. Errors as ``call``.
-        """
+        ``rank0/step0.npz``. Errors as ``call``."""
         try:
             system, path = _system(self)
         except Exception as error:
@@ -339,8 +335,7 @@ def is_url(given: object) -> bool:
 
 def whole(place: object) -> str:
     """A place as text that ``place_of`` takes, with its credentials: for other processes, never for
-    people.
-    """
+    people."""
     return place.whole if isinstance(place, Url) else str(place)
 
 

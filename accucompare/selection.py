@@ -1,6 +1,5 @@
 """What a user can choose: layers by glob (``--only``, ``--skip``), and the values of options that
-have a few. Needs no torch.
-"""
+have a few. Needs no torch."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class OnFinding(_Value):
 
 class Standard(_Value):
     """What ``accept`` can be: a standard of others that a run of training must meet
-    (``accucompare.compare.runs.acceptance``).
-    """
+    (``accucompare.compare.runs.acceptance``)."""
 
     MINDFORMERS = "mindformers"
 

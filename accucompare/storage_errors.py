@@ -1,6 +1,5 @@
 """What the system and the libraries of object storage raise, in words for people and without
-credentials.
-"""
+credentials."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
 
 def _code(error: BaseException) -> str:
     """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name
-    of the error.
-    """
+    of the error."""
     response = getattr(error.__cause__ or error, "response", None)
     found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(found or getattr(error, "status", None) or type(error).__name__)

@@ -27,8 +27,7 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """The same for a text that has lines of its own, such as what a model raised; its tabs become
-    spaces.
-    """
+    spaces."""
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
 
 
@@ -39,8 +38,7 @@ def uncoloured(text: str) -> str:
 
 def storable(text: str) -> str:
     """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are
-    escaped, and nothing else is changed.
-    """
+    escaped, and nothing else is changed."""
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -51,15 +49,13 @@ def counted(count: int, noun: str) -> str:
 
 def without_credentials(text: str) -> str:
     """A text, such as a command line, in which URLs have neither ``user:password@`` nor what
-    follows their ``?``, such as a signature.
-    """
+    follows their ``?``, such as a signature."""
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text
 
 
 def cut(text: str, most: int, length: Callable[[str], int] = len) -> str:
     """A text with its middle left out, so that its two ends and ``…`` between them are no longer
-    than ``most``.
-    """
+    than ``most``."""
     if length(text) <= most:
         return text
     head, tail = "", ""

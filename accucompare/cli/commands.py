@@ -1,6 +1,5 @@
 """The commands: parse, call, print, exit code. Each imports what it needs when it runs, so that
-``--help`` is instant.
-"""
+``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -305,8 +304,7 @@ def _go_on_to_operators(
     setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool
 ) -> None:
     """Compare the operators of the first culprit; where they cannot be had say why, and what to
-    type. The answer stands either way.
-    """
+    type. The answer stands either way."""
     from accucompare.locating import locate_operators, operators_by_hand
 
     try:

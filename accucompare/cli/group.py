@@ -48,14 +48,12 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 )
 def cli(debug: bool) -> None:
     """Find the layer where a PyTorch model's numbers change between two devices, dtypes or
-    versions.
-    """
+    versions."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble,
-    130 interrupted.
-    """
+    130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
@@ -102,8 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _of_the_system(error: OSError) -> str:
     """What the system's error is about. Where it names no file, that is standard output, or a
-    temporary file.
-    """
+    temporary file."""
     if error.filename is not None:
         return f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); {cure_of(error)}"
     _discard_output()
@@ -140,8 +137,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 def _open_streams() -> None:
     """Keep printing from failing: unknown characters are replaced, and a closed stream becomes the
-    null device.
-    """
+    null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller (>&-); its descriptor must not go to another file

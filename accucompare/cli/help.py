@@ -2,8 +2,7 @@
 variables for options, and their errors.
 
 Click has no groups of options, and the packages that add them want every option declared with their
-own decorators (cloup) or draw help anew (rich-click); a table is less.
-"""
+own decorators (cloup) or draw help anew (rich-click); a table is less."""
 
 from __future__ import annotations
 
@@ -149,8 +148,7 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, those of a group in the order of the table, all of them
-        equally indented.
-        """
+        equally indented."""
         options = (
             parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
         )

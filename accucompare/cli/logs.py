@@ -1,6 +1,5 @@
 """What of the package's logging a command shows: warnings, with --debug everything, with --quiet
-errors only.
-"""
+errors only."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class _Stderr(logging.Handler):
 @contextlib.contextmanager
 def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
     """Print what the package logs while a command runs; a configuration of the user's own code sees
-    none of it twice.
-    """
+    none of it twice."""
     handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
     if debug:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -1,6 +1,5 @@
 """Every option of the command line, declared once. What differs between commands, such as the help
-text, is a parameter.
-"""
+text, is a parameter."""
 
 from __future__ import annotations
 
@@ -336,8 +335,7 @@ keep_going = click.option(
 
 def report(default: str | None) -> Callable[[F], F]:
     """``default``: what a report is called that was not asked for; ``None`` if none is written
-    then.
-    """
+    then."""
     usual = "[default: none]" if default is None else f"[default: reports/{default}.xlsx]"
     text = (
         "Report: .xlsx, or .html for a page in a browser; or none. Can be given several times. "

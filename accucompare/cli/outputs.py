@@ -1,6 +1,5 @@
 """What commands write of what they found: which files, whether each may be written, and the
-writing.
-"""
+writing."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 def is_page(report: Path) -> bool:
     """Whether a report is a page, not a workbook. A stream (pipe, /dev/stdout) has no suffix and
-    gets a workbook.
-    """
+    gets a workbook."""
     return report.suffix.lower() == ".html"
 
 
@@ -83,8 +81,7 @@ def _refuse_unwritable(option: str, path: Path) -> None:
 
 class Outputs(NamedTuple):
     """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if
-    they are asked for.
-    """
+    they are asked for."""
 
     reports: tuple[Path, ...]
     json: Path | None

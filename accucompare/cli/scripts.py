@@ -122,8 +122,7 @@ def locate_script(
     announce: Callable[[str], None],
 ) -> Comparison:
     """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the
-    candidate is to run on.
-    """
+    candidate is to run on."""
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 
@@ -153,8 +152,7 @@ def watch_script(
     """Run a script and watch its model; what came of it, and the exit code without regard to
     findings.
 
-    Where the user has not said otherwise, a finding does not end the script.
-    """
+    Where the user has not said otherwise, a finding does not end the script."""
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import others, troubles
     from accucompare.scripts.plan import Action
@@ -183,8 +181,7 @@ def run(lists: bool, quiet: bool) -> int:
     """Run a script and show which models it has; nothing is captured.
 
     A model is what is called from outside: a module that no other module calls. The names are those
-    that --model takes in `capture` and `watch`. Nothing of the script is changed.
-    """
+    that --model takes in `capture` and `watch`. Nothing of the script is changed."""
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import listing, troubles
     from accucompare.scripts.plan import Action, Plan
@@ -234,8 +231,7 @@ def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
 
 def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
     """The exit code of what is said after a script; if saying it fails, the script's own, unless
-    that was 0.
-    """
+    that was 0."""
     try:
         return conclude()
     except Exception as error:

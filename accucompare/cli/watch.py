@@ -99,8 +99,7 @@ def watch(
     is run, or else ./case.py.
 
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
-    is found and watched; a finding does not end it, unless --on-finding raise is given.
-    """
+    is found and watched; a finding does not end it, unless --on-finding raise is given."""
     from accucompare.findings.checklist import read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
@@ -217,8 +216,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     Of each finding: where it began and what to try. LOG is the directory that `accucompare watch`
     or accucompare.watch() wrote, with a log of each rank, or one of those logs. Only the last run
     in a log counts. Or it is a folder into which CANN dumped the operators that
-    overflowed: they are shown in the order of time, and no report is written.
-    """
+    overflowed: they are shown in the order of time, and no report is written."""
     from accucompare.dumps import holds_overflows
 
     # a watch may have its kernel dumps in its own folder

@@ -1,6 +1,5 @@
 """Where the commands print: as wide as the terminal, or in 100 columns; progress on stderr, if that
-is a terminal.
-"""
+is a terminal."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def fitted(console: Console, name: str, used: int) -> str:
     """A name that stands in a line of a terminal with ``used`` other characters: cut in the middle
     where the line would be too long.
 
-    In a pipe or a file it is whole.
-    """
+    In a pipe or a file it is whole."""
     if not console.is_terminal:
         return name
     return cut(name, max(console.width - used, _LEAST_NAME), cell_len)
@@ -60,8 +58,7 @@ def print_rest(console: Console, count: int, shown: int, what: str = "more") -> 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
     """Let the reader of a pipe go before everything is printed (``| head``): the command's result
-    stays the same.
-    """
+    stays the same."""
     # rich turns a broken pipe into an exit, and stdout into a sink
     with contextlib.suppress(BrokenPipeError, SystemExit):
         yield
@@ -70,8 +67,7 @@ def reader_may_leave() -> Iterator[None]:
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if
-    stderr is no terminal.
-    """
+    stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

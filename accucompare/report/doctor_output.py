@@ -1,6 +1,5 @@
 """What ``accucompare doctor`` prints: JSON, or the verdict, the problems and everything else in at
-most 100 columns.
-"""
+most 100 columns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A comparison as a notebook shows it: the verdict, what pre-flight found, the culprits, the worst
-rows, links to the reports.
-"""
+rows, links to the reports."""
 
 from __future__ import annotations
 

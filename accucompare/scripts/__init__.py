@@ -1,3 +1,2 @@
 """Capturing and watching scripts that nobody has edited: how they are started, and what happens
-inside of their processes.
-"""
+inside of their processes."""

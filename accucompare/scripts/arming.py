@@ -33,8 +33,7 @@ class Arming:
 
     def steps(self, step: int) -> Steps | None:
         """Those to observe, asked before ``step`` as long as it is not ``armed``; ``None`` if that
-        is not known yet, or it is all.
-        """
+        is not known yet, or it is all."""
         asked = self._plan.chosen
         if self._file is None:
             return asked

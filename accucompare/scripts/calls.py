@@ -1,6 +1,5 @@
 """Who calls a module that no other module calls: seen from outside, before PyTorch looks at the
-module's hooks.
-"""
+module's hooks."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class OutermostCalls:
 
     def remove(self) -> None:
         """Look no more. Where somebody else has put a function of theirs over ours, ours stays
-        below, and does nothing.
-        """
+        below, and does nothing."""
         global _on
         if self._original is not None:
             _on = None if _on is self else _on
@@ -72,8 +70,7 @@ class OutermostCalls:
 
     def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
         """A call begins. Returns what is to be called when it is over; ``None`` if it is no
-        outermost one.
-        """
+        outermost one."""
         thread = threading.get_ident()
         if thread in self._inside or not _is_real():
             return None
@@ -133,8 +130,7 @@ def _as_torchs_own() -> Callable[..., Any] | None:
     """``_wrapped_call_impl`` with the file and the lines of torch's, in whose place it stands: no
     traceback of the script's tells of it.
 
-    ``None`` with a version of torch whose function is another.
-    """
+    ``None`` with a version of torch whose function is another."""
     marks = (
         "return self._compiled_call_impl(*args, **kwargs)",
         "return self._call_impl(*args, **kwargs)",
@@ -176,8 +172,7 @@ def _tell_the_compiler(before: Any, now: Any) -> None:
     """Tell ``torch.compile`` which ``nn.Module.__call__`` nobody has changed, so that it looks into
     modules as it does without us.
 
-    It remembers what it finds when it is imported, which the first optimizer does.
-    """
+    It remembers what it finds when it is imported, which the first optimizer does."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
@@ -188,8 +183,7 @@ def _hide_from_the_compiler(function: Any) -> None:
     """Let ``torch.compile`` pass over a function as over PyTorch's own in whose place it stands, so
     that it compiles what it would have.
 
-    It goes by the file that a function's code says it is from.
-    """
+    It goes by the file that a function's code says it is from."""
     function.__code__ = function.__code__.replace(
         co_filename=nn.Module._call_impl.__code__.co_filename
     )

@@ -1,6 +1,5 @@
 """Running the command of a script, with our way in set up for all of its Python processes. Needs no
-torch.
-"""
+torch."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def _why_unheard(folder: Path) -> str | None:
 
 def environment(plan: Path) -> dict[str, str]:
     """The environment of a script: ours, with the plan's path and the directory of our
-    ``sitecustomize``.
-    """
+    ``sitecustomize``."""
     boot = str(Path(__file__).parent / "boot")
     before = os.environ.get("PYTHONPATH")
     return {
@@ -111,8 +109,7 @@ def environment(plan: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Hand signals on to the script, and go on waiting for its end: it decides what it makes of
-    them.
-    """
+    them."""
 
     def hand_on(number: int, frame: object) -> None:
         # a terminal sends that to the script itself, too
@@ -135,8 +132,7 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _from_the_keyboard() -> bool:
     """Whether this process runs in the foreground of a terminal, whose Ctrl-C all its processes
-    get.
-    """
+    get."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:

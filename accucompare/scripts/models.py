@@ -51,8 +51,7 @@ class Optimizers:
 class Scalers:
     """The scalers of losses of a process, as they are made, or else when they step an optimizer.
 
-    One process may train several models, each with a scaler of its own, or with none.
-    """
+    One process may train several models, each with a scaler of its own, or with none."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
@@ -77,8 +76,7 @@ class Scalers:
 
     def likely(self, optimizers: Iterable[Any]) -> Any:
         """The one that will step these optimizers, as far as can be said before: of those that have
-        stepped no other the last one made.
-        """
+        stepped no other the last one made."""
         busy = {id(scaler()) for scaler, _ in self._stepped}
         free = [
             each
@@ -100,8 +98,7 @@ def held_by(optimizers: Iterable[Any]) -> set[int]:
 
 class Models:
     """The models that were called, by the names that a user can choose them by: ``Net``, and the
-    second one of that class ``Net:2``.
-    """
+    second one of that class ``Net:2``."""
 
     def __init__(self) -> None:
         self.seen: list[SeenModel] = []
@@ -111,8 +108,7 @@ class Models:
 
     def note(self, module: nn.Module) -> SeenModel:
         """A module is called, or found to be what is trained; without its wrappers it may be known
-        already.
-        """
+        already."""
         inner = unwrapped(module)
         known = self._known.get(id(inner))
         if known is None or known[0]() is not inner:
@@ -126,8 +122,7 @@ class Models:
 
     def mark_parts_of(self, model: nn.Module) -> None:
         """Say of what was called apart that it is a part of a model, if it is: by a
-        parametrization, say, while the model was made.
-        """
+        parametrization, say, while the model was made."""
         whole = self.note(model)
         for reference, seen in self._known.values():
             module = reference()
@@ -137,8 +132,7 @@ class Models:
 
     def trained(self, optimizer: Any, counts: bool) -> None:
         """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which
-        takes time at each step.
-        """
+        takes time at each step."""
         known = id(optimizer) in self._trainers
         if known and not counts:
             return
@@ -192,8 +186,7 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
 
 def is_one_being_made() -> bool:
     """Whether the code that runs was called by a module's ``__init__``: what that calls, to find a
-    shape or a weight, is a part of it.
-    """
+    shape or a weight, is a part of it."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code

@@ -1,5 +1,4 @@
-"""What is done with the model of a script, once it is found: a capture of some steps, or a
-watch."""
+"""What is done with the model of a script, once it is found: a capture of some steps, or a watch."""
 
 from __future__ import annotations
 
@@ -33,12 +32,10 @@ class Observation(Protocol):
 
     def scaled_by(self, scaler: Any) -> None:
         """This one scales the losses; ``None`` if none does. May be called by a hook of an
-        optimizer's.
-        """
+        optimizer's."""
 
     def close(self, error: BaseException | None) -> None:
-        """It is over; with the error that ended the script, if one did. Not to be called by a
-        hook."""
+        """It is over; with the error that ended the script, if one did. Not to be called by a hook."""
 
 
 def observe(
@@ -138,8 +135,7 @@ class _Watching:
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What an evaluation computes must be finite, too; but a layer that hooks would keep from
-        its fused path computes other bits.
-        """
+        its fused path computes other bits."""
         return self._watch.aside() if self._fused else contextlib.nullcontext()
 
     def scaled_by(self, scaler: Any) -> None:
@@ -153,8 +149,7 @@ class _Watching:
 
 def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:
     """Leave contexts as if the error, if there is one, had been raised in them; it has been raised
-    elsewhere already.
-    """
+    elsewhere already."""
     if error is None:
         stack.close()
         return

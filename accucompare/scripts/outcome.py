@@ -1,6 +1,5 @@
 """What came of a script that was run: what its processes have seen, and what is wrong with that.
-Needs no torch.
-"""
+Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ _SHOWN = 80
 
 def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> list[str]:
     """Why what was asked for was not done, one sentence each; none if it was. ``unheard``: why
-    processes could not say what they saw.
-    """
+    processes could not say what they saw."""
     found = [f"{_process(each)}: {each.error}" for each in seen if each.error is not None]
     with_torch = [each for each in seen if each.torch]
     models = [model for each in seen for model in each.models]
@@ -62,8 +60,7 @@ def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> li
 
 def others(seen: Sequence[Seen]) -> list[str]:
     """What else a reader should know: other models that were trained, evaluations that were left
-    out, notes.
-    """
+    out, notes."""
     found: dict[str, None] = {}
     for each in seen:
         for model in each.models:

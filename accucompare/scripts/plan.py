@@ -1,6 +1,5 @@
 """What the command tells the processes of a script, and what each of them leaves behind for it: its
-handshake. Needs no torch.
-"""
+handshake. Needs no torch."""
 
 from __future__ import annotations
 
@@ -182,8 +181,7 @@ class Seen(msgspec.Struct, kw_only=True):
 
 def read_seen(folder: str | Path) -> list[Seen]:
     """The handshakes of all processes, in the order of their beginning; of one that was killed,
-    with the steps that it had counted.
-    """
+    with the steps that it had counted."""
     found = []
     for path in Path(folder).glob("*.json"):
         seen = msgspec.json.decode(path.read_bytes(), type=Seen)
@@ -243,8 +241,7 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
 
 def started_by() -> list[int]:
     """The processes of the script that started this one, as ``boot/sitecustomize.py`` notes them
-    when each begins.
-    """
+    when each begins."""
     return [
         int(each)
         for each in os.environ.get(_WITHIN, "").split(":")

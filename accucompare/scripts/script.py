@@ -1,6 +1,5 @@
 """Inside a process of a script: finds the model, counts its steps, and begins and ends its capture
-or watch.
-"""
+or watch."""
 
 from __future__ import annotations
 
@@ -262,8 +261,7 @@ class Script:
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None]:
         """A scaler finds its next scale, from what the gradients of this step were: that is the
-        step's last part.
-        """
+        step's last part."""
         return lambda result: self._guarded(self._scale_updated, args[0])
 
     def _scale_updated(self, scaler: Any) -> None:
@@ -326,8 +324,7 @@ class Script:
 
     def _clear(self) -> None:
         """Remove what was recorded as this rank, of another model or by a process that this one had
-        started.
-        """
+        started."""
         if (
             self._claimed is not None
             and self._plan.action is Action.CAPTURE
@@ -390,8 +387,7 @@ class Script:
 
     def _look_at_calls(self) -> None:
         """Look at outermost calls only as long as there is something to be done at them: they cost
-        time.
-        """
+        time."""
         chosen = self._chosen
         if self._over or chosen is None:
             needed = not self._over
@@ -478,8 +474,7 @@ class Script:
 
     def _end_before_os_exit(self) -> None:
         """Let ``os._exit``, which skips all that Python does at its end, write what there is
-        before; for a limited time.
-        """
+        before; for a limited time."""
         leave = os._exit
 
         def end() -> None:
@@ -516,8 +511,7 @@ class Script:
 
     def _go_on_in_copy(self) -> None:
         """This process was forked from ours. If no model had been called until then, it may be one
-        that trains, and is looked at itself.
-        """
+        that trains, and is looked at itself."""
         if self._models.seen or self._gone:
             self._leave()
             return
@@ -527,8 +521,7 @@ class Script:
 
     def _leave(self) -> None:
         """This process is another's: a copy of it, or a worker that loads data. It looks at nothing
-        and writes nothing.
-        """
+        and writes nothing."""
         self._gone = True
         self._calls.remove()
         if self._observation is not None:
@@ -536,8 +529,7 @@ class Script:
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         """Do something of ours; if it fails, ours is taken off at the next call of a module, for
-        this may be a hook of an optimizer's.
-        """
+        this may be a hook of an optimizer's."""
         if self._gone:
             return
         try:

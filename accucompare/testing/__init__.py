@@ -1,3 +1,2 @@
 """For test suites: an assertion that two models agree layer by layer, and a pytest plugin that
-keeps bundles beside the tests.
-"""
+keeps bundles beside the tests."""

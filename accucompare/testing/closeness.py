@@ -1,6 +1,5 @@
 """``accucompare.assert_layers_close``: two models, bundles or captures agree layer by layer, or the
-error says where they do not.
-"""
+error says where they do not."""
 
 from __future__ import annotations
 

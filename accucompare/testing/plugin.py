@@ -41,8 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersRegression:
     """Compares each layer of a model with a bundle that is kept beside the test:
-    ``layers_regression.check(model, inputs)``.
-    """
+    ``layers_regression.check(model, inputs)``."""
     from accucompare.testing.regression import LayersRegression
 
     config = request.config

@@ -1,6 +1,5 @@
 """What the fixture ``layers_regression`` does: compare a model with a bundle that is kept beside
-its test.
-"""
+its test."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ class LayersRegression:
 
 def bundle_name(test: str, name: str = "") -> str:
     """What the bundle of a test is called: its name where that is safe as a file's; else made safe,
-    and told apart by its digest.
-    """
+    and told apart by its digest."""
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]

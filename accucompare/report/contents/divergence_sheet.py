@@ -1,6 +1,5 @@
 """The sheet *Divergence*: the relative L2 error of every output over the execution order, as a
-chart and the data behind it.
-"""
+chart and the data behind it."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ _SERIES = (
 @dataclass(frozen=True)
 class _Point:
     """One output in the chart: its row, the row's number, its relative L2 error, the limit on that,
-    and the baseline's.
-    """
+    and the baseline's."""
 
     number: int
     row: Row
@@ -127,8 +125,7 @@ def _point(place: int, row: Row) -> _Point:
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
     """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between
-    them.
-    """
+    them."""
     values = [
         value
         for point in shown
@@ -145,8 +142,7 @@ def _label(name: str, most: int = _LABEL) -> str:
     """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as
     much of the rest as fits.
 
-    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``.
-    """
+    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``."""
     parts = name.split(".")
     kept = {len(parts) - 1}
     wanted = [at for at, part in enumerate(parts) if part.isdigit()]

@@ -1,6 +1,5 @@
 """The sheets that sum up very many rows, or several ranks or steps: *By layer*, *By rank*, *By
-step*, and a heat map of each of the two.
-"""
+step*, and a heat map of each of the two."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ _SAME, _NARROW = "=", 6.5
 
 def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]:
     """The sheets; their links lead to rows of *Layers*. None of a comparison that its rows tell all
-    about.
-    """
+    about."""
     if not found.summarised:
         return []
     tables = [_groups(comparison, layers, found, "layer", found.layers)]
@@ -55,8 +53,7 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
     """What is shown of each group, whose number is the row; ``name`` says what the groups are:
-    ``layer``, ``rank`` or ``step``.
-    """
+    ``layer``, ``rank`` or ``step``."""
 
     def measured(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]

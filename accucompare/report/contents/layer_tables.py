@@ -1,6 +1,5 @@
 """The large tables: *Layers*, one row per row of the comparison, and *Unmatched*, the rows that
-have only one side.
-"""
+have only one side."""
 
 from __future__ import annotations
 

@@ -158,8 +158,7 @@ def _fact(
     name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0
 ) -> Line:
     """A name, and beside it what is known of it; a text of more characters than fit in a line takes
-    more lines.
-    """
+    more lines."""
     return Line(
         [SheetItem(name, looks.MUTED_TEXT), SheetItem(value, look, link)],
         spread=1,
@@ -317,8 +316,7 @@ def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
 
 def _height(message: str, characters: int) -> float:
     """Points for a text that wraps at about so many characters, 0 for never; merged cells do not
-    grow by themselves.
-    """
+    grow by themselves."""
     return 15 * min(1 + len(message) // characters, 8) if characters else 0
 
 
@@ -364,8 +362,7 @@ def _counts(comparison: Result) -> Iterator[Line]:
 
 def _worst(rows: Sequence[tuple[Row, str]]) -> Iterator[Line]:
     """The rows with the largest relative L2 errors, those that fail first, each with what leads to
-    it.
-    """
+    it."""
     yield from _section(
         "Furthest from golden, by relative L2 error: what fails, and then the others"
     )

@@ -1,6 +1,5 @@
 """The sheet *Training*: every step of two runs, with charts of losses, their difference, gradient
-norms and learning rates.
-"""
+norms and learning rates."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ _Get = Callable[[StepPair], Value]
 
 def training(comparison: Result) -> list[Table]:
     """The table of steps with its charts, and the hidden one that these are drawn from; none
-    without training.
-    """
+    without training."""
     found = comparison.training
     if found is None:
         return []
@@ -153,8 +151,7 @@ def _skipped(side: str) -> _Get:
 
 def step_columns(found: TrainingResult) -> list[Column]:
     """What is shown of each step: both sides' numbers, their differences and limits, and what the
-    sides were told to do.
-    """
+    sides were told to do."""
     columns = [Column("step", lambda pair: pair.step, COUNT, 8)]
     if found.several_ranks:
         columns.append(Column("rank", lambda pair: pair.rank, COUNT, 7))
@@ -201,8 +198,7 @@ def step_columns(found: TrainingResult) -> list[Column]:
 
 def _chart_data(found: TrainingResult) -> Table:
     """The hidden table that the charts are drawn from: of neighbouring steps the one that is
-    furthest apart.
-    """
+    furthest apart."""
 
     def parts(pair: StepPair) -> bool:
         return found.parting is not None and (found.parting.rank, found.parting.step) == (

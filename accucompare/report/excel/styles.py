@@ -80,8 +80,7 @@ def hyperlink(cell: str, location: str) -> Hyperlink:
 
 def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> list[Rule]:
     """The rules that colour the rows of a table; ``cells`` are those of its first row, by the
-    titles of their columns.
-    """
+    titles of their columns."""
     rules = []
     for formula, look in coloring:
         style = DifferentialStyle(
@@ -96,8 +95,7 @@ def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> li
 
 def heat_rules(first: str) -> list[Rule]:
     """The rules that colour a heat map, whose first cell this is: white for what is far below its
-    limit, red for what is far over it.
-    """
+    limit, red for what is far over it."""
     style = DifferentialStyle(
         font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
     )

@@ -1,8 +1,7 @@
 """The Excel report of a comparison.
 
 *Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or
-steps, *Divergence*, *Unmatched*, *Environment*.
-"""
+steps, *Divergence*, *Unmatched*, *Environment*."""
 
 from __future__ import annotations
 

@@ -155,8 +155,7 @@ def _add_sheet(
     large: bool = False,
 ) -> Worksheet:
     """A new sheet with these column widths, printed in landscape format on so many pages side by
-    side; large is A3.
-    """
+    side; large is A3."""
     # a write-only sheet has the attributes used here, which its type does not list
     sheet = cast(Worksheet, workbook.create_sheet(title))
     for number, width in enumerate(widths, 1):

@@ -1,6 +1,5 @@
 """Rows of a table, written as XML into the workbook that openpyxl made: one row in memory at a
-time.
-"""
+time."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
     """Text that a cell can hold: invisible characters and those that XML forbids are escaped; a
-    text that is too long is cut.
-    """
+    text that is too long is cut."""
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
@@ -99,8 +97,7 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
 
 def _rows(sheet: SheetRows) -> Iterator[str]:
     """The XML of every row, below the header; few rows are looked at together, column by column,
-    which is faster.
-    """
+    which is faster."""
     table = sheet.table
     for start in range(sheet.start, sheet.stop, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, sheet.stop))
@@ -147,8 +144,7 @@ def _column(
 
 def _cell(place: str, style: int, value: Value, dense: bool) -> str:
     """The XML of a cell; an empty one is left out of a dense table. Text is marked as text, so it
-    is never taken for a formula.
-    """
+    is never taken for a formula."""
     if value is None or value == "":
         return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)

@@ -66,8 +66,7 @@ class CallNode:
 
     def title(self, around: CallNode | None) -> str:
         """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the
-        first.
-        """
+        first."""
         if self.operator:
             return self.operator
         name = (
@@ -90,8 +89,7 @@ class Pass:
 
 def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
     """All calls of a comparison by rank, step and stage, each of these in execution order. Modules
-    never called are left out.
-    """
+    never called are left out."""
     found: dict[tuple[int, int, CallStage], Pass] = {}
     calls: dict[_Key, CallNode] = {}
     callers: dict[_Key, _Key] = {}
@@ -128,8 +126,7 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
 
 def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
     """Whether a call has more callers than the drawing has room for, or is among them: so says only
-    a damaged file.
-    """
+    a damaged file."""
     for _ in range(_MOST_DEPTH):
         if key not in callers:
             return False
@@ -139,8 +136,7 @@ def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
 
 def worst(rows: Iterable[WrittenRow]) -> WrittenRow | None:
     """The row that tells most: one that fails before one that passes, then the one furthest over
-    its limit, then from golden.
-    """
+    its limit, then from golden."""
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)

@@ -143,8 +143,7 @@ def _encoded(text: str) -> bytes:
 
 def _is_finite(row: dict[str, Any]) -> bool:
     """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it
-    must be looked at closely.
-    """
+    must be looked at closely."""
     sides = [side["statistics"] for side in (row["golden"], row["candidate"]) if side]
     tables = [row, *(table for table in (*sides, row["metrics"]) if table)]
     return isfinite(
@@ -154,8 +153,7 @@ def _is_finite(row: dict[str, Any]) -> bool:
 
 def _indented(value: Any, line: str) -> str:
     """A value as ``json.dumps`` writes it with an indent of 1, in a quarter of the time; ``line``
-    is a new line with its indent.
-    """
+    is a new line with its indent."""
     if isinstance(value, str):
         return _quoted(value)
     if value is None or isinstance(value, bool):
@@ -174,8 +172,7 @@ def _indented(value: Any, line: str) -> str:
 
 def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it, which is at this place
-    (from 0).
-    """
+    (from 0)."""
     number = None if at is None else at + 1
     shown = {
         name: getattr(culprit, name)
@@ -284,8 +281,7 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
-    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
-    did."""
+    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one did."""
     record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {

@@ -198,8 +198,7 @@ def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
 
 def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
     """From what made the values that the node takes; where none is known, from what ran before it
-    in the same module.
-    """
+    in the same module."""
     edges = []
     for number, row in takes.items():
         source = node_of.get(row.producer or 0)
@@ -220,8 +219,7 @@ def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
 
 def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
     """A node's value is that of the row that tells most; one that fails without a number, as for
-    NaN, has its reason's colour.
-    """
+    NaN, has its reason's colour."""
     results: JSON = {}
     for node in nodes:
         row = worst(node.rows.values())

@@ -1,6 +1,5 @@
 """Every row of a comparison as a Parquet file, for pandas, DuckDB and Polars: the columns of the
-sheet *Layers*, with types.
-"""
+sheet *Layers*, with types."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 width, with arrows between the pairs.
 
 A step of a rank is a process, so that steps and ranks are apart; time says the order only. The
-format is the trace-event JSON of Chromium ("Trace Event Format", 2016), which Perfetto reads.
-"""
+format is the trace-event JSON of Chromium ("Trace Event Format", 2016), which Perfetto reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The page of a comparison: the sentence, culprits, divergence, the model as a tree, every row, the
-two environments.
-"""
+two environments."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ _MOST_CULPRITS = 20
 
 def _glue_of(row: Row) -> str:
     """The module whose own code made a failing value that it gave to another; ``""`` of all other
-    rows.
-    """
+    rows."""
     record = row.record
     if (
         row.reason is not Reason.GLUE
@@ -125,8 +123,7 @@ PHASES = (
 
 class StepChart(NamedTuple):
     """A chart of the steps of two runs: the titles of its columns, each with its look, and whether
-    its axis is logarithmic.
-    """
+    its axis is logarithmic."""
 
     title: str
     series: tuple[tuple[str, str], ...]
@@ -207,16 +204,14 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
 
 def _place(places: Array | None, place: int | None) -> int | None:
     """Where the row of a place stands in the page's table, which holds the rows of these places, or
-    all.
-    """
+    all."""
     return place if place is None or places is None else int(np.searchsorted(places, place))
 
 
 def _summaries(
     found: Overview, data: PageData
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Write the tables and heat maps that sum up all rows, and return what the head says of
-    each."""
+    """Write the tables and heat maps that sum up all rows, and return what the head says of each."""
     groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
     tables = [
         data.table(f"by {name}", group_columns(name, each), range(len(each.names)))
@@ -241,8 +236,7 @@ def _summaries(
 
 def anchor(row: Row) -> str:
     """The part of a link behind ``#`` that leads to a row, also on a page that is written anew:
-    ``a.fc;role=output;step=2``.
-    """
+    ``a.fc;role=output;step=2``."""
     parts = [quote(printable(layer(row)), safe="")]
     if (record := row.record) is not None:
         known = (

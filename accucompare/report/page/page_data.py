@@ -74,8 +74,7 @@ class PageData:
         the head says of it.
 
         A number of the candidate's is written as its difference in bits from golden's, since most
-        are nearly equal. ``numbers`` are the rows'; ``None`` for 1, 2, ….
-        """
+        are nearly equal. ``numbers`` are the rows'; ``None`` for 1, 2, …."""
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
         for block in value_blocks(columns, rows, _BLOCK, numbers):
@@ -108,8 +107,7 @@ class PageData:
 
     def matrix(self, numbers: Sequence[float | None]) -> int:
         """Write the numbers of a heat map, row after row, in three bytes each, and return where
-        they lie.
-        """
+        they lie."""
         return self._add(_planes(leading_bits(numbers, 3), 3))
 
     def finish(self, head: dict[str, Any]) -> None:
@@ -123,8 +121,7 @@ class PageData:
 
     def _texts(self, known: dict[Value, int]) -> list[int]:
         """Write the texts of a column, without characters that cannot be seen, and return where
-        they lie.
-        """
+        they lie."""
         texts = json.dumps(
             ["" if value is None else printable(str(value)) for value in known], ensure_ascii=False
         ).encode()
@@ -163,8 +160,7 @@ def _indices(values: list[Value], known: dict[Value, int]) -> Array:
 
 def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -> bytes:
     """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are
-    told by.
-    """
+    told by."""
     count = _width(column)
     bits = leading_bits(values, count, _DIGITS.get(column.format, 0))
     if column.title.startswith("golden "):
@@ -177,8 +173,7 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
     """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no
     number has bits of its own.
 
-    ``digits``: how many decimal digits they are rounded to before; 0 for all.
-    """
+    ``digits``: how many decimal digits they are rounded to before; 0 for all."""
     if "" in values:
         values = [None if value == "" else value for value in values]
     numbers = np.array(values, np.float64)  # NaN for None
@@ -200,8 +195,7 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
 
 
 def _to_digits(numbers: Array, digits: int) -> Array:
-    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no
-    float64."""
+    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no float64."""
     with np.errstate(all="ignore"):
         power = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(numbers))))
         rounded = np.rint(numbers * power) / power
@@ -210,8 +204,7 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 def _planes(numbers: Array, count: int) -> bytes:
     """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then
-    all second ones.
-    """
+    all second ones."""
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
     return (

@@ -1,6 +1,5 @@
 """The file of a page: a template filled in, then the data, with nothing that a browser would fetch
-or run besides our own.
-"""
+or run besides our own."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ class Column(NamedTuple):
 
 def limit_on_error(row: Row) -> float | None:
     """The limit on the relative L2 error: the one in force, or else the error divided by the
-    multiple of its limit.
-    """
+    multiple of its limit."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -176,8 +175,7 @@ def _other_shape(row: Row) -> str:
 
 def _other_name(row: Row) -> str:
     """The candidate's qualified name: ``same``, where it is golden's, and no renaming made them
-    match.
-    """
+    match."""
     if row.golden is None or row.candidate is None:
         return ""
     return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)
@@ -293,8 +291,7 @@ def value_blocks(
     columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
 ) -> Iterator[list[list[Value]]]:
     """The values of so many rows at a time, by column; few of the rows are in memory. ``numbers``
-    are theirs; ``None`` for 1, 2, ….
-    """
+    are theirs; ``None`` for 1, 2, …."""
     each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
     while True:
         values: list[list[Value]] = [[] for _ in columns]
@@ -311,8 +308,7 @@ def _of_few(
     get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]
 ) -> Iterable[Value]:
     """The values of a column in a few rows. A part that several columns read is looked for once,
-    and kept in ``parts``.
-    """
+    and kept in ``parts``."""
     if get is None:
         return parts[None]
     if not isinstance(get, Of):
@@ -390,8 +386,7 @@ class _Read:
 
 def _exact_dtype(values: Sequence[Value]) -> str:
     """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot
-    hold.
-    """
+    hold."""
     there = [value for value in values if value is not None]
     if all(isinstance(value, int) for value in there):
         least, most = min(map(int, there)), max(map(int, there))

@@ -1,6 +1,5 @@
 """The sheet *Environment*: what each bundle, or each rank of a watch, recorded of how it was made,
-entry by entry.
-"""
+entry by entry."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def entry_table(
     listed: Sequence[EnvironmentEntry],
     *more: Column,
 ) -> Table:
-    """A sheet *Environment* with a column for each of these titles, and more columns to the
-    right."""
+    """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
 
     def height(entry: EnvironmentEntry) -> float:
         longest = max(map(len, entry.values))
@@ -149,8 +147,7 @@ def entries(
     golden: Manifest, candidate: Manifest, baseline: Manifest | None = None
 ) -> list[EnvironmentEntry]:
     """The manifests side by side, in the order of golden's; an entry that golden lacks stands
-    beside those of its table.
-    """
+    beside those of its table."""
     tables = [
         dict(_of_manifest(manifest))
         for manifest in (golden, candidate, baseline)
@@ -237,8 +234,7 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
 
 def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
     """The values of a table under dotted keys; of a table or list with more entries than
-    ``longest``, their number.
-    """
+    ``longest``, their number."""
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
         yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):

@@ -118,8 +118,7 @@ def header_look(column: Column) -> Look:
 
 def _look(column: Column) -> Look:
     """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps
-    clear of them.
-    """
+    clear of them."""
     look = (
         Look(indent=1, format=TEXT)
         if column.format == TEXT

@@ -55,8 +55,7 @@ _ONE_SIDE, _GLUE, _TOO_PRECISE = (
 
 class Chosen(Sequence[Row]):
     """Some rows of a comparison, taken from it when they are asked for; ``places`` are theirs in
-    it, from 0.
-    """
+    it, from 0."""
 
     def __init__(self, rows: Sequence[Row], places: Array) -> None:
         self._rows, self._places = rows, places
@@ -161,8 +160,7 @@ class Overview:
     @property
     def summarised(self) -> bool:
         """Whether there are several ranks or steps, or more rows than are held, so that summaries
-        tell more than rows.
-        """
+        tell more than rows."""
         return self.places is not None or len(self.ranks.names) > 1 or len(self.steps.names) > 1
 
     def link(self, layers: Table, place: int | None) -> str:
@@ -185,8 +183,7 @@ class Overview:
 
 def what_is_held(found: Overview, where: str, leads: str) -> str:
     """Which rows a report of very many holds and leaves out, in words; ``leads``: what the others
-    are held for.
-    """
+    are held for."""
     assert found.places is not None
     kinds = (
         (found.failing_held, found.failing, "that fail"),
@@ -213,8 +210,7 @@ _last: tuple[weakref.ref[Result], Overview] | None = None
 
 def overview_of(comparison: Result) -> Overview:
     """What a report shows of a comparison. That of the last one is kept, since several reports are
-    written of it.
-    """
+    written of it."""
     global _last
     if _last is None or _last[0]() is not comparison:
         _last = weakref.ref(comparison), _looked_over(comparison)
@@ -282,8 +278,7 @@ def _fails_first(errors: Array, fails: Array) -> Array:
 
 class _Columns(NamedTuple):
     """Of each row: its reason's code, its layer's number, its rank and step, whether it is an
-    output; and its errors.
-    """
+    output; and its errors."""
 
     codes: Array
     layers: Array
@@ -298,8 +293,7 @@ class _Columns(NamedTuple):
 
 class _Pass:
     """One pass over all rows, block by block, which keeps of each row the few numbers that an
-    overview is made of.
-    """
+    overview is made of."""
 
     def __init__(self, fed: bool, finder: Finder) -> None:
         self.fed, self.finder, self.total = fed, finder, 0
@@ -406,8 +400,7 @@ class _Pass:
 
 def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array:
     """The places of the rows that are held: those that fail, those near their limit, and those that
-    something leads to.
-    """
+    something leads to."""
     of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
     led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
     led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
@@ -474,7 +467,6 @@ def _measured(metrics: Sequence[Metrics | None]) -> tuple[Array, Array]:
 
 def _sizes(used: Array, fails: Array, not_compared: Array) -> Array:
     """The errors as multiples of their limits: over 1 of what fails, infinite if that has no
-    number; ``NONE`` of what was not compared.
-    """
+    number; ``NONE`` of what was not compared."""
     passing = np.where(used > 0, np.minimum(used, 1.0), 0.0)
     return np.where(fails, np.where(used > 1, used, np.inf), np.where(not_compared, NONE, passing))

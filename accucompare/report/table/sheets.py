@@ -1,6 +1,5 @@
 """What a report consists of, as data: pages of lines, and tables with their columns, rows and
-charts. Formats write them.
-"""
+charts. Formats write them."""
 
 from __future__ import annotations
 
@@ -176,8 +175,7 @@ class Table:
 
     def place(self, index: int, title: str) -> str:
         """The cell of a row in the column of this title, as links name it; quoted, since a sheet's
-        title may hold a space.
-        """
+        title may hold a space."""
         page, offset = divmod(index, self._capacity)
         sheet = f"{self.title} {page + 1}" if page else self.title
         return f"'{sheet}'!{self.letters[title]}{self.header + 1 + offset}"
@@ -204,8 +202,7 @@ def table_lines(
     numbered: bool = False,
 ) -> Iterator[Line]:
     """A small table among the lines of a page: a header and its rows; below each what ``below``
-    gives, before it its number.
-    """
+    gives, before it its number."""
     count = Column("#", None, COUNT)
     margin = SheetItem(count.title, header_look(count)) if numbered else None
     yield Line(

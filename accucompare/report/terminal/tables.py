@@ -1,6 +1,5 @@
 """Tables in a terminal: as wide as it is; a name that is too long is cut in its middle, and a
-number never. In a pipe, names are whole.
-"""
+number never. In a pipe, names are whole."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def print_table(
 
 def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int]:
     """The widths of columns: what each needs; names share what the others leave, if that is less
-    than they need.
-    """
+    than they need."""
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])

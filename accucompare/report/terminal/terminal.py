@@ -51,8 +51,7 @@ _WORST_SHOWN = 8
 
 def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first
-    divergence, the worst rows, counts.
-    """
+    divergence, the worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
@@ -134,8 +133,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
 
 def _print_training(console: Console, comparison: Result) -> None:
     """What two runs were told to do otherwise, where they part, how they wander, and what came of a
-    standard.
-    """
+    standard."""
     found, sentence = comparison.training, training.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
@@ -250,8 +248,7 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
 
 def _print_worst(console: Console, comparison: Result) -> None:
     """The rows furthest over their limit; where none fails, those that use more than half of it, if
-    there are such.
-    """
+    there are such."""
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
@@ -310,8 +307,7 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
 
 def _ranks_and_steps(comparison: Result) -> str:
     """Which rank is worst, and in which step failing begins, where there are several of each;
-    ``""`` if none fails.
-    """
+    ``""`` if none fails."""
     manifests = (comparison.golden.manifest, comparison.candidate.manifest)
     several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
     if not several or not comparison.counts_by_status()[Status.FAIL]:

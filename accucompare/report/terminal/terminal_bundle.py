@@ -1,6 +1,5 @@
 """What ``capture``, ``show`` and ``verify`` print of a bundle: what there is, its records, one
-tensor, whether all is as it was written.
-"""
+tensor, whether all is as it was written."""
 
 from __future__ import annotations
 
@@ -259,8 +258,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
 
 def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
     """The values of a part, as NumPy prints them; of a large one only those that it shows are read,
-    three at each end of each axis.
-    """
+    three at each end of each axis."""
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)

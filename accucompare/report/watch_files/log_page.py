@@ -1,6 +1,5 @@
 """The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers,
-warnings, the checklist.
-"""
+warnings, the checklist."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
 
 def _step_columns(ranks: Ranks) -> list[Column]:
     """The columns of every report's steps, with the loss and the learning rate that the backward
-    and the update were seen to have.
-    """
+    and the update were seen to have."""
     seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
 
     def loss(row: log.StepRow) -> float | None:
@@ -143,8 +141,7 @@ def _step_columns(ranks: Ranks) -> list[Column]:
 
 def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
     """Write the heat maps that the log has numbers for, and return the names of their rows, and
-    what the head says of each.
-    """
+    what the head says of each."""
     names: list[str] = []
     heats = []
     for measure in log.MEASURES:

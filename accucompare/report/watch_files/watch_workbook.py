@@ -1,6 +1,5 @@
 """The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*,
-*Health*, *Environment*.
-"""
+*Health*, *Environment*."""
 
 from __future__ import annotations
 
@@ -176,8 +175,7 @@ def _steps(ranks: Ranks) -> list[Table]:
 
 def _chart_data(steps: Sequence[Step]) -> Table:
     """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the
-    first that is not finite.
-    """
+    first that is not finite."""
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
     top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
     columns = [
@@ -225,8 +223,7 @@ def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
 
 def _environment(ranks: Ranks) -> Table:
     """How each rank ran; what is not as in the first column is marked, but for what is each rank's
-    own.
-    """
+    own."""
     shown, listed = rank_entries(ranks)
     left_out = len(ranks.ranks) - len(shown)
     note = f"{left_out:,} more ranks are not shown." if left_out else ""

@@ -1,6 +1,5 @@
 """One finding in words: what and where, made how, what went in and came out, what to try. Without
-torch.
-"""
+torch."""
 
 from __future__ import annotations
 
@@ -129,8 +128,7 @@ def finding_headline(finding: Finding, start: WatchStart) -> str:
 
 def how(finding: Finding) -> str:
     """How it came to be there: made by which operator at which line, from what; or where it came
-    from.
-    """
+    from."""
     by = (f" by {printable_value(finding.operator, 80)}" if finding.operator else "") + (
         f" at {printable_value(finding.line)}" if finding.line else ""
     )

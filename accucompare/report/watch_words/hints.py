@@ -88,15 +88,13 @@ class Facts:
     @property
     def overflow(self) -> bool:
         """Whether what is too large was made here, so that a type of more range, or smaller values,
-        help.
-        """
+        help."""
         return self.large and self.inside and not self.of(*_AT_ZERO)
 
     @property
     def nearest(self) -> tuple[float, float]:
         """Of what went in, the largest magnitude that is finite, and the limit of its dtype; 0 if
-        there is none.
-        """
+        there is none."""
         sized = [
             (tensor.abs_max, _limit(tensor))
             for tensor in self.inputs
@@ -107,15 +105,13 @@ class Facts:
     @property
     def exploded(self) -> bool:
         """Whether what went in had grown far beyond what layers hand on, in a type whose range is
-        not what is short.
-        """
+        not what is short."""
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
     def outside_of_powers(self) -> bool:
         """Whether what was raised to a power reaches 0 or below it, and its square would be no
-        overflow.
-        """
+        overflow."""
         base = self.inputs[:1]
         return not any(
             float(each.low) > 0 or each.abs_max > math.sqrt(_limit(each) or math.inf)
@@ -145,8 +141,7 @@ def _limit(tensor: TensorRange) -> float:
 
 class _Hint(NamedTuple):
     """A hint, and when it is given. The text may hold {name}, {dtype}, {limit}, {step}, {near},
-    {low} and {high}.
-    """
+    {low} and {high}."""
 
     when: Callable[[Facts], bool]
     text: str

@@ -74,8 +74,7 @@ def _ranges(numbers: Iterable[int], _: str) -> str:
 
 def printable_value(text: str, most: int = 160) -> str:
     """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out
-    of a long one.
-    """
+    of a long one."""
     text = printable(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

@@ -9,8 +9,7 @@ from accucompare.report.watch_words import CHECK_WORDS, said
 
 def headline(health: Health) -> str:
     """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked
-    at``.
-    """
+    at``."""
     counts = health.counts()
     unseen = counts.pop(CheckStatus.NOT_LOOKED_AT)
     wrong = [

@@ -1,6 +1,5 @@
 """The sheets of a watch's log with a number of each parameter in each step: shaded as a heat map,
-and a few of them as curves.
-"""
+and a few of them as curves."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ _CHART_LINES = 17
 
 def norm_sheets(ranks: Ranks) -> list[Table]:
     """A sheet for each number of each parameter that the log has, of the rank of which all is
-    shown; none of a log without.
-    """
+    shown; none of a log without."""
     run = main_run(ranks)
     of_rank = f", rank {run.start.rank}" if ranks.several else ""
     return [
@@ -91,8 +89,7 @@ def _number(name: str) -> Callable[[LayerStep], float | None]:
 
 def _ends(rows: Sequence[LayerStep], names: Sequence[str]) -> list[str]:
     """The parameters with the largest and the smallest numbers at the end, of those that a
-    logarithmic axis can show.
-    """
+    logarithmic axis can show."""
     known = {
         name: [each for row in rows if (each := row.numbers.get(name)) is not None]
         for name in names

@@ -30,8 +30,7 @@ _ON_PURPOSE = (
 def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
     """Print the verdict; then a line for each custom Function in each form of its calls.
 
-    ``quiet``: print the verdict line only.
-    """
+    ``quiet``: print the verdict line only."""
     console = open_console()
     counts = {
         status: len(found.of(status))

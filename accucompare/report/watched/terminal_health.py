@@ -30,8 +30,7 @@ def print_health(ranks: Ranks, health: Health, *, quiet: bool = False) -> None:
     """Print the checklist, layer by layer: of each check what was measured and its thresholds, and
     what to do where it is not passed.
 
-    ``quiet``: print the line with the counts only.
-    """
+    ``quiet``: print the line with the counts only."""
     console = open_console()
     console.print(_counts(ranks, health), soft_wrap=True)
     if quiet:

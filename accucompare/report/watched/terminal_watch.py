@@ -1,6 +1,5 @@
 """What a watch prints: findings with the last frames before them, on stderr, while it runs; the
-analysis of a log, on stdout.
-"""
+analysis of a log, on stdout."""
 
 from __future__ import annotations
 
@@ -199,8 +198,7 @@ def checks_fail(health: Health | None) -> bool:
 
 def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
     """The verdict in a line: ``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``;
-    and what and where, if it stands alone.
-    """
+    and what and where, if it stands alone."""
     path = printable_value(str(ranks.path), 400)
     outcome = judge_finite(ranks)
     if outcome.status is CheckStatus.NOT_LOOKED_AT:

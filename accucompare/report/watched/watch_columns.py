@@ -1,6 +1,5 @@
 """What a watch's log holds, as rows and columns: findings, the frames' tensors, steps, warnings.
-Every report of a watch reads them.
-"""
+Every report of a watch reads them."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
 def main_run(ranks: Ranks) -> Analysis:
     """The run of which all is shown: the one with the first origin, or the first; all ranks' would
-    be too many.
-    """
+    be too many."""
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
 
 
@@ -58,8 +56,7 @@ def _number(value: Number | None) -> Value:
 
 class FindingRow(NamedTuple):
     """A finding; where not all that its origin passed through is shown, the last one counts how
-    many more there are.
-    """
+    many more there are."""
 
     run: Analysis
     finding: Finding
@@ -178,8 +175,7 @@ FINDINGS = (
 
 class TensorRow(NamedTuple):
     """A tensor of a frame, or ``None`` for a frame without any; whether it is its frame's first;
-    whether the frame is an origin.
-    """
+    whether the frame is an origin."""
 
     run: Analysis | None
     frames: Frames

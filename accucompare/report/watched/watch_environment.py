@@ -16,8 +16,7 @@ _OWN = ("log", "rank", "time", "device")  # what each rank has of its own
 
 def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
     """The ranks that are shown, the main one first, and what each recorded of how it ran; what
-    differs is marked.
-    """
+    differs is marked."""
     first = main_run(ranks)
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
     tables = [dict(_entries(run)) for run in shown]

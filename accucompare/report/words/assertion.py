@@ -1,6 +1,5 @@
 """What a failed assertion says of a comparison, in the manner of ``torch.testing.assert_close``:
-culprits, counts, what would pass.
-"""
+culprits, counts, what would pass."""
 
 from __future__ import annotations
 
@@ -24,15 +23,13 @@ _UNMATCHED_SHOWN = 10
 def failure(comparison: Result) -> str:
     """The message of an AssertionError; its first line alone is what a test runner lists.
 
-    Names come from models and files: what a terminal would obey is escaped.
-    """
+    Names come from models and files: what a terminal would obey is escaped."""
     return "\n".join(map(printable, _lines(comparison)))
 
 
 def nan_on_both(comparison: Result) -> str:
     """The message of an AssertionError where golden and the candidate both hold NaN; ``""`` if
-    nowhere.
-    """
+    nowhere."""
     rows = [row for row in comparison.rows if _holds_nan(row.golden) and _holds_nan(row.candidate)]
     if not rows:
         return ""
@@ -108,8 +105,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
     """The smallest limits with which every row would pass, as they are given: ``Would pass:
-    rel_l2=1.01e-02``; or that none would.
-    """
+    rel_l2=1.01e-02``; or that none would."""
     if hopeless := [row for row in failing if not _has_limit(row)]:
         more = f", and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
         return (
@@ -160,8 +156,7 @@ def _has_limit(row: Row) -> bool:
 
 def _smallest(name: str, rows: list[Row], own: float) -> str:
     """The smallest limit of a kind that passes all rows, and no less than the one that was given;
-    ``""`` if none does.
-    """
+    ``""`` if none does."""
     errors = []
     for row in rows:
         exact = [each.error for each in row.verdict.smallest if each.name == name]

@@ -1,6 +1,5 @@
 """What every report says of the culprits: where, how far beyond what is expected, and how certain
-that is.
-"""
+that is."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def note(comparison: Result) -> str:
 
 def identical_until(comparison: Result) -> str:
     """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where
-    there is no such row.
-    """
+    there is no such row."""
     row = comparison.identical_until
     if row is None:
         return ""
@@ -118,15 +116,13 @@ def fed(comparison: Result) -> str:
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
     """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before
-    fc1) (step 2)``.
-    """
+    fc1) (step 2)``."""
     return culprit_place(culprit) + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:
     """Its excess; ``None`` without a baseline, for another shape or kind of number, and for
-    integers.
-    """
+    integers."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
 
@@ -143,8 +139,7 @@ def error(culprit: Culprit) -> float | None:
 
 def configuration_words(culprit: Culprit) -> str:
     """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01
-    in the candidate``; or ``""``.
-    """
+    in the candidate``; or ``""``."""
     options = [
         f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate"
         for option in culprit.configured

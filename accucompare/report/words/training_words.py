@@ -139,8 +139,7 @@ FED_STEPS = (
 
 def steps_sentence(comparison: Result) -> str:
     """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` where nothing
-    of training was compared.
-    """
+    of training was compared."""
     training = comparison.training
     if training is None or training.judged_by is JudgedBy.NOTHING or not training.compared:
         return ""
@@ -175,8 +174,7 @@ def settings(training: TrainingResult) -> list[str]:
 
 def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
     """What more there is to say of the steps: where bits first differ, drift and scatter, steps on
-    one side, what was not compared.
-    """
+    one side, what was not compared."""
     bits = training.other_bits
     if bits is not None and bits != training.parting and training.same_type:
         before = (

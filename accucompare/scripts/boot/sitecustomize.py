@@ -16,8 +16,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 class _WaitForTorch:
     """A finder that finds ``torch`` as the others do, once, and lets the capture be set up when it
-    is imported.
-    """
+    is imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -46,8 +45,7 @@ def _run_afterwards(loader: Any) -> None:
 
 def _install() -> None:
     """Set the capture up; whatever goes wrong is left for the command to say, and does not reach
-    the script.
-    """
+    the script."""
     try:
         if "accucompare" not in sys.modules:
             _import_this_package()
@@ -61,8 +59,7 @@ def _install() -> None:
 
 def _import_this_package() -> None:
     """Import the very package that this file belongs to, wherever it lies, so that it is the one
-    that the command runs.
-    """
+    that the command runs."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(
@@ -101,8 +98,7 @@ def _tell(error: str) -> None:
 
 def _run_the_machines_own() -> None:
     """Run the ``sitecustomize`` that would have run without this one; its errors are shown by
-    ``site``, as ever.
-    """
+    ``site``, as ever."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     mine = sys.modules.pop("sitecustomize", None)
     try:
