@@ -56,8 +56,8 @@ class NonFiniteWarning(UserWarning):
 
 
 class WatchEndedError(AccucompareError):
-    """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused
-    a run whose loss stayed NaN or Inf."""
+    """A watch has reached ``abort_after_step``, or ``pause_after`` has paused a run whose loss
+    stayed NaN or Inf."""
 
 
 class BundleError(AccucompareError):
@@ -69,8 +69,7 @@ class RecordError(BundleError):
 
 
 class ClusterError(AccucompareError):
-    """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the
-    work."""
+    """A cluster that cannot be reached, has lost its workers, or whose workers cannot do the work."""
 
 
 class ReportError(AccucompareError):
