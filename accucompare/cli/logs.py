@@ -1,5 +1,5 @@
-"""What of the package's logging a command shows: warnings, with --debug everything, with --quiet
-errors only."""
+"""The package's logging as a command shows it: warnings; everything with --debug; errors only with
+--quiet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGE = logging.getLogger("accucompare")
 
 
 class _Stderr(logging.Handler):
-    """Prints as the commands do, to what standard error is at the moment."""
+    """Prints to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -26,8 +26,8 @@ class _Stderr(logging.Handler):
 
 @contextlib.contextmanager
 def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
-    """Print what the package logs while a command runs; a configuration of the user's own code sees
-    none of it twice."""
+    """Print the package's logs while a command runs, without showing them twice where user code
+    configures logging."""
     handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
     if debug:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
@@ -45,7 +45,7 @@ def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_later(name: str) -> Iterator[None]:
-    """What this logger says meanwhile, the command itself tells at its end."""
+    """Silence this logger: the command itself tells the same at its end."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
