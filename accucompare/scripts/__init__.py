@@ -1,2 +1,2 @@
-"""Capturing and watching scripts that nobody has edited: how they are started, and what happens
-inside of their processes."""
+"""Capturing and watching unedited scripts: how they are started, and what happens inside their
+processes."""
