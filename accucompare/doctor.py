@@ -240,7 +240,8 @@ def _with_version(module: str) -> str:
 def _device_problems(
     devices: dict[str, DeviceReport], asked: DeviceName | None
 ) -> Iterator[Problem]:
-    """The problems of devices; if none was asked for, only installed software that does not work."""
+    """The problems of devices; if none was asked for, only installed software that does not
+    work."""
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)

@@ -69,7 +69,8 @@ class RecordError(BundleError):
 
 
 class ClusterError(AccucompareError):
-    """A cluster that cannot be reached, has lost its workers, or whose workers cannot do the work."""
+    """A cluster that cannot be reached, has lost its workers, or whose workers cannot do the
+    work."""
 
 
 class ReportError(AccucompareError):

@@ -63,7 +63,8 @@ def reader_may_leave() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, as a function of done and total; ``None`` if stderr is no terminal."""
+    """A progress bar on stderr, as a function of done and total; ``None`` if stderr is no
+    terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

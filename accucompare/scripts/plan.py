@@ -1,4 +1,5 @@
-"""The command's plan for a script's processes, and the handshake that each leaves. Needs no torch."""
+"""The command's plan for a script's processes, and the handshake that each leaves. Needs no
+torch."""
 
 from __future__ import annotations
 

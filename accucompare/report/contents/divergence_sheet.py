@@ -1,4 +1,5 @@
-"""The sheet *Divergence*: the relative L2 error of every output in execution order, chart and data."""
+"""The sheet *Divergence*: the relative L2 error of every output in execution order, chart and
+data."""
 
 from __future__ import annotations
 

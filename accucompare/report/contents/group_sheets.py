@@ -51,7 +51,8 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
-    """The columns for groups, whose number is the row; ``name``: ``layer``, ``rank`` or ``step``."""
+    """The columns for groups, whose number is the row; ``name``: ``layer``, ``rank`` or
+    ``step``."""
 
     def measured(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]

@@ -196,7 +196,8 @@ def step_columns(found: TrainingResult) -> list[Column]:
 
 
 def _chart_data(found: TrainingResult) -> Table:
-    """The hidden table that feeds the charts: of neighbouring steps the one that is furthest apart."""
+    """The hidden table that feeds the charts: of neighbouring steps the one that is furthest
+    apart."""
 
     def parts(pair: StepPair) -> bool:
         return found.parting is not None and (found.parting.rank, found.parting.step) == (

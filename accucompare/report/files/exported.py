@@ -42,7 +42,8 @@ def facts(row: WrittenRow) -> dict[str, str]:
 
 
 def log_of(value: float | None) -> float | None:
-    """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a number."""
+    """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a
+    number."""
     if value is None or math.isnan(value):
         return None
     if value <= 0:

@@ -281,7 +281,8 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
-    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one did."""
+    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
+    did."""
     record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {

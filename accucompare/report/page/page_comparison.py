@@ -211,7 +211,8 @@ def _place(places: Array | None, place: int | None) -> int | None:
 def _summaries(
     found: Overview, data: PageData
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Write the tables and heat maps that sum up all rows, and return what the head says of each."""
+    """Write the tables and heat maps that sum up all rows, and return what the head says of
+    each."""
     groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
     tables = [
         data.table(f"by {name}", group_columns(name, each), range(len(each.names)))

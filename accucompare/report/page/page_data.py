@@ -195,7 +195,8 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
 
 
 def _to_digits(numbers: Array, digits: int) -> Array:
-    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no float64."""
+    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no
+    float64."""
     with np.errstate(all="ignore"):
         power = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(numbers))))
         rounded = np.rint(numbers * power) / power

@@ -167,7 +167,8 @@ def _other_shape(row: Row) -> str:
 
 
 def _other_name(row: Row) -> str:
-    """The candidate's qualified name: ``same`` if it equals golden's and no renaming paired them."""
+    """The candidate's qualified name: ``same`` if it equals golden's and no renaming paired
+    them."""
     if row.golden is None or row.candidate is None:
         return ""
     return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)

@@ -1,4 +1,5 @@
-"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its limit."""
+"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its
+limit."""
 
 from __future__ import annotations
 

@@ -204,7 +204,8 @@ _last: tuple[weakref.ref[Result], Overview] | None = None
 
 
 def overview_of(comparison: Result) -> Overview:
-    """The overview of a comparison; the last one is cached, since several reports may be written."""
+    """The overview of a comparison; the last one is cached, since several reports may be
+    written."""
     global _last
     if _last is None or _last[0]() is not comparison:
         _last = weakref.ref(comparison), _looked_over(comparison)
