@@ -1,5 +1,5 @@
-"""What ``capture``, ``show`` and ``verify`` print of a bundle: what there is, its records, one
-tensor, whether all is as it was written."""
+"""What ``capture``, ``show`` and ``verify`` print of a bundle: its contents, its records, one
+tensor, whether it is as it was written."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from accucompare.text import counted
 _DAMAGE_SHOWN = 10
 #: Bytes: a smaller tensor is read whole, and verified, before a part of it is shown.
 _VERIFIED = 256 << 20
-_VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
+_VALUES_SHOWN = 200  # larger tensors show the ends of each axis
 
 
 def print_capture(path: Place) -> None:
-    """Say what a capture wrote."""
     with open_bundle(path) as bundle:
         steps = bundle.steps()
         records = sum(entry.records for _, entry in steps)
@@ -62,14 +61,14 @@ def _sizes(path: Place) -> Iterable[int]:
 def print_import(
     path: Place, tool: str, records: int, without_values: int, weights: int, notes: list[str]
 ) -> None:
-    """Say what was imported, and what was left out of it.
+    """Say what was imported, and what was left out.
 
     Args:
         path: the bundle.
         tool: whose dump it was made of.
-        records, without_values: how many there are, and how many of them have statistics only, or
-            are no tensors.
-        weights: whose digests the manifest has.
+        records: how many there are.
+        without_values: how many of them have statistics only, or are no tensors.
+        weights: how many weights' digests the manifest has.
         notes: sentences, among them what was left out.
     """
     console = open_console()
@@ -83,7 +82,6 @@ def print_import(
 
 
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
-    """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
     of_tensors = (
         f", {_size(verified.nbytes)} read"
@@ -118,13 +116,12 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
 def print_records(
     bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None
 ) -> None:
-    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN
-    and Inf.
+    """List a bundle's records: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and
+    Inf.
 
     Args:
-        bundle: the bundle.
         step, rank: list these only; ``None`` for all.
-        glob: list the layers that match only; ``None`` for all.
+        glob: list matching layers only; ``None`` for all.
 
     Raises:
         UsageError: if none matches, or no record is of that step or rank.
@@ -160,7 +157,7 @@ def _statistic(name: str) -> Callable[[Record], Value]:
 
 
 def _least(record: Record) -> Value:
-    """The smallest value; of a value that is never recorded, its layout."""
+    """The smallest value; the layout of a value that is never recorded."""
     if record.statistics is not None:
         return record.statistics.min
     return None if record.layout.has_data else record.layout.value
@@ -202,8 +199,8 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     asked to.
 
     Raises:
-        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for
-            and were not recorded.
+        RecordError: if it is not recorded as a value, or is damaged, or its values were not
+            recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
@@ -257,8 +254,8 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
 
 
 def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
-    """The values of a part, as NumPy prints them; of a large one only those that it shows are read,
-    three at each end of each axis."""
+    """The values of a part, as NumPy prints them; of a large one only those shown are read: three
+    at each end of each axis."""
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)
