@@ -37,8 +37,7 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
 
 
 def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the checklist as an Excel report, with the norms of each parameter behind it, and
-    return its path.
+    """Write the checklist and each parameter's norms as a workbook, and return its path.
 
     Raises:
         ReportError: if it cannot be written.

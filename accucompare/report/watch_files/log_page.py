@@ -1,5 +1,5 @@
-"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers,
-warnings, the checklist."""
+"""The page of a watch's log: answer, findings, frames, steps, heat maps of layers, warnings,
+checklist."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
 
 
 def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
-    """Write the tables and heat maps, and return what the page's script has to know."""
+    """Write the tables and heat maps, and return what the page's script needs."""
     contents = {
         "findings": findings_table(ranks),
         "frames": frames_table(ranks),
@@ -115,8 +115,8 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
 
 
 def _step_columns(ranks: Ranks) -> list[Column]:
-    """The columns of every report's steps, with the loss and the learning rate that the backward
-    and the update were seen to have."""
+    """The columns of every report's steps, with the loss and learning rate seen in backward and
+    update."""
     seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
 
     def loss(row: log.StepRow) -> float | None:
@@ -140,8 +140,7 @@ def _step_columns(ranks: Ranks) -> list[Column]:
 
 
 def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
-    """Write the heat maps that the log has numbers for, and return the names of their rows, and
-    what the head says of each."""
+    """Write the heat maps that have numbers; return the names of their rows, and their heads."""
     names: list[str] = []
     heats = []
     for measure in log.MEASURES:
