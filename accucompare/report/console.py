@@ -1,5 +1,4 @@
-"""The commands' output: as wide as the terminal, or in 100 columns; progress on stderr if that is a
-terminal."""
+"""The commands' output: as wide as the terminal, or in 100 columns; progress on stderr."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def safe_text(text: str, style: str = "") -> Text:
 
 
 def fitted(console: Console, name: str, used: int) -> str:
-    """A name for a terminal's line with ``used`` other characters, its middle cut out if too long.
-    In a pipe or a file it is whole."""
+    """A name beside ``used`` characters, cut in the middle if too long; whole in a pipe or file."""
     if not console.is_terminal:
         return name
     return cut(name, max(console.width - used, _LEAST_NAME), cell_len)
@@ -63,8 +61,7 @@ def reader_may_leave() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, as a function of done and total; ``None`` if stderr is no
-    terminal."""
+    """A progress bar on stderr, called with done and total; ``None`` without a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

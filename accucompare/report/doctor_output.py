@@ -1,5 +1,4 @@
-"""What ``accucompare doctor`` prints: JSON, or verdict, problems and the rest in at most 100
-columns."""
+"""What ``accucompare doctor`` prints: JSON, or verdict, problems and the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A comparison in a notebook: verdict, pre-flight findings, culprits, worst rows, links to the
-reports."""
+"""A comparison in a notebook: verdict, pre-flight findings, culprits, worst rows, links."""
 
 from __future__ import annotations
 

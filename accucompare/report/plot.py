@@ -22,10 +22,9 @@ _LABEL = 30  # characters of each
 
 
 def plot_divergence(comparison: Result) -> Figure:
-    """The relative L2 error of every output in execution order, on a log axis, with limit and
-    baseline; what fails is marked.
+    """The relative L2 error of every output in execution order, with limit, baseline and failures.
 
-    Errors that are zero or not finite have no place on the axis and are left out. The figure is
+    The axis is logarithmic: errors that are zero or not finite are left out. The figure is
     independent of pyplot.
 
     Raises:

@@ -1,5 +1,4 @@
-"""The sheet *Divergence*: the relative L2 error of every output in execution order, chart and
-data."""
+"""The sheet *Divergence*: the relative L2 error of every output in execution order."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class _Point:
-    """One output in the chart: its row, the row's number, its relative L2 error, limit and
-    baseline's error."""
+    """An output: its row, the row's number, its relative L2 error, limit and baseline's error."""
 
     number: int
     row: Row
@@ -138,8 +136,7 @@ def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
 
 
 def _label(name: str, most: int = _LABEL) -> str:
-    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as
-    much of the rest as fits.
+    """A layer's name cut to its numbers, its last part and what else fits.
 
     ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``."""
     parts = name.split(".")

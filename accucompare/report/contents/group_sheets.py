@@ -1,5 +1,4 @@
-"""Summaries of very many rows, or several ranks or steps: *By layer*, *By rank*, *By step*, heat
-maps."""
+"""Summaries of many rows, ranks or steps: *By layer*, *By rank*, *By step*, heat maps."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
-    """The columns for groups, whose number is the row; ``name``: ``layer``, ``rank`` or
-    ``step``."""
+    """Columns for groups, which are numbered rows; ``name``: ``layer``, ``rank`` or ``step``."""
 
     def measured(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]

@@ -1,5 +1,4 @@
-"""The sheet *Training*: every step of two runs, with charts of losses, their difference, gradient
-norms and learning rates."""
+"""The sheet *Training*: every step of two runs, with charts of losses, gradient norms and rates."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ _Get = Callable[[StepPair], Value]
 
 
 def training(comparison: Result) -> list[Table]:
-    """The table of steps with its charts, and the hidden one that feeds these; empty without
-    training."""
+    """The table of steps with its charts, and the hidden one behind them; none without training."""
     found = comparison.training
     if found is None:
         return []
@@ -196,8 +194,7 @@ def step_columns(found: TrainingResult) -> list[Column]:
 
 
 def _chart_data(found: TrainingResult) -> Table:
-    """The hidden table that feeds the charts: of neighbouring steps the one that is furthest
-    apart."""
+    """The hidden table behind the charts: of neighbouring steps the one furthest apart."""
 
     def parts(pair: StepPair) -> bool:
         return found.parting is not None and (found.parting.rank, found.parting.step) == (

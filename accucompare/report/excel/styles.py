@@ -92,8 +92,7 @@ def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> li
 
 
 def heat_rules(first: str) -> list[Rule]:
-    """The rules that colour a heat map from its cell ``first`` on: white far below the limit, red
-    far over it."""
+    """The rules that colour a heat map: white far below the limit, red far over it."""
     style = DifferentialStyle(
         font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
     )

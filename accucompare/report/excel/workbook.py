@@ -1,5 +1,4 @@
-"""The Excel report: *Summary*, *Training* if there is any, *Layers*, summaries of very many rows or
-of several ranks or steps, *Divergence*, *Unmatched*, *Environment*."""
+"""The Excel report of a comparison."""
 
 from __future__ import annotations
 

@@ -45,11 +45,7 @@ if LXML:  # openpyxl then writes with lxml and raises its errors
 
 
 def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
-    """Write the sheets, and return ``path``.
-
-    Args:
-        path: missing directories are created.
-        title: of the workbook, among its properties.
+    """Write the sheets, and return ``path``; missing directories are created.
 
     Raises:
         ReportError: if the path is a directory or a terminal, or the file cannot be written.
@@ -150,8 +146,7 @@ def _add_sheet(
     pages_wide: int = 1,
     large: bool = False,
 ) -> Worksheet:
-    """A new sheet with these column widths, printed in landscape on ``pages_wide`` pages side by
-    side; large is A3."""
+    """A new sheet, printed in landscape on ``pages_wide`` pages side by side; large is A3."""
     # a write-only sheet has the attributes used here, which its type does not list
     sheet = cast(Worksheet, workbook.create_sheet(title))
     for number, width in enumerate(widths, 1):
@@ -193,8 +188,7 @@ class _Facts(NamedTuple):
     Attributes:
         empty: the titles of sparse columns without any value.
         several: the titles of columns shown only if rows differ in them, and do.
-        fills: the rows' colours.
-        deepest: the deepest level of their outline.
+        deepest: the deepest level of the rows' outline.
     """
 
     empty: set[str]

@@ -25,8 +25,7 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
-    """Text that a cell can hold: invisible and forbidden characters are escaped, and it is cut to
-    the limit."""
+    """Text for a cell: invisible and forbidden characters are escaped, the end is cut."""
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
@@ -57,15 +56,10 @@ class SheetRows(NamedTuple):
 
 
 def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) -> None:
-    """Copy a workbook, and put the rows into its sheets.
+    """Copy a workbook that openpyxl saved to ``path``, and put the rows into its sheets.
 
     For each of millions of cells openpyxl would fill a Cell, look up its style and write it tag by
-    tag, which takes five times as long.
-
-    Args:
-        workbook: the file that openpyxl saved.
-        path: where to.
-    """
+    tag, which takes five times as long."""
     by_part = {rows.sheet.path.lstrip("/"): rows for rows in sheets}
     with ZipFile(workbook) as source, ZipFile(path, "w", ZIP_DEFLATED) as target:
         for part in source.infolist():
@@ -74,8 +68,8 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
                 target.writestr(part, content)
                 continue
             above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
-            # zipfile must know in advance whether it exceeds 2 GB; on the report's own disk, so
-            # that a full disk is reported correctly
+            # zipfile must know in advance whether it exceeds 2 GB; beside the report, so that a
+            # full disk is reported correctly
             sheet = path.with_name(f"{path.name}.sheet")
             try:
                 with sheet.open("wb") as file:
@@ -92,8 +86,7 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
 
 
 def _rows(sheet: SheetRows) -> Iterator[str]:
-    """The XML of every row, below the header. Few rows are read together, column by column, for
-    speed."""
+    """The XML of every row. Few rows are read together, column by column, for speed."""
     table = sheet.table
     for start in range(sheet.start, sheet.stop, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, sheet.stop))
@@ -139,8 +132,7 @@ def _column(
 
 
 def _cell(place: str, style: int, value: Value, dense: bool) -> str:
-    """The XML of a cell; a dense table leaves empty ones out. Text is marked, so it is never a
-    formula."""
+    """The XML of a cell, none for an empty one if dense. Text is marked, so never a formula."""
     if value is None or value == "":
         return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)

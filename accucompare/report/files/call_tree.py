@@ -45,13 +45,11 @@ ENTERS = (
 
 @dataclass
 class CallNode:
-    """A call of a module, or of an operator in a module's own code; or the update of a module's
-    parameters.
+    """A call of a module, or of an operator in its own code; or the update of its parameters.
 
     Attributes:
         name, call: the module's, as in a record.
-        operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's
-            call.
+        operator: with its number, ``aten.bmm.default#0``; ``""`` for the module's call.
         type: the class of the module.
         rows: its rows, by their numbers (from 1).
         inside: the calls that it made.
@@ -132,8 +130,7 @@ def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
 
 
 def worst(rows: Iterable[WrittenRow]) -> WrittenRow | None:
-    """The most telling row: failing before passing, then furthest over its limit, then from
-    golden."""
+    """The most telling row: a failing one, then furthest over its limit, then from golden."""
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)

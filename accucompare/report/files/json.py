@@ -150,7 +150,7 @@ def _is_finite(row: dict[str, Any]) -> bool:
 
 
 def _indented(value: Any, line: str) -> str:
-    """As ``json.dumps`` with an indent of 1, in a quarter of the time; ``line``: a new line and its
+    """As ``json.dumps`` with an indent of 1, in a quarter of the time; ``line``: line break,
     indent."""
     if isinstance(value, str):
         return _quoted(value)
@@ -278,8 +278,7 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
-    """A row; ``producer`` is the number (from 1) of the row that produced this very tensor, if
-    any."""
+    """A row; ``producer``: the number (from 1) of the row that produced this very tensor."""
     record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {

@@ -42,7 +42,6 @@ class NodeData(NamedTuple):
 
     Attributes:
         suffix: of the file's name.
-        title: in the viewer.
         get: a row's value, of which log10 is shown.
         thresholds: upper bounds with their colours.
     """
@@ -89,10 +88,8 @@ class _Node:
 
 
 def write_model_explorer(written: Written, path: Path) -> list[Path]:
-    """Write the graph, and beside it a file for each kind of node data, named after it.
-
-    Returns:
-        the files, the graph first.
+    """Write the graph, and beside it a file for each kind of node data; return the paths in this
+    order.
 
     Raises:
         ReportError: if one cannot be written.
@@ -196,8 +193,7 @@ def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
 
 
 def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
-    """Edges from the producers of the node's inputs, or else from the node before it in the same
-    module."""
+    """Edges from the producers of a node's inputs, or else from the node before it."""
     edges = []
     for number, row in takes.items():
         source = node_of.get(row.producer or 0)
@@ -217,8 +213,7 @@ def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
 
 
 def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
-    """A node has its most telling row's value; a failing one without a number, as for NaN, its
-    reason's colour."""
+    """A node shows its most telling row; a failure without a number shows its reason's colour."""
     results: JSON = {}
     for node in nodes:
         row = worst(node.rows.values())

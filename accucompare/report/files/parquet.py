@@ -1,5 +1,4 @@
-"""Every row as a Parquet file, for pandas, DuckDB and Polars: the columns of the sheet *Layers*,
-with types."""
+"""Every row as a Parquet file: the columns of the sheet *Layers*, with types."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def require_pyarrow() -> Any:
 
 
 def _columns(arrow: Any) -> list[tuple[Column, pyarrow.DataType]]:
-    """The columns of *Layers* with their types, and an exact one beside those that may hold
-    integers."""
+    """The columns of *Layers* with types, and an exact one beside those that may hold integers."""
     columns = []
     for column in COLUMNS:
         columns.append((column, _kind(arrow, column)))

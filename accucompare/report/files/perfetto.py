@@ -1,8 +1,8 @@
 """The comparison as a trace for Perfetto: golden and candidate as two tracks of slices of equal
 width, with arrows between the pairs.
 
-Each step of a rank is a process of its own; time shows the order only. The format is the
-trace-event JSON of Chromium ("Trace Event Format", 2016), which Perfetto reads."""
+Each step of a rank is a process; time shows the order only. Perfetto reads Chromium's trace-event
+JSON ("Trace Event Format", 2016)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from accucompare.text import printable
 
 TraceEvent = dict[str, Any]
 
-#: In microseconds of the trace: a call without calls inside; the free ends of one with calls; the
-#: gap between stages.
+#: Trace microseconds: a call without calls inside; free ends of one with calls; gap between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
-#: Processes are numbered in tens, their tracks after them: Perfetto names a track by its number
-#: alone.
+#: Processes are numbered in tens, then their tracks: Perfetto names a track by its number alone.
 TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 

@@ -60,16 +60,11 @@ class Column(NamedTuple):
         width: in characters, in Excel.
         group: neighbours of one group look alike.
         sparse: whether Excel hides it if no row has a value.
-        folded: its level in Excel's column outline: 0 is always shown, 1 the most telling of a
-            further group, 2 the rest of that group.
+        folded: its level in Excel's column outline: 0 always shown, 1 most telling, 2 the rest.
         several: whether it is folded only if all rows have the same value.
-        scale: how its numbers are visualised.
-        wrap: whether its text is broken into lines.
         link: where a click leads for a row, in links' notation.
-        least: in a terminal: the fewest characters for names, which can be cut; 0 for numbers and
-            words, which cannot.
-        spare: in a terminal: 0 if always shown; narrow ones drop columns with the largest number
-            first.
+        least: in a terminal: the fewest characters of a name; 0 for a column that is never cut.
+        spare: in a terminal: 0 if always shown; the largest number is dropped first.
     """
 
     title: str
@@ -88,8 +83,7 @@ class Column(NamedTuple):
 
 
 def limit_on_error(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, else derived from the error and its
-    multiple."""
+    """The limit on the relative L2 error: the one in force, else error divided by multiple."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -119,7 +113,6 @@ class Of:
 
     Attributes:
         part: gives the part or ``None``; readers of several columns call it once per row.
-        read: gives the value, from the part.
     """
 
     __slots__ = ("otherwise", "part", "read")
@@ -167,8 +160,7 @@ def _other_shape(row: Row) -> str:
 
 
 def _other_name(row: Row) -> str:
-    """The candidate's qualified name: ``same`` if it equals golden's and no renaming paired
-    them."""
+    """The candidate's name: ``same`` if it equals golden's and no renaming paired them."""
     if row.golden is None or row.candidate is None:
         return ""
     return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)
@@ -283,8 +275,8 @@ _AT_ONCE = 256  # rows that are read together, and stay in the processor's cache
 def value_blocks(
     columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
 ) -> Iterator[list[list[Value]]]:
-    """Values by column, in blocks of ``size`` rows, so that few rows are in memory. ``numbers``:
-    the rows'; ``None`` for 1, 2, …."""
+    """Values by column, in blocks of ``size`` rows; ``numbers``: the rows', ``None`` for 1, 2,
+    …."""
     each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
     while True:
         values: list[list[Value]] = [[] for _ in columns]
@@ -375,8 +367,7 @@ class _Read:
 
 
 def _exact_dtype(values: Sequence[Value]) -> str:
-    """pandas' dtype that holds these numbers exactly; one of them is an integer that float64 cannot
-    hold."""
+    """pandas' dtype for exact numbers, one of them an integer that float64 cannot hold."""
     there = [value for value in values if value is not None]
     if all(isinstance(value, int) for value in there):
         least, most = min(map(int, there)), max(map(int, there))

@@ -24,8 +24,8 @@ _EXPECTED = (
     *("seconds", "out", "pid", "upload"),
 )
 
-#: Entries for the summary, the most telling first: dotted keys or their beginnings, and names;
-#: ``""`` for the key itself.
+#: Entries for the summary, the most telling first: keys or their beginnings; names (``""``: the
+#: key).
 _IMPORTANT = {
     "environment.created": "date",
     "environment.command": "command",
@@ -58,7 +58,6 @@ class EnvironmentEntry(NamedTuple):
     """One line.
 
     Attributes:
-        key: dotted.
         values: by column: golden, the candidate and the baseline; or the ranks.
         marked: for each, whether it differs from the others enough to be highlighted.
         differs: whether golden's and the candidate's do.
@@ -145,8 +144,7 @@ def entry_fill(entry: EnvironmentEntry, more: int) -> tuple[str, ...]:
 def entries(
     golden: Manifest, candidate: Manifest, baseline: Manifest | None = None
 ) -> list[EnvironmentEntry]:
-    """The manifests side by side, in golden's order; entries that golden lacks follow those of
-    their table."""
+    """The manifests side by side, in golden's order; what golden lacks follows in its table."""
     tables = [
         dict(_of_manifest(manifest))
         for manifest in (golden, candidate, baseline)
@@ -232,8 +230,7 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
 
 
 def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
-    """A table's values under dotted keys; a table or list longer than ``longest`` as its number of
-    entries."""
+    """A table's values under dotted keys; anything longer than ``longest`` as its length."""
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
         yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its
+"""Heat maps of layers by ranks and by steps: each layer's largest error as a multiple of its
 limit."""
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class HeatMap:
     Attributes:
         across: what its columns are: ``rank`` or ``step``.
         layers: the names of its lines, in execution order.
-        columns: the numbers of the ranks or steps, or ranges such as ``0–7`` where there are too
-            many.
+        columns: numbers of ranks or steps; ranges such as ``0–7`` where there are too many.
         sizes: lines by columns: the largest error as a multiple of its limit; 0 where nothing
             differs, infinite where a row fails without a number, ``NONE`` where nothing was
             compared.

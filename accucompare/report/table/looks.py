@@ -116,8 +116,7 @@ def header_look(column: Column) -> Look:
 
 
 def _look(column: Column) -> Look:
-    """Numbers, and text for one (NaN), are aligned right; other text is indented to keep clear of
-    them."""
+    """Numbers, and text for one (NaN), are aligned right; other text is indented."""
     look = (
         Look(indent=1, format=TEXT)
         if column.format == TEXT

@@ -79,7 +79,6 @@ class Groups:
     Attributes:
         names: layers, or the numbers of ranks and steps.
         rows, failing, not_compared: how many rows each group has.
-        worst: of each group, in the same order.
         layers_failing: in how many layers of each group a row fails.
     """
 
@@ -93,14 +92,11 @@ class Groups:
 
 @dataclass(frozen=True)
 class Points:
-    """The measured outputs in execution order, for the chart; in a fed capture also the inputs that
-    glue made wrong.
+    """The measured outputs in execution order; in a fed capture also inputs that glue made wrong.
 
     Attributes:
-        places: of their rows.
         errors: relative L2; NaN where nothing is finite.
-        fails: whether the row does.
-        shown: the numbers of those that are drawn: if there are too many, the worst of neighbours.
+        shown: indices of the drawn ones: if there are too many, the worst of neighbours.
     """
 
     places: Array
@@ -114,17 +110,15 @@ class Overview:
     """What a report shows. Places count a comparison's rows from 0.
 
     Attributes:
-        total: how many rows there are.
         places: of the rows held, in the workbook's order; ``None`` if all are, in their own.
-        failing, near: how many rows fail, and are near their limit (or closer to golden than they
-            should be).
+        failing, near: how many rows fail, and are near their limit (or suspiciously close to
+            golden).
         failing_held, near_held: how many of these are held.
         left_out: how many rows of each reason are not held.
         layers, ranks, steps: all rows, in groups.
         pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; a
             pair's second number indexes ``ranks.names`` or ``steps.names``.
-        furthest: the places of the failing rows, then of the others, with the largest relative L2
-            errors.
+        furthest: places of the largest relative L2 errors: of failing rows, then of the others.
         one_sided: the places of held rows with one side or none.
         one_sided_count: how many of those there are, held or not.
         first, until: the places of the first divergence, and of the row until which all is
@@ -154,8 +148,7 @@ class Overview:
 
     @property
     def summarised(self) -> bool:
-        """Whether summaries tell more than rows: several ranks or steps, or more rows than are
-        held."""
+        """Whether there are several ranks or steps, or more rows than are held."""
         return self.places is not None or len(self.ranks.names) > 1 or len(self.steps.names) > 1
 
     def link(self, layers: Table, place: int | None) -> str:
@@ -177,8 +170,7 @@ class Overview:
 
 
 def what_is_held(found: Overview, where: str, leads: str) -> str:
-    """Which rows a report of very many holds and leaves out, in words; ``leads``: why it holds the
-    rest."""
+    """Which rows a large report holds and leaves out; ``leads``: why it holds the rest."""
     assert found.places is not None
     kinds = (
         (found.failing_held, found.failing, "that fail"),
@@ -204,8 +196,7 @@ _last: tuple[weakref.ref[Result], Overview] | None = None
 
 
 def overview_of(comparison: Result) -> Overview:
-    """The overview of a comparison; the last one is cached, since several reports may be
-    written."""
+    """The overview of a comparison; the last one is cached for several reports."""
     global _last
     if _last is None or _last[0]() is not comparison:
         _last = weakref.ref(comparison), _looked_over(comparison)
@@ -231,8 +222,7 @@ def _looked_over(comparison: Result) -> Overview:
 
 
 class Finder:
-    """Finds the places of a few rows by what they are about, since a row may be a new object each
-    time.
+    """Finds the places of a few rows by content, since a row may be a new object each time.
 
     Attributes:
         places: of the given rows, from 0; ``None`` for ``None`` and for those not found (yet).
@@ -270,7 +260,7 @@ def _fails_first(errors: Array, fails: Array) -> Array:
 
 
 class _Columns(NamedTuple):
-    """By row: its reason's code, layer's number, rank, step, whether it is an output; and its
+    """By row: its reason's code, layer's number, rank, step, whether it is an output; its
     errors."""
 
     codes: Array
@@ -285,8 +275,7 @@ class _Columns(NamedTuple):
 
 
 class _Pass:
-    """One pass over all rows, block by block; of each row it keeps the few numbers that an overview
-    needs."""
+    """One pass over all rows by blocks; it keeps the few numbers that an overview needs."""
 
     def __init__(self, fed: bool, finder: Finder) -> None:
         self.fed, self.finder, self.total = fed, finder, 0

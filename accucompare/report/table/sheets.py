@@ -57,7 +57,6 @@ class ChartSeries(NamedTuple):
 
     Attributes:
         column: the title of the column with its values.
-        color: red, green and blue, in hexadecimal.
         width: in points; 0 for marks without a line.
         marked: up to so many points are also marked.
     """
@@ -83,7 +82,6 @@ class Chart:
         bounds: of the y axis; ``None`` for the values' range.
         spanned: whether lines go on where a value is missing.
         data: the table with the columns; ``None`` for the table beside the chart.
-        logarithmic: whether the y axis is.
     """
 
     at: str
@@ -103,18 +101,16 @@ class Table:
     """A table, on as many sheets as its rows need.
 
     Attributes:
-        title: of the sheet; further sheets are numbered.
-        rows: of any type that the columns can read.
         nothing: the text shown if there are no rows.
         numbers: the rows' numbers; ``None`` for 1, 2, …
         heading: lines above the header.
         space: how many empty lines between heading and header, as for a chart.
-        frozen: how many columns stay in view when the sheet is scrolled, with the header, which
-            gets a filter. ``None`` for neither.
+        frozen: how many columns stay in view, with a header that has a filter; ``None`` for
+            neither.
         dense: for large tables: no empty cells, and grid lines instead of borders.
         fill: gives the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins.
-            ``{reason}`` stands for the row's cell in the column *reason*.
+        coloring: Excel formulas that colour rows; the first that holds wins. ``{reason}`` stands
+            for the row's cell in the column *reason*.
         depth: a row's level in the outline; ``None`` for a table without one.
         height: a row's height in points; 0 for the usual one.
         charts: drawn on the first sheet.
@@ -148,8 +144,7 @@ class Table:
 
     @property
     def _capacity(self) -> int:
-        """How many rows a sheet holds; fewer below charts, so that a chart and its rows share a
-        sheet."""
+        """How many rows a sheet holds; fewer if a chart stands above them."""
         return MAX_POINTS if self.space else LINES_PER_SHEET - self.header
 
     @cached_property
@@ -168,8 +163,7 @@ class Table:
             )
 
     def place(self, index: int, title: str) -> str:
-        """A row's cell in the column of this title, as links name it; quoted, as titles may hold
-        spaces."""
+        """A row's cell in the column of this title, in links' notation."""
         page, offset = divmod(index, self._capacity)
         sheet = f"{self.title} {page + 1}" if page else self.title
         return f"'{sheet}'!{self.letters[title]}{self.header + 1 + offset}"
@@ -195,8 +189,7 @@ def table_lines(
     below: Callable[[Any], Iterable[Line]] = lambda row: (),
     numbered: bool = False,
 ) -> Iterator[Line]:
-    """A small table within a page: a header and numbered rows; ``below`` gives the lines below
-    each."""
+    """A small table within a page: header, rows, and the lines of ``below`` under each row."""
     count = Column("#", None, COUNT)
     margin = SheetItem(count.title, header_look(count)) if numbered else None
     yield Line(
