@@ -1,5 +1,5 @@
-"""What a user can ask of a capture, a watch and ``locate``: groups of options with help and range,
-of which the command line is made. Needs no torch."""
+"""What a user can ask of a capture, a watch and ``locate``: options with help and range, from which
+the command line is made. Needs no torch."""
 
 from __future__ import annotations
 
@@ -53,11 +53,8 @@ def _documented(kind: type[G]) -> type[G]:
 
 
 def group(kind: type[G], given: Any, name: str) -> G:
-    """A group as a user gives it: whole, its first field alone, or ``None``.
-
-    Raises:
-        UsageError: if it is another group, or a number.
-    """
+    """A group as a user gives it: whole, its first field alone, or ``None``. UsageError if it is
+    another group, or a number."""
     if given is None:
         return kind()
     if isinstance(given, kind):

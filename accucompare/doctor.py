@@ -1,5 +1,4 @@
-"""What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that
-change numbers.
+"""What this machine offers and what is wrong: versions, kernel, devices, settings of numbers.
 
 Each type of device is examined in a process of its own, all at once. torch can be imported only
 once and with one setting; a torch_npu without CANN prevents that import; a broken driver may crash
@@ -84,7 +83,6 @@ class Examination:
     """This machine, and its problems.
 
     Attributes:
-        ok: whether there is no serious problem.
         processors: how many may be used.
         memory: bytes that may be used; ``None`` where the system does not say.
         kernel, crc, digests: the implementations in use; ``None`` where they cannot be imported.
@@ -114,8 +112,7 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
     """Look at this machine.
 
     Args:
-        device: examine this device only, and count its absence as a serious problem; ``None`` for
-            all.
+        device: examine this one only; its absence is then a serious problem.
         timeout: seconds to wait for a device.
     """
     names = [DeviceName(each) for each in TYPES] if device is None else [device]
@@ -202,8 +199,7 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
 
 
 def _requirements() -> dict[str, tuple[str, bool]]:
-    """The packages that accucompare works with, by name: the oldest version, and whether it is
-    required."""
+    """The packages that accucompare works with: the oldest version, and whether it is required."""
     try:
         lines = importlib.metadata.requires("accucompare") or []
     # run from source, not installed
@@ -240,8 +236,7 @@ def _with_version(module: str) -> str:
 def _device_problems(
     devices: dict[str, DeviceReport], asked: DeviceName | None
 ) -> Iterator[Problem]:
-    """The problems of devices; if none was asked for, only installed software that does not
-    work."""
+    """The problems of devices; if none was asked for, only broken software."""
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)

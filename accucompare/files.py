@@ -24,8 +24,7 @@ def written_whole(
 ) -> Path:
     """Write a temporary file beside its place, and rename it when it is complete.
 
-    A symbolic link is followed. A device, a pipe and ``-`` (standard output) are written through,
-    never replaced.
+    A symbolic link is followed. A device, a pipe and ``-`` (standard output) are written through.
 
     Args:
         path: where to; missing directories are created.
@@ -60,8 +59,7 @@ def written_whole(
 
 
 def _other_full_disk(path: Path, error: BaseException) -> str | None:
-    """The directory of temporary files, if it is fuller than the disk of the file that could not be
-    written."""
+    """The directory of temporary files, if it is fuller than the disk of the failed file."""
     if getattr(error, "errno", None) not in FULL:
         return None
     import shutil
@@ -78,8 +76,7 @@ def _other_full_disk(path: Path, error: BaseException) -> str | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is written through: ``-``, an open file such as ``/dev/stdout``, a device, a
-    pipe."""
+    """Whether a path is written through: ``-``, ``/dev/stdout`` and its like, a device, a pipe."""
     if _descriptor(path) is not None:
         return True
     with suppress(OSError):
@@ -101,11 +98,8 @@ def same_place(one: Path, other: Path) -> bool:
 
 
 def bounded(path: Path, most: int) -> bytes:
-    """Read a file of bounded size.
-
-    Raises:
-        UsageError: if it cannot be read, or is larger than ``most`` bytes, or without end.
-    """
+    """Read a file; UsageError if it cannot be read, or is larger than ``most`` bytes, or
+    endless."""
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
@@ -133,12 +127,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name and rename it when it is complete; a failure leaves
-    nothing.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write a temporary file, and rename it when it is complete; OSError leaves nothing behind."""
     try:
         write(temporary)
         os.replace(temporary, path)

@@ -1,5 +1,4 @@
-"""Where a bundle is: a directory, or a URL of object storage. Only reading or writing a URL imports
-fsspec.
+"""Where a bundle is: a directory, or a URL of object storage; only using a URL imports fsspec.
 
 A directory is a ``pathlib.Path``; a URL is a ``Url``, since a Path would merge its slashes and show
 its credentials."""
@@ -103,11 +102,7 @@ class Url:
 
     def is_file(self) -> bool:
         """Whether the object exists. Unreadable counts as missing: S3 returns 403 for missing keys
-        without list permission.
-
-        Raises:
-            BundleError: if the storage does not answer.
-        """
+        without list permission. BundleError if the storage does not answer."""
         try:
             self.call("info")
         except (FileNotFoundError, PermissionError):
@@ -117,11 +112,7 @@ class Url:
         return True
 
     def read(self, most: int) -> bytes:
-        """Read a small object whole.
-
-        Raises:
-            OSError: if it is missing, unreadable, or larger than ``most`` bytes.
-        """
+        """A small object, whole; OSError if missing, unreadable, or larger than ``most`` bytes."""
         return self.content_of(self.begin_read(most), most)
 
     def content_of(self, asked: Future[ServerAnswer], most: int) -> bytes:
@@ -136,8 +127,7 @@ class Url:
         return bytes(content)
 
     def begin_read(self, most: int) -> Future[ServerAnswer]:
-        """Begin to ask for an object's description (size, time), and for its content if that has at
-        most ``most`` bytes."""
+        """Begin to ask for an object's description, and for its content up to ``most`` bytes."""
         return self._begin(lambda system, path: _described_and_read(system, path, most))
 
     def described(self) -> dict[str, Any]:
@@ -198,7 +188,7 @@ class Url:
             return failed
 
     def below(self) -> dict[str, int]:
-        """The sizes of all objects below, by relative names such as ``rank0/step0.npz``. Errors as
+        """The sizes of all objects below, by names such as ``rank0/step0.npz``. Errors as
         ``call``."""
         try:
             system, path = _system(self)
@@ -223,11 +213,7 @@ Place = Path | Url
 
 
 def place_of(given: str | Place) -> Place:
-    """The place that a user means: a directory, or a URL.
-
-    Raises:
-        UsageError: if it is an invalid URL, or no path at all.
-    """
+    """The directory or URL that a user means; UsageError if it is invalid."""
     if not isinstance(given, Url):
         given = _path_or_text(given)
     if isinstance(given, Path):
@@ -300,11 +286,7 @@ def _path_or_text(given: object) -> str | Path:
 
 
 def local(given: str | Path) -> Path:
-    """A path of this machine, for everything but bundles.
-
-    Raises:
-        UsageError: if it is a URL, or no path at all.
-    """
+    """A path of this machine, for everything but bundles; UsageError if it is a URL, or no path."""
     given = _path_or_text(given)
     if is_url(given):
         raise UsageError(
@@ -326,8 +308,7 @@ def is_url(given: object) -> bool:
 
 
 def whole(place: object) -> str:
-    """A place as text for ``place_of``, with its credentials: for other processes, never for
-    people."""
+    """A place as text for ``place_of``, with credentials: for other processes, never for people."""
     return place.whole if isinstance(place, Url) else str(place)
 
 
@@ -338,15 +319,10 @@ def wait(
     stop: threading.Event | None = None,
     shared: bool = False,
 ) -> Any:
-    """The result of ``Url.begin``. It is given up after ``patience`` seconds (default
-    ``PATIENCE``), or at once when ``stop`` is set.
+    """The result of ``Url.begin``, given up after ``patience`` seconds (default ``PATIENCE``), or
+    at once when ``stop`` is set. Errors as ``Url.call``.
 
-    Args:
-        shared: other threads wait for it, too, so it is not cancelled.
-
-    Raises:
-        OSError: as ``Url.call``.
-    """
+    ``shared``: other threads wait for it, too, so it is not cancelled."""
     from concurrent.futures import CancelledError  # slow to import
     from concurrent.futures import TimeoutError as TimedOutError
 
@@ -374,8 +350,7 @@ def wait(
             asked.cancel()  # has no effect once it is done
 
 
-#: The file systems in use, by process and URL: fsspec would open a new one, with new connections,
-#: in each thread.
+#: File systems in use, by process and URL: fsspec would open new connections in each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 

@@ -1,5 +1,4 @@
-"""What a user can choose: layers by glob (``--only``, ``--skip``), and options with a few values.
-Needs no torch."""
+"""What a user can choose: layers by glob, and options with a few values. Needs no torch."""
 
 from __future__ import annotations
 
@@ -42,8 +41,8 @@ class RoleGroup(_Value):
 
     ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: their gradients,
     and what each call adds to a parameter's. ``GRADS``: each parameter's gradient when the update
-    begins. ``UPDATE``: parameters and the optimizer's state, before and after the update.
-    ``SERIES``: no record; losses, norms and learning rates of each step are always there."""
+    begins. ``UPDATE``: parameters, the optimizer's state, and their changes. ``SERIES``: no record;
+    losses, norms and learning rates of each step are always there."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -54,10 +53,7 @@ class RoleGroup(_Value):
     @classmethod
     def parse(cls, given: str | Iterable[str]) -> tuple[RoleGroup, ...]:
         """The groups in a list such as ``grads,series``, each once and in the order above.
-
-        Raises:
-            ValueError: if a name is unknown, or there is none.
-        """
+        ValueError if a name is unknown, or there is none."""
         names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
         known = [each.value for each in cls]
         for name in names or [""]:
@@ -107,8 +103,7 @@ class OnFinding(_Value):
 
 
 class Standard(_Value):
-    """``accept``: a published standard for a run of training
-    (``accucompare.compare.runs.acceptance``)."""
+    """``accept``: a published standard for training (``accucompare.compare.runs.acceptance``)."""
 
     MINDFORMERS = "mindformers"
 
@@ -154,11 +149,7 @@ class Steps:
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:
         """A number of steps, or a list of step numbers, as text such as ``0,10,100-102`` (``10-10``
-        is step 10 alone).
-
-        Raises:
-            ValueError: if it is neither.
-        """
+        is step 10 alone). ValueError if it is neither."""
         if isinstance(given, str):
             given = int(given) if re.fullmatch(r"\s*\d{1,18}\s*", given) else cls._listed(given)
         if isinstance(given, int):

@@ -1,5 +1,4 @@
-"""Errors of the system and of libraries for object storage, in words for people, without
-credentials."""
+"""Errors of the system and of object storage, in words for people, without credentials."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ _CURES = {
 }
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-#: Errors that mean a TimeoutError or ConnectionError but are none; before Python 3.11 asyncio had
-#: its own TimeoutError.
+#: Errors that mean a TimeoutError or ConnectionError; before Python 3.11 asyncio had its own.
 _UNREACHABLE = (
     "TimeoutError",
     "EndpointConnectionError",
@@ -104,8 +102,7 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
 
 
 def _code(error: BaseException) -> str:
-    """The storage's code for the error, such as ``NoSuchBucket``; else HTTP's status, or the
-    error's name."""
+    """The storage's code, such as ``NoSuchBucket``; else HTTP's status, or the error's name."""
     response = getattr(error.__cause__ or error, "response", None)
     found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(found or getattr(error, "status", None) or type(error).__name__)

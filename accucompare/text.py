@@ -12,8 +12,7 @@ _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
 
 def printable(text: str) -> str:
-    """The text in one line, without characters that move the cursor, change direction or are
-    invisible.
+    """The text in one line, without characters that are invisible or steer a terminal.
 
     Each character that is not printable is escaped as in Python (``\\x1b``, ``\\u202e``): control
     codes, line breaks, marks of direction or without width, lone surrogates."""
@@ -35,8 +34,7 @@ def uncoloured(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """The text with lone surrogates escaped, as in file names of another encoding: UTF-8 can hold
-    it."""
+    """The text with lone surrogates escaped, as in some file names, so that UTF-8 can hold it."""
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -46,8 +44,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text, such as a command line, whose URLs lose ``user:password@`` and everything after
-    ``?``."""
+    """A text whose URLs lose ``user:password@`` and everything after ``?``."""
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text
 
 

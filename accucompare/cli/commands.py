@@ -1,5 +1,4 @@
-"""The commands: parse, call, print, exit code. Each imports what it needs when it runs, so
-``--help`` is instant."""
+"""The commands: parse, call, print, exit code. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -303,8 +302,7 @@ def locate(
 def _go_on_to_operators(
     setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool
 ) -> None:
-    """Compare the operators of the first culprit; on failure say why, and which command to type.
-    The answer stands either way."""
+    """Compare the first culprit's operators, or say how to. The answer stands either way."""
     from accucompare.locating import locate_operators, operators_by_hand
 
     try:

@@ -52,8 +52,8 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble,
-    130 interrupted."""
+    """Run the command line and exit: 0 within tolerance, 1 differences, 2 trouble, 130
+    interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
@@ -76,8 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
         exec(
             ""
-            # After an interrupt inside exec (dataclasses use it), python -m would end by SIGINT; a
-            # successful exec resets that.
+            # An interrupt inside exec (dataclasses use it) makes python -m end by SIGINT; this
+            # resets that.
         )
     except click.ClickException as error:
         with_variable(error).show()
@@ -99,8 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """The system's error in words. Without a file name it is about standard output or a temporary
-    file."""
+    """The system's error in words. Without a file name it is about stdout or a temporary file."""
     if error.filename is not None:
         return f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); {cure_of(error)}"
     _discard_output()
@@ -136,8 +135,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _open_streams() -> None:
-    """Prevent print errors: unknown characters are replaced, a closed stream becomes the null
-    device."""
+    """Replace unknown characters, and a closed stream by the null device: printing never fails."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller (>&-); no other file may get its descriptor

@@ -1,7 +1,6 @@
 """Help with options and commands in groups, and options from environment variables.
 
-Click has no groups of options. cloup wants every option declared with its own decorators, and
-rich-click draws help anew; a table is simpler."""
+Click has no groups of options. cloup needs its own decorators, and rich-click draws help anew."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 _OTHER_OPTIONS = "Other options"
 
-#: Groups of commands, in help's order: of each its module and its first sentence. The list of
-#: commands is made of this table alone.
+#: Groups of commands, in help's order, with module and first sentence; the only list of commands.
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Record and compare": {
         "capture": (
@@ -131,10 +129,9 @@ def examples(*lines: str) -> str:
 
 
 class Command(click.Command):
-    """A command whose options are shown in groups, and may come from the environment.
+    """A command with groups of options, which may come from the environment.
 
-    A variable has the option's name as typed, not its parameter's: ``ACCUCOMPARE_DIFF_JSON`` is
-    ``--json``."""
+    Variables are named after the option as typed: ``ACCUCOMPARE_DIFF_JSON`` is ``--json``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -157,14 +154,10 @@ class Command(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command and show its logs; the error of an option names the variable that it came
-        from.
+        """Run the command and show its logs; an option's error names its variable.
 
-        ``ctx.obj``: whether everything is shown (--debug).
-
-        Raises:
-            UsageError: as the command does; also if a variable belongs to no option.
-        """
+        ``ctx.obj``: whether everything is shown (--debug). UsageError also if a variable belongs to
+        no option."""
         taken = [
             str(option.envvar) for option in self.params if from_environment(ctx, option.name or "")
         ]

@@ -1,5 +1,4 @@
-"""The package's logging as a command shows it: warnings; everything with --debug; errors only with
---quiet."""
+"""The package's logging as a command shows it: warnings; with --debug all, with --quiet errors."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class _Stderr(logging.Handler):
 
 @contextlib.contextmanager
 def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
-    """Print the package's logs while a command runs, without showing them twice where user code
-    configures logging."""
+    """Print the package's logs while a command runs; handlers of user code do not repeat them."""
     handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
     if debug:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

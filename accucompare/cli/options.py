@@ -1,5 +1,4 @@
-"""Every option of the command line, declared once. Parameters give what differs between commands,
-such as the help text."""
+"""Every option of the command line, declared once; parameters give what differs by command."""
 
 from __future__ import annotations
 

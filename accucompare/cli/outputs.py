@@ -21,15 +21,14 @@ _NONE = Path("none")
 
 
 def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
-    """The reports to write, after a check that each can be written: before any work is done.
+    """The reports to write, each checked to be writable before any work is done.
 
     Args:
         given: as on the command line.
         usual: the report if none was given; ``None`` for none.
 
     Raises:
-        UsageError: if a name ends neither in .xlsx nor in .html, or ``none`` is given beside
-            others.
+        UsageError: if one is neither .xlsx nor .html, or ``none`` is given beside others.
         ReportError: if a directory is not writable.
     """
     if _NONE in given and len(given) > 1:
@@ -42,8 +41,7 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 
 def is_page(report: Path) -> bool:
-    """Whether a report is a page. A stream (pipe, /dev/stdout) has no suffix and gets a
-    workbook."""
+    """Whether a report is a page. A stream (pipe, /dev/stdout) has no suffix: a workbook."""
     return report.suffix.lower() == ".html"
 
 
@@ -86,7 +84,7 @@ class Outputs(NamedTuple):
     def checked(
         self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})
     ) -> Outputs:
-        """The same, after a check that each can be written: before any work is done.
+        """The same, each checked to be writable before any work is done.
 
         Raises:
             UsageError: if one would overwrite another, one of the ``inputs``, or a file in a
@@ -120,15 +118,12 @@ def refuse_places(
     bundles: Iterable[Place] = (),
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> None:
-    """Check that no output would overwrite another, an input, or a bundle's file.
+    """Raise UsageError if an output would overwrite another, an input, or a bundle's file.
 
     Args:
         outputs: paths of each output by its option; before them, files that are read.
         bundles: directories that will hold bundles; existing bundles are recognised.
         inputs: files that are read; several options may name the same one.
-
-    Raises:
-        UsageError: if one would.
     """
     from accucompare.bundle.format import holds_bundle
 
@@ -171,11 +166,8 @@ def stem(path: Place) -> str:
 
 
 def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
-    """Write the reports, print the result, and return the exit code.
-
-    Raises:
-        ReportError: if one could not be written; the others are, and the result is printed.
-    """
+    """Write the reports, print the result, and return the exit code. ReportError if one could not
+    be written; the others are, and the result is printed."""
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_comparison
 

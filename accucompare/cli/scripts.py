@@ -62,8 +62,7 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
     """The command after ``--``; ``None`` without ``--``.
 
     Raises:
-        UsageError: if nothing follows ``--``, or a case or an option that scripts do not take is
-            given.
+        UsageError: if nothing follows ``--``, or a case or an option not for scripts is given.
     """
     ctx = click.get_current_context()
     given = [name for name in ctx.params if was_given(ctx, name)]
@@ -119,8 +118,8 @@ def locate_script(
     options: dict[str, Any],
     announce: Callable[[str], None],
 ) -> Comparison:
-    """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the
-    candidate must run on."""
+    """Run a script twice, or once if there is a golden, and compare; the candidate on
+    ``device``."""
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 
@@ -147,8 +146,7 @@ def locate_script(
 def watch_script(
     command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Ended, int]:
-    """Run a script and watch its model; return its end, and the exit code without regard to
-    findings.
+    """Run a script and watch its model; return its end, and the exit code apart from findings.
 
     By default a finding does not end the script."""
     from accucompare.scripts.launch import run as run_script
@@ -227,8 +225,7 @@ def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
 
 
 def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
-    """The exit code of the conclusion after a script; if that raises, the script's own unless it
-    was 0."""
+    """The conclusion's exit code; if concluding raises, the script's own unless it was 0."""
     try:
         return conclude()
     except Exception as error:

@@ -1,2 +1,1 @@
-"""Capturing and watching unedited scripts: how they are started, and what happens inside their
-processes."""
+"""Capturing and watching unedited scripts: starting them, and working inside their processes."""

@@ -10,14 +10,12 @@ from accucompare.selection import Steps
 
 #: Seconds between two looks for the file.
 _BETWEEN_LOOKS = 1.0
-#: With several ranks, observing begins this many steps after the file was seen, so that all ranks
-#: know in time.
+#: With several ranks, steps between seeing the file and observing, so that all ranks know in time.
 _AHEAD = 3
 
 
 class Arming:
-    """Which steps are observed, counted from the one where the file of ``--arm`` appears, if one
-    was given.
+    """The steps to observe, counted from the one where the file of ``--arm`` appears, if given.
 
     Attributes:
         armed: whether the first step is known.
@@ -32,8 +30,7 @@ class Arming:
         self.armed = self._file is None
 
     def steps(self, step: int) -> Steps | None:
-        """The steps to observe; ``None`` for all, or while not ``armed``. Ask before each ``step``
-        until then."""
+        """The steps to observe; ``None`` for all, or while not ``armed``: ask before each step."""
         asked = self._plan.chosen
         if self._file is None:
             return asked

@@ -52,7 +52,7 @@ class OutermostCalls:
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Stop looking. If another library has wrapped our function, it stays below and does
+        """Stop looking. If our function is wrapped by another library's, it stays and does
         nothing."""
         global _on
         if self._original is not None:
@@ -63,8 +63,7 @@ class OutermostCalls:
             self._original = self._ours = None
 
     def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
-        """Note that a call begins. Returns what to call when it ends; ``None`` if it is no
-        outermost one."""
+        """Note that a call begins; return what to call at its end, ``None`` unless outermost."""
         thread = threading.get_ident()
         if thread in self._inside or not _is_real():
             return None
@@ -161,8 +160,8 @@ def _is_real() -> bool:
 
 
 def _tell_the_compiler(before: Any, now: Any) -> None:
-    """Tell ``torch.compile`` that our ``nn.Module.__call__`` is the unpatched one, so that it still
-    traces into modules.
+    """Tell ``torch.compile`` that ours is the unpatched ``nn.Module.__call__``: it then traces
+    modules as ever.
 
     It remembers the one at its import, which the first optimizer triggers."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):

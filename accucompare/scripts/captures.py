@@ -49,7 +49,6 @@ def capture_script(
 
     Args:
         plan: if it is fed and has no seed, it takes golden's seed and so its random numbers.
-        overwrite: replace an earlier bundle once there is a new one.
         variables: for the script's environment, beside this process's.
 
     Raises:
@@ -104,8 +103,8 @@ def locate_script(
     """Run a script again, each layer on golden's inputs, and compare.
 
     The script chooses its device: golden is made with all accelerators hidden, the candidate
-    without. Each must have run on the intended device. No baseline is made, since that needs the
-    script in another precision; golden's own baseline judges, or else fixed limits.
+    without. No baseline is made, since that needs the script in another precision; golden's own
+    baseline judges, or else fixed limits.
 
     Args:
         device: type of device that the candidate must run on.
@@ -113,8 +112,6 @@ def locate_script(
         plan: for both captures.
         golden: the trusted bundle; ``None`` to make one.
         map: renamings of golden's layers, as for ``accucompare.capture``.
-        overwrite: replace bundles of an earlier run.
-        announce: is told what is done.
         compared: options of ``accucompare.diff``.
 
     Raises:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-#: Names the file of the plan; without it nothing happens. Set by the command; repeated in
-#: boot/sitecustomize.py.
+#: Names the plan's file; set by the command. boot/sitecustomize.py repeats the name.
 VARIABLE = "ACCUCOMPARE_SCRIPT"
 
 _begun = False

@@ -92,8 +92,7 @@ def _why_unheard(folder: Path) -> str | None:
 
 
 def environment(plan: Path) -> dict[str, str]:
-    """A script's environment: ours, with the plan's path and the directory of our
-    ``sitecustomize``."""
+    """A script's environment: ours, the plan's path, the directory of our ``sitecustomize``."""
     boot = str(Path(__file__).parent / "boot")
     before = os.environ.get("PYTHONPATH")
     return {
@@ -127,8 +126,7 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _from_the_keyboard() -> bool:
-    """Whether this process is in the foreground of a terminal, whose Ctrl-C reaches all its
-    processes."""
+    """Whether this process is in a terminal's foreground, where Ctrl-C reaches all processes."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:

@@ -48,9 +48,8 @@ class Optimizers:
 
 
 class Scalers:
-    """The loss scalers of a process, noted when made or at the latest when they step an optimizer.
-
-    Each of several models may have its own scaler, or none."""
+    """The loss scalers of a process, noted when made or at the latest when they step an
+    optimizer."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
@@ -73,8 +72,7 @@ class Scalers:
         return next((each for each in found if each is not None and each.is_enabled()), None)
 
     def likely(self, optimizers: Iterable[Any]) -> Any:
-        """The scaler that will probably step these optimizers: the last one made of those that have
-        stepped no other."""
+        """The likely scaler of these optimizers: the last one made that has stepped no other."""
         busy = {id(scaler()) for scaler, _ in self._stepped}
         free = [
             each
@@ -95,8 +93,8 @@ def held_by(optimizers: Iterable[Any]) -> set[int]:
 
 
 class Models:
-    """The models that were called, by the names that users choose: ``Net``, and ``Net:2`` for the
-    second of its class."""
+    """The models that were called, by the users' names: ``Net``; ``Net:2`` is the second of its
+    class."""
 
     def __init__(self) -> None:
         self.seen: list[SeenModel] = []
@@ -118,8 +116,7 @@ class Models:
         return known[1]
 
     def mark_parts_of(self, model: nn.Module) -> None:
-        """Mark modules that were called alone but belong to this model: called by a
-        parametrization, say, while the model was made."""
+        """Mark parts of this model that were called alone, as by a parametrization."""
         whole = self.note(model)
         for reference, seen in self._known.values():
             module = reference()
@@ -128,8 +125,7 @@ class Models:
             )
 
     def trained(self, optimizer: Any, counts: bool) -> None:
-        """Note what an optimizer that has stepped trains; ``counts``: also count the steps, which
-        costs time."""
+        """Note what a stepping optimizer trains; ``counts``: also count steps, which costs time."""
         known = id(optimizer) in self._trainers
         if known and not counts:
             return
@@ -150,8 +146,8 @@ def _shares(module: nn.Module | None, held: set[int]) -> bool:
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
-    """The trained model around a called root: the root itself, or the module whose parts are called
-    separately.
+    """The trained model around a called root: the root itself, or the module whose parts are
+    called.
 
     An optimizer may hold parameters outside the root: of the ``LightningModule`` around it, which
     is never called itself, or of a decoder beside the encoder. Their module is searched among all
@@ -182,8 +178,7 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
 
 
 def is_one_being_made() -> bool:
-    """Whether a module's ``__init__`` is calling, to find a shape or a weight: then what it calls
-    is a part of it."""
+    """Whether a module's ``__init__`` is calling a part of it, to find a shape or a weight."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code

@@ -32,8 +32,7 @@ class Observation(Protocol):
         """Set the scaler of the losses; ``None`` for none. An optimizer's hook may call this."""
 
     def close(self, error: BaseException | None) -> None:
-        """End the observation, with the error that ended the script, if any. Do not call it in a
-        hook."""
+        """End; ``error`` has ended the script, if given. Do not call it in a hook."""
 
 
 def observe(
@@ -129,8 +128,7 @@ class _Watching:
         pass
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Evaluations are watched, too, unless hooks would disable a fused path, which changes
-        bits."""
+        """Evaluations are watched, unless hooks would disable a fused path, changing bits."""
         return self._watch.aside() if self._fused else contextlib.nullcontext()
 
     def scaled_by(self, scaler: Any) -> None:

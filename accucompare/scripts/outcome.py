@@ -12,8 +12,7 @@ _SHOWN = 80
 
 
 def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> list[str]:
-    """Why the request was not fulfilled, one sentence each. ``unheard``: why processes could not
-    write what they saw."""
+    """Why the request was not fulfilled, one sentence each; ``unheard``: as in ``Ended``."""
     found = [f"{_process(each)}: {each.error}" for each in seen if each.error is not None]
     with_torch = [each for each in seen if each.torch]
     models = [model for each in seen for model in each.models]

@@ -1,5 +1,4 @@
-"""The command's plan for a script's processes, and the handshake that each leaves. Needs no
-torch."""
+"""The command's plan for a script's processes, and the handshake that each leaves. No torch."""
 
 from __future__ import annotations
 
@@ -37,13 +36,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: where processes leave their handshakes.
-        out: the bundle, or the directory of the watch's log; absolute, since a script may change
-            its directory.
+        out: the bundle, or the log's directory; absolute, since a script may change its directory.
         options: of ``accucompare.capture`` or ``accucompare.watch``, by name.
-        steps: numbers of the steps to record, or how many to watch; counted from the step where
-            ``arm`` appears, if that is given.
-        model: ``SeenModel.name`` or a class; ``None`` for the first model that is trained, or else
-            called.
+        steps: which to record, or how many to watch; from the step where ``arm`` appears, if given.
+        model: ``SeenModel.name`` or a class; ``None``: the first one trained, or else called.
         seed: for Python, NumPy and torch when torch is imported; ``None`` leaves generators alone.
         deterministic: use deterministic algorithms from then on.
         arm: nothing is done before this file exists.
@@ -70,11 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan that the command has written.
-
-    Raises:
-        UsageError: if another version wrote it.
-    """
+    """Read a plan that the command has written; UsageError if another version wrote it."""
     content = Path(path).read_bytes()
     version = msgspec.json.decode(content, type=_Version).version
     if version != __version__:
@@ -93,8 +85,7 @@ class SeenModel(msgspec.Struct, kw_only=True):
     """A module that a process called from outside all modules.
 
     Attributes:
-        name: its class; ``Class:2`` for the second of a class. If only parts of a trained model are
-            called, the class of the whole.
+        name: its class, ``Class:2`` for the second; the whole's if only parts of it are called.
         parameters: how many numbers.
         trained_by: the classes of the optimizers that updated it.
         calls: how many were counted while outermost calls were looked at.
@@ -121,8 +112,7 @@ class Seen(msgspec.Struct, kw_only=True):
         models: in the order of their first calls.
         steps: how many steps of the chosen model were counted.
         recorded: the numbers of the steps that were captured or watched.
-        evaluations: calls of the chosen model without gradients between training steps; not
-            recorded.
+        evaluations: the chosen model's calls without gradients between steps; not recorded.
         notes: for a reader, one sentence each.
         error: what failed in our code; ``None`` if nothing did.
         ended: whether Python ended normally; false after a kill or ``os._exit``.
@@ -175,8 +165,7 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 def read_seen(folder: str | Path) -> list[Seen]:
-    """The handshakes of all processes, in starting order; a killed one's with the steps that it
-    counted."""
+    """The handshakes of all processes, in starting order; with the counted steps of killed ones."""
     found = []
     for path in Path(folder).glob("*.json"):
         seen = msgspec.json.decode(path.read_bytes(), type=Seen)
@@ -202,8 +191,7 @@ class Claim(msgspec.Struct, kw_only=True):
 
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
-    """Claim a rank: the first process to ask gets it; a process that started the owner gets it
-    after the owner has ended.
+    """Claim a rank: for the first process to ask; later for its parent, once it has ended.
 
     Returns:
         Whether the claim holds, and a note for a reader.

@@ -1,5 +1,4 @@
-"""Inside a script's process: finds the model, counts its steps, begins and ends its capture or
-watch."""
+"""Inside a script's process: finds the model, counts steps, begins and ends capture or watch."""
 
 from __future__ import annotations
 
@@ -98,9 +97,8 @@ class _Chosen:
 
 
 class Script:
-    """Our work in one process.
-
-    Our failures never reach the script: our hooks come off, and the handshake says what failed."""
+    """Our work in one process. If it fails, our hooks come off and the handshake says what
+    failed."""
 
     def __init__(self, plan: Plan, seen: Seen) -> None:
         self._plan = plan
@@ -316,8 +314,7 @@ class Script:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove what was recorded as this rank: of another model, or by a process that this one
-        started."""
+        """Remove what this rank recorded of another model, or in a child process."""
         if (
             self._claimed is not None
             and self._plan.action is Action.CAPTURE
@@ -464,8 +461,7 @@ class Script:
     # the end
 
     def _end_before_os_exit(self) -> None:
-        """Write everything before ``os._exit``, which skips Python's normal end; for a limited
-        time."""
+        """Write everything before ``os._exit``, which skips Python's end; for a limited time."""
         leave = os._exit
 
         def end() -> None:
@@ -501,8 +497,7 @@ class Script:
             self._seen.write(self._plan.folder)
 
     def _go_on_in_copy(self) -> None:
-        """In a forked copy: observe it if no model had been called before the fork, since it may
-        train."""
+        """Observe a forked copy, which may train, if no model was called before the fork."""
         if self._models.seen or self._gone:
             self._leave()
             return
@@ -518,8 +513,8 @@ class Script:
             self._observation.aside().__enter__()
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Run our code; after a failure our hooks come off at the next module call, since this may
-        be an optimizer's hook."""
+        """Run our code; if it fails, our hooks come off at the next module call: outside any
+        hook."""
         if self._gone:
             return
         try:

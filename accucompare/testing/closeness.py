@@ -1,5 +1,4 @@
-"""``accucompare.assert_layers_close``: the error names the layers where two models or bundles
-differ."""
+"""``accucompare.assert_layers_close``."""
 
 from __future__ import annotations
 

@@ -114,8 +114,7 @@ class LayersRegression:
 
 
 def bundle_name(test: str, name: str = "") -> str:
-    """The name of a test's bundle: the test's, if safe as a file name; else made safe and given a
-    digest."""
+    """The name of a test's bundle: the test's, if safe as a file name; else with a digest."""
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]

@@ -1,5 +1,4 @@
-"""The page of a comparison: the verdict, culprits, divergence, the model as a tree, every row, the
-environments."""
+"""The page of a comparison: verdict, culprits, divergence, the model's tree, rows, environments."""
 
 from __future__ import annotations
 
@@ -95,7 +94,6 @@ class Phase(NamedTuple):
     """A part of a step with its own chart of errors.
 
     Attributes:
-        title: its name.
         roles: of its rows.
         drawn: roles that are drawn; of others only rows that glue made wrong.
     """
@@ -121,7 +119,7 @@ PHASES = (
 
 
 class StepChart(NamedTuple):
-    """A chart of the steps of two runs: its columns' titles and looks, and whether its y axis is
+    """A chart of two runs' steps: titles of columns with looks; whether its y axis is
     logarithmic."""
 
     title: str
@@ -153,12 +151,7 @@ STEP_CHARTS = (
 
 
 def write_comparison_page(comparison: Result, path: Path) -> Path:
-    """Write the page of a comparison, and return its path.
-
-    Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
-            written.
-    """
+    """Write the page of a comparison, and return its path. Errors as ``write_page``."""
 
     found = overview_of(comparison)
 

@@ -1,5 +1,4 @@
-"""A page's data: columns as bytes that a browser unpacks at once, with a head that says where each
-lies.
+"""A page's data: columns as bytes that a browser unpacks at once, with a head that locates each.
 
 A number is rounded and kept as the leading bytes of its float64, as many as its shown digits need.
 All first bytes of a column come first, then all second ones, and so on, which compresses best. A
@@ -30,11 +29,9 @@ from accucompare.report.table import (
 )
 from accucompare.text import printable
 
-#: Bytes kept of a float64: 12 bits of mantissa for three digits, 20 for six; other formats keep
-#: all.
+#: Bytes kept of a float64: 12 bits of mantissa for three digits, 20 for six; else all.
 _BYTES = {SCIENTIFIC: 3, NUMBER: 4}
-#: Shown digits, to which numbers are rounded first; otherwise the page would round twice and show
-#: another last digit.
+#: Digits to round to before bytes are cut; rounding twice would change the last shown digit.
 _DIGITS = {SCIENTIFIC: 3, NUMBER: 6}
 _WHOLE = 8
 #: The formats' names in the page's script.
@@ -72,8 +69,8 @@ class PageData:
     ) -> dict[str, Any]:
         """Write a table in blocks of rows, column by column in each, and return its head.
 
-        The candidate's numbers are written as differences in bits from golden's, since most are
-        nearly equal. ``numbers``: the rows'; ``None`` for 1, 2, …."""
+        The candidate's numbers are differences in bits from golden's, since most are nearly equal.
+        ``numbers``: the rows'; ``None`` for 1, 2, …."""
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
         for block in value_blocks(columns, rows, _BLOCK, numbers):
@@ -166,8 +163,7 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 
 
 def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
-    """Numbers as bits of float64, zero beyond the first ``count`` bytes; what is no number has bits
-    of its own.
+    """Numbers as bits of float64, zero beyond the first ``count`` bytes; a pattern for no number.
 
     ``digits``: decimal digits to round to first; 0 for all."""
     if "" in values:
@@ -199,8 +195,7 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 
 def _planes(numbers: Array, count: int) -> bytes:
-    """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first bytes, then
-    all second ones."""
+    """The ``count`` highest bytes of 64-bit numbers (lowest of others), all first bytes first."""
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
     return (

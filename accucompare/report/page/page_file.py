@@ -46,8 +46,7 @@ def write_page(
         write_data: writes the columns, and returns the head.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
-            written.
+        ReportError: if the path is a directory or no ``.html``, or the file cannot be written.
     """
     # a directory gets its own message first
     if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):

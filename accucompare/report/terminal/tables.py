@@ -1,5 +1,4 @@
-"""Tables as wide as the terminal: long names are cut in the middle, numbers never. In a pipe, names
-are whole."""
+"""Tables as wide as the terminal: long names are cut, numbers never. In a pipe, names are whole."""
 
 from __future__ import annotations
 
@@ -44,12 +43,10 @@ def print_table(
     """Print a table.
 
     In a narrow terminal, columns that can be spared are left out and named below the table, and
-    long names are cut in the middle. In a pipe or a file, everything is whole, each row in one
-    line.
+    long names are cut in the middle. In a pipe or a file everything is whole, a row in one line.
 
     Args:
         rows: of a row without any value only ``above`` and ``below`` are printed.
-        title: its heading, if any.
         style: of a cell.
         above, below: lines around a row; those below are wrapped, and begin at the second column.
     """
@@ -118,8 +115,7 @@ def print_table(
 
 
 def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int]:
-    """The widths of columns: each gets what it needs, except that names share what the others
-    leave."""
+    """The widths of columns: what each needs, except that names share what is left."""
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])

@@ -50,8 +50,7 @@ _WORST_SHOWN = 8
 
 
 def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
-    """Print the verdict, where identity ends, pre-flight findings, culprits, the first divergence,
-    the worst rows, counts."""
+    """Print verdict, first difference, pre-flight findings, culprits, worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
@@ -132,8 +131,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
 
 
 def _print_training(console: Console, comparison: Result) -> None:
-    """Print which settings of two runs differ, where they part, how they drift, and the result of a
-    standard."""
+    """Print different settings of two runs, their parting and drift, the result of a standard."""
     found, sentence = comparison.training, training.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
@@ -247,8 +245,7 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
 
 
 def _print_worst(console: Console, comparison: Result) -> None:
-    """Print the rows furthest over their limit; if none fails, those that use more than half of
-    it."""
+    """Print the rows furthest over their limit; if none fails, those beyond half of it."""
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
@@ -306,8 +303,7 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
 
 
 def _ranks_and_steps(comparison: Result) -> str:
-    """Which rank is worst, and in which step failing begins, where there are several; ``""`` if
-    none fails."""
+    """The worst rank, and the step where failing begins, if there are several; or ``""``."""
     manifests = (comparison.golden.manifest, comparison.candidate.manifest)
     several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
     if not several or not comparison.counts_by_status()[Status.FAIL]:

@@ -1,5 +1,4 @@
-"""What ``capture``, ``show`` and ``verify`` print of a bundle: its contents, its records, one
-tensor, whether it is as it was written."""
+"""What ``capture``, ``import``, ``show`` and ``verify`` print of a bundle."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def print_import(
     Args:
         path: the bundle.
         tool: whose dump it was made of.
-        records: how many there are.
-        without_values: how many of them have statistics only, or are no tensors.
+        records, without_values: all records; those with statistics only, or of no tensor.
         weights: how many weights' digests the manifest has.
         notes: sentences, among them what was left out.
     """
@@ -116,12 +114,10 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
 def print_records(
     bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None
 ) -> None:
-    """List a bundle's records: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and
-    Inf.
+    """List a bundle's records with type, role, shape, dtype and statistics.
 
     Args:
-        step, rank: list these only; ``None`` for all.
-        glob: list matching layers only; ``None`` for all.
+        step, rank, glob: list matching records only; ``None`` for all.
 
     Raises:
         UsageError: if none matches, or no record is of that step or rank.
@@ -195,12 +191,10 @@ _RECORDS = (
 
 
 def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:
-    """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if
-    asked to.
+    """Print one tensor's statistics and values, or a part of them; save the values as ``.npy``.
 
     Raises:
-        RecordError: if it is not recorded as a value, or is damaged, or its values were not
-            recorded.
+        RecordError: if it is damaged, or its values were not recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
@@ -254,8 +248,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
 
 
 def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
-    """The values of a part, as NumPy prints them; of a large one only those shown are read: three
-    at each end of each axis."""
+    """A part's values as NumPy prints them. Of a large one only the printed ends are read."""
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)

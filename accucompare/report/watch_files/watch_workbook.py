@@ -1,5 +1,4 @@
-"""The workbook of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*,
-*Health*, *Environment*."""
+"""The workbook of a watch."""
 
 from __future__ import annotations
 
@@ -52,11 +51,8 @@ _NOT_FINITE = "not finite (drawn at the top)"
 
 
 def write_watch(ranks: Ranks, path: Path) -> Path:
-    """Write the workbook of the last run of every rank, and return its path.
-
-    Raises:
-        ReportError: if it cannot be written.
-    """
+    """Write the workbook of every rank's last run, and return its path. ReportError if it cannot be
+    written."""
     from accucompare.report.excel import write_workbook
 
     health = judge_vitals(ranks)
@@ -174,8 +170,8 @@ def _steps(ranks: Ranks) -> list[Table]:
 
 
 def _chart_data(steps: Sequence[Step]) -> Table:
-    """The hidden table that feeds the charts: of neighbouring steps the first one that is not
-    finite, or else the last."""
+    """The hidden table behind the charts: of neighbouring steps the first not finite, or the
+    last."""
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
     top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
     columns = [
@@ -222,8 +218,7 @@ def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
 
 
 def _environment(ranks: Ranks) -> Table:
-    """How each rank ran; differences from the first column are marked, except what each rank has of
-    its own."""
+    """How each rank ran; unexpected differences from the first column are marked."""
     shown, listed = rank_entries(ranks)
     left_out = len(ranks.ranks) - len(shown)
     note = f"{left_out:,} more ranks are not shown." if left_out else ""

@@ -1,5 +1,4 @@
-"""One finding in words: what, where, made how, what went in and out, what to try. Needs no
-torch."""
+"""One finding in words: what, where, made how, what went in and out, what to try. No torch."""
 
 from __future__ import annotations
 
@@ -77,7 +76,6 @@ def answer(
     the reproducer and the log.
 
     Args:
-        start: of its run.
         directory: of the watch, with log and reproducer; ``None`` if nothing was written.
         scale: the loss scale in its step, if any.
     """

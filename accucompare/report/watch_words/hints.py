@@ -1,5 +1,5 @@
-"""What to try, by the facts of a finding: one table of hints, the likeliest first, over the
-properties of ``Facts``. Needs no torch."""
+"""What to try: a table of hints, the likeliest first, over the properties of ``Facts``. No
+torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ _EXPLODED = 1e6
 
 
 class Facts:
-    """What a hint may ask about a finding.
-
-    Attributes:
-        start: of its run.
-        scale: the loss scale in its step, if any.
-    """
+    """What a hint may ask about a finding; ``scale`` is the loss scale in its step, if any."""
 
     def __init__(self, finding: Finding, start: WatchStart, scale: float | None = None) -> None:
         self.finding, self.start, self.scale = finding, start, scale
@@ -88,8 +83,7 @@ class Facts:
 
     @property
     def nearest(self) -> tuple[float, float]:
-        """The largest finite magnitude of the inputs, and their dtype's limit; 0 if there is
-        none."""
+        """The largest finite input magnitude, and its dtype's limit; 0 if there is none."""
         sized = [
             (tensor.abs_max, _limit(tensor))
             for tensor in self.inputs
@@ -133,8 +127,8 @@ def _limit(tensor: TensorRange) -> float:
 
 
 class _Hint(NamedTuple):
-    """A hint and its condition. The text may hold {name}, {dtype}, {limit}, {step}, {near}, {low}
-    and {high}."""
+    """A hint and its condition; {name}, {dtype}, {limit}, {step}, {near}, {low}, {high} are filled
+    in."""
 
     when: Callable[[Facts], bool]
     text: str
@@ -440,12 +434,7 @@ def _snake(type: str) -> str:
 
 
 def hints_for(finding: Finding, start: WatchStart, scale: float | None = None) -> list[str]:
-    """What to try, the likeliest first; empty if nothing is known.
-
-    Args:
-        start: of its run.
-        scale: the loss scale in its step, if any.
-    """
+    """What to try, the likeliest first; ``scale`` is the loss scale in its step, if any."""
     facts = Facts(finding, start, scale)
     low, high = facts.nearest
     limit = DTYPES[facts.dtype].largest if facts.dtype in DTYPES else 0.0

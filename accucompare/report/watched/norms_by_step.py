@@ -86,8 +86,7 @@ def _number(name: str) -> Callable[[LayerStep], float | None]:
 
 
 def _ends(rows: Sequence[LayerStep], names: Sequence[str]) -> list[str]:
-    """The parameters with the largest and smallest numbers at the end that a logarithmic axis can
-    show."""
+    """Parameters with the largest and smallest last numbers that a logarithmic axis can show."""
     known = {
         name: [each for row in rows if (each := row.numbers.get(name)) is not None]
         for name in names

@@ -27,10 +27,7 @@ _WORDS = {
 
 
 def print_health(ranks: Ranks, health: Health, *, quiet: bool = False) -> None:
-    """Print the checklist by layer: what each check measured, its thresholds, and what to do unless
-    passed.
-
-    ``quiet``: print the line with the counts only."""
+    """Print each check's measurement, thresholds and cure, by layer; only counts if ``quiet``."""
     console = open_console()
     console.print(_counts(ranks, health), soft_wrap=True)
     if quiet:

@@ -16,8 +16,7 @@ _UNREADABLE_SHOWN = 5
 
 
 def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> None:
-    """Print the verdict, and unless ``quiet`` each operator that overflowed, in the order of
-    time."""
+    """Print the verdict, and unless ``quiet`` each operator that overflowed, by time."""
     console = open_console()
     found, unreadable = overflows.found, overflows.unreadable
     word, style = (

@@ -1,5 +1,4 @@
-"""What a watch prints: findings with the last frames before them on stderr while it runs; the
-analysis of a log on stdout."""
+"""What a watch prints: findings with frames on stderr while it runs; a log's analysis on stdout."""
 
 from __future__ import annotations
 
@@ -68,12 +67,10 @@ def print_finding(
     with_answer: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the answer and the last frames, the finding's marked, to stderr, apart from the
-    training's output.
+    """Print the answer and the last frames to stderr, apart from the training's output.
 
     Args:
-        start: of its run.
-        frames: the last calls before it, if they were recorded.
+        frames: the last calls before it, if they were recorded; the finding's is marked.
         directory: of the watch, with its log and reproducer.
         scale: the loss scale in its step, if any.
         with_answer: false if an exception will give the answer.
@@ -109,14 +106,11 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
 def print_analysis(
     ranks: Ranks, health: Health | None, reports: Sequence[Path], quiet: bool = False
 ) -> None:
-    """Print the verdict, the answer to the first origin, findings, frames, what led to it, reports'
-    paths.
+    """Print the verdict, first answer, findings, frames, history, paths; only the verdict if quiet.
 
     Args:
         ranks: the last run of every rank.
         health: the checklist's result, if judged.
-        reports: what was written.
-        quiet: print the verdict line only.
     """
     console = open_console()
     console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
@@ -155,13 +149,10 @@ def print_analysis(
 
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
-    """After a run, print the verdict, the answer to the first origin, the warnings, and where there
-    is more.
+    """After a run, print verdict, first answer, warnings, paths; only the verdict if quiet.
 
     Args:
-        ranks: what the run wrote.
         health: the checklist's result, if judged.
-        quiet: print the verdict line only.
     """
     console = open_console()
     console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
@@ -196,8 +187,8 @@ def checks_fail(health: Health | None) -> bool:
 
 
 def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
-    """``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``; with what and where if it
-    stands alone."""
+    """``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``; alone, also what and
+    where."""
     path = printable_value(str(ranks.path), 400)
     outcome = judge_finite(ranks)
     if outcome.status is CheckStatus.NOT_LOOKED_AT:

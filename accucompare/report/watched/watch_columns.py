@@ -1,5 +1,4 @@
-"""A watch's log as rows and columns, for every report: findings, the frames' tensors, steps,
-warnings."""
+"""A watch's log as rows and columns, for every report: findings, tensors, steps, warnings."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
 
 def main_run(ranks: Ranks) -> Analysis:
-    """The run shown in full: the one with the first origin, or the first; all ranks would be too
-    many."""
+    """The run shown in full, since all would be too many: that of the first origin, or the
+    first."""
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
 
 
@@ -173,8 +172,7 @@ FINDINGS = (
 
 
 class TensorRow(NamedTuple):
-    """A tensor of a frame (``None`` for a frame without any); whether it is its frame's first;
-    whether the frame is an origin."""
+    """A frame's tensor, or ``None``; is it the frame's first? Is the frame an origin?"""
 
     run: Analysis | None
     frames: Frames

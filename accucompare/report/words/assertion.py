@@ -1,5 +1,4 @@
-"""The message of a failed assertion, in the manner of ``torch.testing.assert_close``: culprits,
-counts, what would pass."""
+"""The message of a failed assertion, in the manner of ``torch.testing.assert_close``."""
 
 from __future__ import annotations
 
@@ -103,8 +102,8 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
-    """The smallest limits with which every row would pass: ``Would pass: rel_l2=1.01e-02``; or that
-    none would."""
+    """The smallest limits that every row passes: ``Would pass: rel_l2=1.01e-02``; or that none
+    does."""
     if hopeless := [row for row in failing if not _has_limit(row)]:
         more = f", and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
         return (
@@ -115,8 +114,7 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
         return "Would pass: the limits at each culprit, since limits by layer judge here"
     rows = [row for row in comparison.rows if row.metrics is not None and _has_limit(row)]
     given = comparison.tolerances.otherwise
-    # where a table by dtype or the baseline judged, one limit in their place must hold for every
-    # row
+    # where a table by dtype or the baseline judged, one limit in their place holds for every row
     own = {
         name: float(value) for name in _MEASURED if (value := getattr(given, name)) is not None
     } or {"rel_l2": 0.0}
@@ -154,8 +152,7 @@ def _has_limit(row: Row) -> bool:
 
 
 def _smallest(name: str, rows: list[Row], own: float) -> str:
-    """The smallest limit of a kind that passes all rows, at least the given one; ``""`` if none
-    does."""
+    """The smallest limit that passes all rows, at least the given one; ``""`` if none does."""
     errors = []
     for row in rows:
         exact = [each.error for each in row.verdict.smallest if each.name == name]

@@ -67,8 +67,7 @@ def note(comparison: Result) -> str:
 
 
 def identical_until(comparison: Result) -> str:
-    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where
-    there is no such row."""
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; or ``""``."""
     row = comparison.identical_until
     if row is None:
         return ""
@@ -114,13 +113,13 @@ def fed(comparison: Result) -> str:
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
-    """A culprit's place, with step and rank where there are several: ``encoder.0 (glue, before fc1)
-    (step 2)``."""
+    """A culprit's place, with step and rank if several: ``encoder.0 (glue, before fc1) (step
+    2)``."""
     return culprit_place(culprit) + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for
+    """Its excess; ``None`` without a baseline, for another shape or dtype kind, and for
     integers."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
@@ -137,8 +136,7 @@ def error(culprit: Culprit) -> float | None:
 
 
 def configuration_words(culprit: Culprit) -> str:
-    """How its module's options differ: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the
-    candidate``; or ``""``."""
+    """``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
     options = [
         f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate"
         for option in culprit.configured

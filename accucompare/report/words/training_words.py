@@ -138,8 +138,7 @@ FED_STEPS = (
 
 
 def steps_sentence(comparison: Result) -> str:
-    """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` without
-    training."""
+    """``The runs part at step 12 in the gradients: …``, or how far they agree; or ``""``."""
     training = comparison.training
     if training is None or training.judged_by is JudgedBy.NOTHING or not training.compared:
         return ""
@@ -173,8 +172,7 @@ def settings(training: TrainingResult) -> list[str]:
 
 
 def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
-    """Further lines on the steps: where bits first differ, drift and scatter, steps on one side,
-    what was not compared."""
+    """Where bits first differ, drift and scatter, one-sided steps, what was not compared."""
     bits = training.other_bits
     if bits is not None and bits != training.parting and training.same_type:
         before = (

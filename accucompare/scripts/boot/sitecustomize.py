@@ -1,5 +1,4 @@
-"""Runs at the start of every Python process with this directory on PYTHONPATH; waits for ``import
-torch``.
+"""Runs in every Python process with this directory on PYTHONPATH; waits for ``import torch``.
 
 A process without torch pays next to nothing: nothing is imported. The machine's own
 ``sitecustomize``, which this one hides, runs too."""
@@ -15,8 +14,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 
 class _WaitForTorch:
-    """A finder that finds ``torch`` as the others do, once, and sets up the capture after its
-    import."""
+    """Finds ``torch`` as the other finders do, once, and sets up the capture after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -57,8 +55,7 @@ def _install() -> None:
 
 
 def _import_this_package() -> None:
-    """Import the package that this file belongs to, wherever it lies: the same that the command
-    runs."""
+    """Import the package that this file belongs to, wherever it lies: the command's."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(
