@@ -41,7 +41,7 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 
 def is_page(report: Path) -> bool:
-    """Whether a report is a page. A stream (pipe, /dev/stdout) has no suffix: a workbook."""
+    """Whether a report is a page; a stream (pipe, /dev/stdout) without suffix gets a workbook."""
     return report.suffix.lower() == ".html"
 
 

@@ -72,7 +72,7 @@ class Scalers:
         return next((each for each in found if each is not None and each.is_enabled()), None)
 
     def likely(self, optimizers: Iterable[Any]) -> Any:
-        """The likely scaler of these optimizers: the last one made that has stepped no other."""
+        """The scaler that stepped one of these optimizers; else the last made that stepped none."""
         busy = {id(scaler()) for scaler, _ in self._stepped}
         free = [
             each

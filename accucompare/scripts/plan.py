@@ -191,7 +191,8 @@ class Claim(msgspec.Struct, kw_only=True):
 
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
-    """Claim a rank: for the first process to ask; later for its parent, once it has ended.
+    """Claim a rank. The first process to ask gets it; the one that started it takes it over once it
+    has ended.
 
     Returns:
         Whether the claim holds, and a note for a reader.

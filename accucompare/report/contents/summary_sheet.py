@@ -313,7 +313,7 @@ def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
 
 
 def _height(message: str, characters: int) -> float:
-    """Points for text that wraps (0: never); merged cells do not grow by themselves."""
+    """Points for text that wraps after ``characters`` (0: never); merged cells do not grow."""
     return 15 * min(1 + len(message) // characters, 8) if characters else 0
 
 

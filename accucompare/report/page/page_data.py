@@ -163,7 +163,7 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 
 
 def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
-    """Numbers as bits of float64, zero beyond the first ``count`` bytes; a pattern for no number.
+    """Numbers as bits of float64, zero beyond ``count`` bytes; NaN and missing ones are marked.
 
     ``digits``: decimal digits to round to first; 0 for all."""
     if "" in values:
@@ -195,7 +195,8 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 
 def _planes(numbers: Array, count: int) -> bytes:
-    """The ``count`` highest bytes of 64-bit numbers (lowest of others), all first bytes first."""
+    """The ``count`` leading bytes of 64-bit numbers (last bytes of smaller ones), plane by
+    plane."""
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
     return (

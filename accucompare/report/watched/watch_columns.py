@@ -172,7 +172,7 @@ FINDINGS = (
 
 
 class TensorRow(NamedTuple):
-    """A frame's tensor, or ``None``; is it the frame's first? Is the frame an origin?"""
+    """A tensor of a frame; ``first`` in the frame; ``origin``: whether the frame is one."""
 
     run: Analysis | None
     frames: Frames
