@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class CheckWords(NamedTuple):
-    """What a check looks at, and what to do."""
-
     looks_at: str
     cure: str = ""
 
@@ -344,8 +342,8 @@ CHECK_WORDS = {
     ),
 }
 
-#: By the name of a threshold: what it is. Comments say where its default is from, if not from
-#: what sound runs have.
+#: By a threshold's name: its meaning. A comment above says where its default is from, if not from
+#: sound runs.
 THRESHOLD_WORDS = {
     "input-range": "magnitude",
     # all of them
