@@ -74,7 +74,7 @@ def detail(row: Row) -> str:
     parts = [_of_row(remark, row) for remark in verdict.remarks]
     parts += ["not all that went in was fed"] if verdict.not_all_fed else []
     parts += ["begins here"] if verdict.begins else []
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))  # of an opaque value nothing may be known
 
 
 def option_words(option: Option) -> str:
@@ -123,7 +123,8 @@ def _of_row(remark: PairRemark, row: Row) -> str:
             uncounted = remark is BareRemark.NON_FINITE_AT_LEAST
             return "; ".join(_counts(metrics, "at least " if uncounted else ""))
     if golden is not None and candidate is not None:
-        return "".join(_of_pair(remark, golden, candidate)) or remark_words(remark)
+        words = [*_of_pair(remark, golden, candidate)]
+        return "".join(words) if words else remark_words(remark)
     return remark_words(remark)
 
 
@@ -304,7 +305,7 @@ _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.ADDS_NO_ZEROS: (
-        "{side}'s is zero everywhere, and {other} adds none, which is the same"
+        "{other}'s is zero everywhere, and {side} adds none, which is the same"
     ),
 }
 
