@@ -13,9 +13,6 @@ class Flag(NamedTuple):
     """A flag, as ``Backend.flags`` names it, that changes numbers when it has some value.
 
     Attributes:
-        values: the values that change numbers.
-        effect: what they do.
-        cure: how to set it otherwise.
         types: the device types that it matters for.
         products: the float32 products that it lets round: ``"matmul"``, ``"conv"`` or ``""``.
         format: what the products are rounded to if it is True; ``""`` where its value says so.

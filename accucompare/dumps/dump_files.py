@@ -117,7 +117,6 @@ def load_npy(path: Path, dtype: str = "") -> LoadedItem:
     """The array of a ``.npy``.
 
     Args:
-        path: the file.
         dtype: the true type of its bits, where NumPy lacks it (bfloat16 in a uint16 array).
 
     Raises:

@@ -19,7 +19,6 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
     not followed.
 
     Args:
-        path: where to look.
         belongs: whether a file's name is one of the dump's.
     """
     if not os.path.isdir(path):

@@ -35,7 +35,6 @@ def format_of(path: Path, name: str | None) -> Format:
     """The format of a dump.
 
     Args:
-        path: a directory or a file.
         name: as ``--from`` gives it; ``None`` to recognise it.
 
     Raises:

@@ -48,7 +48,6 @@ class ImportResult:
     """What came of an import.
 
     Attributes:
-        format: of the dump.
         records, without_values, weights: how many there are in the bundle.
         left_out: what has no counterpart, each with its step and rank.
         unreadable: what could not be read, each with the reason; the bundle is then incomplete.
@@ -76,12 +75,8 @@ def import_dump(
     """Make a bundle of another tool's dump, with a few tensors in memory.
 
     Args:
-        path: the dump: a directory or a file.
-        out: the bundle's directory.
         format_name: one of ``formats.FORMATS``; ``None`` to recognise it.
         naming: what the user says of the dump's names, for the formats that need it.
-        overwrite: replace a bundle that is there.
-        progress: is told how far it has come.
 
     Returns:
         The result. If anything could not be read, the bundle is marked incomplete.

@@ -129,7 +129,6 @@ class Format:
     """A format of dumps.
 
     Attributes:
-        name: as ``--from`` gives it.
         title: the tool, as messages call it.
         recognise: whether a path looks like one; cheap, and never raises for hostile content.
         open: opens it, by what the user says of its names. Raises ``BundleError`` or

@@ -59,8 +59,7 @@ def _recognise(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[tuple[int | None, int | None, Path]]:
-    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path names
-    none."""
+    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where it names none."""
     if path.name == INDEX:
         path = path.parent
     if (path / INDEX).is_file():

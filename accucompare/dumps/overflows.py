@@ -82,11 +82,9 @@ class Overflow:
     """One overflow, as a unit of the device noted it.
 
     Attributes:
-        file: that says so.
         time: when it was written, in microseconds.
         unit: of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``,
             ``AICPU``, ``SDMA``.
-        task, stream, model: numbers of the operator's task, stream and model.
         status: not 0; 64 bits per number.
         operator: ``None`` if its dump is not in the same folder.
     """

@@ -1,5 +1,4 @@
-"""The results of checking custom backwards against finite differences, per form of a custom
-Function. Without torch."""
+"""Results of checking custom backwards by finite differences. Without torch."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ class RunOutcome:
     """The tensors of one run of a module.
 
     Attributes:
-        device: where it ran.
         inputs, outputs: every tensor and number, by path.
         gradients: for a finding in the backward, of the inputs and the parameters.
         inside: the first tensor that was not finite among its children's inputs and outputs.

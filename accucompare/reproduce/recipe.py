@@ -48,7 +48,6 @@ class Recipe:
 
     Attributes:
         imports: lines to run first.
-        text: an expression, perhaps of several lines.
     """
 
     imports: list[str]
@@ -59,7 +58,6 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     """How to make a module like this one; its tensors' values are left to be restored.
 
     Args:
-        module: the live one.
         directory: the script's, which paths in it are relative to.
 
     The text was evaluated, and gave a module of the same parts, names and shapes.

@@ -262,7 +262,6 @@ class Reproducer:
         and backward if the finding was there.
 
         Args:
-            module: of ``restore``.
             given: values for inputs that could not be saved.
 
         Raises:

@@ -56,8 +56,6 @@ def save_reproducer(
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        finding: what was found.
-        snapshot: what the module was given.
         case: the case that the command line runs, if it does: the script takes the module from it.
 
     Raises:

@@ -66,11 +66,7 @@ class SnapshotDescription(msgspec.Struct, kw_only=True):
     """What a reproducer's manifest holds beside any bundle's.
 
     Attributes:
-        found: what the watch found.
-        device: where.
         autocast: in force, by type of device.
-        grad_enabled: whether gradients were on.
-        kind: the module's class.
         missing: why the module has to be made by hand; ``None`` if it has not.
         training, other_mode: the module's mode, and the names of its parts in the other mode.
         aliases, tied: further names of modules and of tensors inside it, each with the first.

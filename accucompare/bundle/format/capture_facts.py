@@ -57,7 +57,6 @@ class Imported(msgspec.Struct, frozen=True):
     """What the other tool can record whose dump a bundle was made from.
 
     Attributes:
-        format: the tool, as messages call it.
         roles: the roles that it can record; lacking others is no difference.
         root: whether it records the root module.
         named_gradients: whether it records the gradients of inputs that are passed by name.
@@ -92,18 +91,15 @@ class Options(msgspec.Struct, frozen=True):
             older bundles.
         like: the bundle that it took weights and inputs from.
         emulate: the format that it rounded operands of products to.
-        dtype: the type that it was cast to.
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
         round_feed: the type that golden's values were rounded to before they were fed.
-        loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
         roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
             hold all that ``backward`` implies.
         chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all.
-        optimizer: the class of the case's optimizer.
         fallback: the modules that ran in another type than the capture's.
         imported: the tool whose dump it was made from.
         replaced: the weights that differed from golden's before golden's were copied in.

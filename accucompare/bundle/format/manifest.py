@@ -95,8 +95,7 @@ def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
 
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
-    """The manifests that later ranks have written, requested together at a URL. Errors as
-    ``read``."""
+    """The manifests that later ranks have written, requested together. Errors as ``read``."""
     places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
     if isinstance(path, Path):
         return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
@@ -200,7 +199,6 @@ class Manifest:
             ``BundleWriter.close`` sets it.
         stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
-        steps: this rank's finished steps.
         series: this rank's training steps in numbers, in order; empty in older bundles.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
@@ -276,8 +274,8 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers; ``None`` in old bundles and dumps. Errors
-        as ``check``."""
+        """Environment variables that may change numbers; ``None`` in old ones. Errors as
+        ``check``."""
         return _typed(self.environment, _Settings).variables
 
     @property
@@ -345,7 +343,6 @@ class Manifest:
         """Read and check a manifest.
 
         Args:
-            path: the file.
             asked: the pending answer, if a URL was requested before.
 
         Raises:

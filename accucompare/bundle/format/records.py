@@ -179,7 +179,6 @@ class Error(msgspec.Struct, frozen=True):
 
     Attributes:
         rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
-        rmse: root mean square error.
         different: how many integers or booleans differ.
         factor: for gradients: the factor on golden that comes closest, less 1; else, and in older
             bundles, ``None``.
@@ -198,7 +197,6 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
     """Where a rank's part of a tensor lies in the whole.
 
     Attributes:
-        shape: of the whole.
         start: index of the part's first element, per dimension.
     """
 
@@ -226,7 +224,6 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             root's. For an operator: of the call that runs it.
         shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""``
             for an opaque value.
-        layout: how it was held.
         member: its member in the step's ``.npz``; ``None`` where no data was kept.
         digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); begins
             with DEVICE_DIGEST if the tensor was sketched on its device.
@@ -276,8 +273,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def operator(self) -> tuple[str, int]:
-        """An operator's name, and its number under that name in the module call; else ``("",
-        0)``."""
+        """An operator's name, and its number of that name in the module call; else ``("", 0)``."""
         if self.role not in OPERATOR_ROLES:
             return "", 0
         number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
@@ -285,7 +281,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def part(self) -> str:
-        """An operator's argument or result, such as ``self`` or ``tensors.1``; ``""`` for the only
+        """An operator's argument or result, such as ``self`` or ``tensors.1``; ``""`` for a single
         one."""
         return (
             self.path.removeprefix(f"{self.type}#").partition(".")[2]
@@ -295,7 +291,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is of a parameter group (``AdamW.0.lr``), not of a parameter
+        """Whether it is of a parameter group (``AdamW.0.lr``), not a parameter
         (``cls.exp_avg``)."""
         _, _, number = self.path.partition(".")
         return (

@@ -35,7 +35,6 @@ class SavedObject(msgspec.Struct, frozen=True):
     """An optimizer, a scheduler or a gradient scaler.
 
     Attributes:
-        kind: its class.
         options: its ``state_dict``'s named values, flattened (see ``live.modules.state``); for an
             optimizer the options of its parameter groups, such as ``0.lr``.
         changed: the options that earlier steps changed. The code sets the others.
@@ -70,7 +69,6 @@ class TrainingState(msgspec.Struct, frozen=True):
         gradients: those that were there before the step, by parameter, flattened.
         attributes: numbers and strings of modules that earlier steps changed, by module and name.
         buffers: the buffers that the model computes itself and that earlier steps changed.
-        missing: what could not be saved.
         unused: what the training does not have, each with the reason.
     """
 
@@ -99,7 +97,6 @@ class SavedAndStarted(msgspec.Struct, frozen=True):
     """Training fields of a manifest's ``capture`` table; ``None`` in older bundles.
 
     Attributes:
-        training_state, started: the state that was saved, and the one that it started from.
         begun: the step before which the capture began, of a script that had run until then.
     """
 

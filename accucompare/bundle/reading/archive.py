@@ -86,7 +86,6 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         offset: of the first data byte in the file.
-        nbytes: length of the data.
         dtype: NumPy type of the elements.
         shape: of the array; always in C order.
     """
@@ -113,7 +112,6 @@ class Archive:
         """Open the file and read its directory; members are read on demand.
 
         Args:
-            path: the file.
             windows: the bundle's windows, for an object in storage.
 
         Raises:
@@ -174,7 +172,6 @@ class Archive:
         """Read the small ones of some members, in a few pieces.
 
         Args:
-            names: of the members.
             most: largest size of a small one in bytes, with its header.
 
         Returns:
@@ -407,8 +404,7 @@ def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[An
 
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
-    """Where the ``.npy`` header begins and ends; the end may lie beyond a ``head`` that is too
-    short."""
+    """Where the ``.npy`` header begins and ends; the end may lie beyond a short ``head``."""
     if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)

@@ -141,7 +141,7 @@ class Bundle:
         ]
 
     def identity(self) -> str:
-        """32 hexadecimal digits for the content of all finished steps of all ranks; a copy has the
+        """32 hexadecimal digits for the content of all finished steps; a copied bundle has the
         same."""
         lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
         return xxhash.xxh3_128_hexdigest(lines.encode())
@@ -189,7 +189,6 @@ class Bundle:
             role: ``"output"`` or ``"input"``; of an operator, ``"op_output"`` or ``"op_input"``.
             path: place in a nested value; may be left out where the call has a single record of the
                 role.
-            step, rank: which step of which rank.
 
         Returns:
             The values; a type that NumPy lacks is widened exactly (bfloat16 to float32).
@@ -244,8 +243,7 @@ class Bundle:
         )
 
     def values(self, record: Record) -> Array:
-        """A record's verified values in its shape, widened exactly if need be. Errors as
-        ``raw``."""
+        """A record's verified values in its shape, widened exactly. Errors as ``raw``."""
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
@@ -568,7 +566,6 @@ class StoredTensor:
         Args:
             start: its first element, a multiple of SEGMENT.
             stop: the element behind its last one.
-            elements: of a block.
 
         Yields:
             Arrays of ``elements`` (the last one shorter), overwritten by this thread's next read of

@@ -158,7 +158,6 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
 
     Args:
         bundle, record: a record with statistics, and a sketch or values.
-        size: how many.
 
     Raises:
         RecordError: if it is damaged, or has a sketch of another size.

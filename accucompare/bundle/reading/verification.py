@@ -33,7 +33,6 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -
     raises for damage.
 
     Args:
-        bundle: the bundle.
         progress: called with the bytes read and the bytes to read.
     """
     found = Verified()

@@ -69,8 +69,7 @@ class ArchiveWriter:
         self._count = 0
 
     def add(self, name: str, array: Array) -> None:
-        """Append one C-contiguous array as ``<name>.npy``, aligned to 64 bytes; names must
-        differ."""
+        """Append a C-contiguous array as ``<name>.npy``, aligned to 64 bytes; names must differ."""
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
         small = array.nbytes < _WORTH_A_WRITE

@@ -117,8 +117,7 @@ class RecordFile:
         return record
 
     def _store(self, record: Record, array: Array) -> _Kept:
-        """Write an array, unless another dtype's has the same bits. Statistics are always its
-        own."""
+        """Write an array, unless another dtype's has the same bits. Statistics are its own."""
         if self._mode is Mode.DIGEST:
             return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])

@@ -244,7 +244,6 @@ class BundleWriter:
         """Queue the end of a step: what was added since the last end becomes ``step<step>``.
 
         Args:
-            step: its number.
             partial: whether the capture was stopped inside it.
             series: gives the step's entry in the series; the writing thread calls it after all
                 records.

@@ -168,8 +168,6 @@ def analyse(
 
     Args:
         run: its events, the ``WatchStart`` first, as ``read_log`` gives them.
-        path: the log that they are from.
-        earlier: the run before it in the same log.
     """
     start = run[0]
     assert isinstance(start, WatchStart)
@@ -202,7 +200,6 @@ class Ranks:
 
     Attributes:
         path: the log, or the directory of the logs.
-        ranks: by number.
         notes: what is missing or unequal: unreadable logs, ranks without one, ranks that end early.
         incomplete: whether a log is missing or cannot be read.
     """

@@ -28,9 +28,6 @@ class Scaling:
         self, step: int, scale: float | None, skipped: bool, where: str
     ) -> ScaleChange | None:
         """Args:
-            step: the step that ends.
-            scale: now; ``None`` without a scaler.
-            skipped: whether the update was skipped.
             where: what is known of where gradients overflowed; may be empty.
 
         Returns:

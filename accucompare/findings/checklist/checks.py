@@ -215,10 +215,8 @@ class Check:
 
     Attributes:
         id: its name for options and programs.
-        layer: what it is about.
         judge: decides; ``None`` for what nothing here looks at.
         thresholds: the defaults of what it judges by.
-        needs: what a run must have.
         across: whether it compares ranks, and so judges all of them once.
     """
 

@@ -172,8 +172,8 @@ _WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
 
 
 def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
-    """How coarse an input in a half type is, unless it holds exact whole numbers, or a weight is in
-    a half type."""
+    """How coarse an input in a half type is, unless it holds whole numbers or a weight is half,
+    too."""
     limit = _WHOLE.get(given.dtype, math.inf)
     if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
         return None
@@ -398,8 +398,7 @@ def _names(run: Analysis) -> list[str]:
 
 
 def _first_token(run: Analysis) -> str | WatchRemark | None:
-    """The id that every text begins with, or that texts begin with several; ``None`` if the model
-    is given no token ids."""
+    """The id that every text begins with, or that texts differ in; ``None`` without token ids."""
     found = [given.first for each in run.vitals for given in each.given if given.first]
     if not found:
         return None
@@ -434,8 +433,7 @@ def _two_ranks(seen: Evidence) -> CheckOutcome:
 
 
 def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
-    """The steps in which two ranks had the same batch, with these ranks; empty if ranks split a
-    model."""
+    """The steps in which two ranks had the same batch, with these ranks; none of a split model."""
     held: dict[tuple[int, str], int] = {}
     same = []
     for run in runs:

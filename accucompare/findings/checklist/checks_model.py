@@ -1,5 +1,4 @@
-"""The checklist's layer *model*: parameters and optimizers, idle units and layers, modes,
-buffers."""
+"""The checklist's layer *model*: parameters, optimizers, idle units, modes, buffers."""
 
 from __future__ import annotations
 

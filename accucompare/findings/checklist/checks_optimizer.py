@@ -1,5 +1,4 @@
-"""The checklist's layer *optimizer*: gradients and updates relative to weights, Adam's moments,
-what was forgotten."""
+"""The checklist's layer *optimizer*: gradients, updates, Adam's moments, what was forgotten."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _FEW = 3
 
 
 def _is_matrix(parameter: ParameterFacts) -> bool:
-    """Whether its ratio to its gradient means something: biases and norms always begin at 0 or
-    1."""
+    """Whether its ratio to its gradient means something: biases and norms begin at 0 or 1."""
     return len(parameter.shape) > 1 and bool(parameter.group)
 
 
@@ -80,8 +78,7 @@ def _exploding(seen: Evidence) -> CheckOutcome:
 
 
 def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
-    """Each matrix's smallest ratio of its gradient's norm to its own, the first step, and the
-    name."""
+    """Each matrix's smallest ratio of its gradient's norm to its own, first step, and name."""
     found = []
     for parameter, series in seen.of_layers("grad", "weight"):
         values = [
@@ -170,8 +167,7 @@ def _state_restored(seen: Evidence) -> CheckOutcome:
 
 
 def _restarted(seen: Evidence) -> int | None:
-    """How many updates the run before had made, if this one began with its last weights and an
-    empty optimizer."""
+    """The updates of the run before, if this one began with its weights and an empty optimizer."""
     earlier = seen.run.earlier
     if (
         earlier is None
@@ -254,8 +250,8 @@ def _all_unmoved(seen: Evidence) -> list[int] | None:
 
 
 def _unmoved(seen: Evidence) -> tuple[list[int], int]:
-    """The looks in which an update with a rate changed no weight of any matrix with a gradient, and
-    the number of looks."""
+    """The looks in which an update with a rate moved no matrix that has a gradient; and all
+    looks."""
     moved: dict[int, float] = {}
     for parameter, series in seen.of_layers("moved", "grad"):
         for step, (share, grad) in series:

@@ -1,5 +1,4 @@
-"""The checklist's layer *precision*: the loss scale, underflow, logits, and updates lost to
-rounding."""
+"""The checklist's layer *precision*: loss scale, underflow, logits, updates lost to rounding."""
 
 from __future__ import annotations
 

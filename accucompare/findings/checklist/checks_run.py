@@ -160,8 +160,7 @@ def _loss_trend(seen: Evidence) -> CheckOutcome:
 
 
 def _ranks_agree(seen: Evidence) -> CheckOutcome:
-    """Norms of weights that each rank holds whole: replicas compute the same numbers bit for
-    bit."""
+    """Norms of weights that each rank holds whole: replicas compute the same bits."""
     if _split(seen.ranks):
         return not_looked_at(remark("ranks-hold-parts"))
     found = first_difference(seen.ranks)
@@ -181,8 +180,7 @@ def _split(runs: Sequence[Analysis]) -> bool:
 
 
 def first_difference(runs: Sequence[Analysis]) -> CheckOutcome | None:
-    """The first weight that differs between replicas; ``None`` without one, or if ranks split a
-    model."""
+    """The first weight that differs between replicas; ``None`` also if ranks split a model."""
     if _split(runs):
         return None
     apart = [each for each in _pairs_of_ranks(runs) if each.mine != each.theirs]

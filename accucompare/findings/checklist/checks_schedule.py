@@ -1,5 +1,5 @@
-"""The checklist's layer *schedule and clipping*: learning rates as applied, and gradients' way to
-the update."""
+"""The checklist's layer *schedule and clipping*: learning rates, and gradients' way to the
+update."""
 
 from __future__ import annotations
 
@@ -281,14 +281,13 @@ def _grown(seen: Evidence) -> CheckOutcome:
 
 
 def _is_one_factor(low: float, high: float) -> bool:
-    """Whether all gradients were multiplied by one number; noise, decay and projections change each
-    differently."""
+    """Whether all gradients were multiplied by one number, unlike by noise, decay and
+    projections."""
     return 0 < low <= high < math.inf and high / low < _ALIKE
 
 
 def _most_before(seen: Evidence, step: int) -> float:
-    """The largest gradient norm at an update if gradients were only clipped, and averaged over
-    ranks by the loop."""
+    """The largest gradient norm at an update that clipping and a loop's own averaging allow."""
     norms = [
         each.norm for run in (seen.run, *seen.ranks) for each in run.vitals if each.step == step
     ]

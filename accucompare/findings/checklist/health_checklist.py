@@ -60,8 +60,6 @@ class Checklist:
     """A check, its outcome, and what it was judged by.
 
     Attributes:
-        check: which.
-        outcome: its outcome.
         limits: its thresholds in force.
         rank: the rank that it is about, if there are several; else ``None``.
     """

@@ -135,7 +135,6 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """A module call, or in the backward an operator's gradient, in the table of the last frames.
 
     Attributes:
-        order: its place in the step.
         name, call, type: of the module call; the class's name.
         operator: an operator's name, such as ``aten.bmm.default`` or ``SqrtBackward0``.
         tensors: weights, inputs, outputs; or gradients.
@@ -154,16 +153,11 @@ class WatchStart(msgspec.Struct, tag="start", tag_field="event", frozen=True, om
     """The beginning of a run.
 
     Attributes:
-        version: of accucompare.
         time: ISO 8601, in UTC.
         rank, ranks: of torch.distributed; 0 of 1 without it.
         coordinates: of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known.
-        model: the class of the model.
         parameters: how many elements its parameters have.
         device: such as ``npu:0``.
-        case: what is run, if the command line runs it.
-        options: those of ``accucompare.watch``.
-        environment: versions and flags.
         saturates: whether the device gives the largest number in place of Inf.
     """
 
@@ -185,9 +179,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     """A module call, or a gradient, that is not finite.
 
     Attributes:
-        step, order: the step, and the place in it.
         name, call, type: the module call that made it, or that it passed through; its class.
-        site, direction: where and in which pass.
         origin: whether it began here; else it came in.
         cause: what is known of the inputs.
         kinds: of the output: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
@@ -195,8 +187,6 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
             of a point, its label.
         operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
         line: the source line that called the operator, such as ``model.py:57``.
-        tensors: the call's inputs and outputs.
-        operator_tensors: the operator's inputs and outputs.
         weights: the module's parameters and buffers that are not finite.
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the
             backward.
@@ -268,7 +258,6 @@ class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_d
     Attributes:
         name, call, type: of the module call; empty for what concerns no module.
         value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
-        dtype: of the tensor.
     """
 
     kind: AlertKind
@@ -345,11 +334,9 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
         reason: further remarks: the error that ended the loop, or where its state is.
-        ending: how it ended.
         weights: the last norm of each of ``Setup.parameters``, in that order, to recognise a run
             that goes on from here.
         state: of a paused run: where the state is saved to go on from.
-        error: the class of the error that ended the loop.
     """
 
     steps: int

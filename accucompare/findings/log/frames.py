@@ -13,7 +13,6 @@ def frames_of(observations: Iterable[StepObservation], until: int | None = None)
     ended.
 
     Args:
-        observations: of a step, in order.
         until: the last place in the step; a call still running there is shown as far as it has
             come.
     """

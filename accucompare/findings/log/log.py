@@ -53,8 +53,7 @@ class Log:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if it cannot be written, or another watch of this process is writing
-        it."""
+        """UsageError if it cannot be written, or another watch of this process is writing it."""
         self.path = path
         self.failure: str | None = None
         self._place = Path(os.path.realpath(path))  # leaves circular links as they are

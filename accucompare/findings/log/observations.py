@@ -54,14 +54,12 @@ class StepObservation:
 
     Attributes:
         what, place: what, and of which module call.
-        tensors: what was looked at.
         operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
         near: of an operator's gradient, the last child that its call's own code had called; of a
             point, its label; of a flag, ``before`` and the child, if it went up before one.
         parameter: of a parameter's gradient, the parameter's name in its module, which is the
             place.
-        order: its place in the step.
         unseen: paths of tensors that could not be looked at.
         talked: of a call's beginning or end, whether this rank has talked to others since the last
             of that kind.

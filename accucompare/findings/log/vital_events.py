@@ -16,10 +16,8 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """One parameter.
 
     Attributes:
-        name: qualified.
         shape, dtype: of this rank's part, where it is sharded.
         owner: the class of the module that holds it.
-        trainable: whether it requires a gradient.
         group: the optimizer and the number of its parameter group, such as ``AdamW.0``, if any.
         decay: the weight decay of that group.
         sharded: whether other ranks hold other parts of it.
@@ -56,7 +54,6 @@ class TrainingSetup(
             ``layers.1``.
         switched: how many modules behave differently in training: dropout with p > 0, batch norm.
         seeds: by generator, its last seed; ``torch`` has its own default if it was given none.
-        default_seed: whether torch's generator has that default.
         cycle: after so many steps the same inputs are used again, by command; 0 if unknown.
         pad: the id of padding, if the model's configuration or embedding says it.
         vocabulary: how many rows the model's input embedding has; ``None`` without one.
@@ -64,7 +61,6 @@ class TrainingSetup(
             text.
         generators: digests of the ``python`` and ``numpy`` generators' states when the watch began.
         dropouts: by module, the share that its dropout sets to zero, where there is one.
-        every: look closely at every n-th step.
     """
 
     step: int
@@ -123,7 +119,6 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         classes: how many there are: the width of the logits.
-        dtype: of the log-probabilities.
         low, high: of the labels that are not ignored; ``None`` if all are.
         ignored: the share of ignored labels.
         entropy: of the output, in nats, the mean over a sample's rows; ``None`` also if the input
@@ -232,15 +227,12 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     """The numbers of one step. Norms are L2, and losses and gradients are without the loss scale.
 
     Attributes:
-        lr: by parameter group, the learning rate of the update.
         loss: that the backward began with; the mean of several.
         norm: of the updated parameters' gradients when the backward ended.
         norm_at_update: the same when the update began.
-        scale: the loss scale when the step began.
         kept: how many parameters still had the gradient from before the last update, not zero, when
             the backward began.
         schedulers: by scheduler, what it had set when the update began.
-        given: what the model was given.
         targets: of the cross entropy, if the loss has one.
         evaluated: how many modules that behave differently in training were in evaluation, in calls
             with gradients of a model in evaluation as a whole: the fewest of any call, without

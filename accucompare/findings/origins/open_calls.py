@@ -1,5 +1,4 @@
-"""A running module call as a step's observations show it: the kinds of values it can have met, and
-their makers."""
+"""A running module call in a step: the kinds of values that it can have met, and their makers."""
 
 from __future__ import annotations
 
@@ -33,7 +32,6 @@ class OpenCall:
     """A module call that is running, or what is outside of all of them.
 
     Attributes:
-        caller: the call that it was made in.
         arrived: the kinds that it was given.
         known: ``arrived``, what its children gave, and what its own code was seen to make.
         bad: the known kinds that come from a finding.
@@ -45,7 +43,6 @@ class OpenCall:
             -Inf made of a number.
         brought: operators that got a kind from a tensor that is neither an input of the call nor
             made in it.
-        last: the child that ended last.
     """
 
     place: ModuleCall
@@ -66,8 +63,8 @@ class OpenCall:
         return self.inputs.of("input") if self.inputs is not None else []
 
     def around(self, kind: str) -> list[OpenCall]:
-        """This call and those around it, up to the one whose own code made the Inf that all within
-        were given."""
+        """This call and those around it, up to the one whose own code made the Inf given to all
+        within."""
         around: list[OpenCall] = [self]
         while (
             (caller := around[-1].caller) is not None
@@ -78,8 +75,8 @@ class OpenCall:
         return around
 
     def maker_of(self, kinds: Collection[str]) -> StepObservation | None:
-        """The operator that a value of these kinds comes from, NaN first: its maker, or the first
-        that had it."""
+        """The operator that a value of these kinds comes from, NaN first: its maker or first
+        holder."""
         makers = {**self.brought, **self.sources, **self.makers}
         return next(
             (makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None

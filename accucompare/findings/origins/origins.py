@@ -207,8 +207,7 @@ class _Judge:
         return None
 
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
-        """Whether a call turned a kind pending at its maker into a harmful one; a mask does
-        none."""
+        """Whether a call turned a kind pending at its maker into a harmful one; masks do not."""
         pending = kind in call.arrived and kind in maker.pending
         return (
             pending
@@ -227,8 +226,7 @@ class _Judge:
         )
 
     def _fills(self, call: OpenCall, kind: str) -> bool:
-        """Whether a call's own code only filled something with an Inf, which no operator
-        computed."""
+        """Whether a call's own code only filled something with an Inf; no operator computed one."""
         if kind not in INFINITE:
             return False
         return (
@@ -371,8 +369,7 @@ class _Judge:
         return None
 
     def _sum(self, observation: StepObservation) -> None:
-        """A sum of gradients, or a hook's result, that is not finite though all before was
-        finite."""
+        """A non-finite sum of gradients or hook's result, although all before was finite."""
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
             self._spoilt = True
@@ -470,9 +467,6 @@ def find_origins(
     """Find where values that are not finite began.
 
     Args:
-        observations: all of a step, in order.
-        step: its number.
-        limits: what counts.
         sees_operators: whether the modules' own operators were observed.
 
     Returns:

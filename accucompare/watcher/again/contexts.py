@@ -28,7 +28,6 @@ class Context(Snapshot):
     """An outermost call, whose buffers are those of the whole model, by qualified name.
 
     Attributes:
-        device: where it computes.
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.

@@ -88,12 +88,8 @@ def second_run(
     """Run an outermost call again, with its backward if the finding is in the backward.
 
     Args:
-        context: the call of the finding.
-        finding: to be explained.
         notes: of the step itself, which is believed where the second run differs.
-        modules: of the model.
         versions: of the parameters now; a parameter written into since would make it another call.
-        limits: what is a finding.
     """
     backward = finding.direction is Direction.BACKWARD
     obstacle = _obstacle(context, modules, versions)
@@ -223,7 +219,6 @@ class _SecondWatcher(Watcher):
     """Watches one outermost call that is run again.
 
     Attributes:
-        snapshot: what the call of the target was given.
         returned_it: whether its forward, before the user's hooks, returned a value that is not
             finite or is saturated.
     """

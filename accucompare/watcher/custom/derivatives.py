@@ -56,9 +56,6 @@ class AppliedFunction:
     """A form of a custom Function, as the run applied it first.
 
     Attributes:
-        function: the class.
-        args, kwargs: its arguments; tensors are copies.
-        modules: the modules that applied it so.
         calls: how often.
     """
 
@@ -74,7 +71,6 @@ class _Error:
     """How far a gradient is from finite differences.
 
     Attributes:
-        argument: which.
         error: relative to the derivative: 0 if right, 2 with the wrong sign; NaN where differences
             are not finite.
         allowed: by tolerance, and by how exact the differences are.

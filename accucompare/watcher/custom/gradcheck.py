@@ -49,7 +49,6 @@ def check_gradients(
     Args:
         target: the case, see ``accucompare.case.load_case``.
         only, skip: globs of qualified names of the modules that apply a Function.
-        seed: of weights and random operations.
         progress: called with the forms of Functions done and to do.
 
     Raises:

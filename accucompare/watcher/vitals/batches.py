@@ -66,7 +66,6 @@ def look_at_batch(
 
     Args:
         parts: the leaves of its arguments, with their paths.
-        meter: reads the numbers.
         closely: also look for constant features, whole numbers, and at masks.
         pad: the id of padding, if it is known.
         pad_ends: whether that id also begins or ends each text.

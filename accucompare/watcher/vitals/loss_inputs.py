@@ -110,8 +110,6 @@ def look_at_labels(
     parameters.
 
     Args:
-        nodes: behind a loss.
-        meter: reads the numbers.
         own: the model's parameters' names, by id.
         found: by parameter name, what was found in this step.
     """

@@ -91,8 +91,6 @@ def cross_entropy_of(
     entropy behind a loss.
 
     Args:
-        loss: the root of a backward.
-        meter: reads the numbers.
         closely: also compute the output's entropy.
         padding: of the model's tokens, if it is known.
     """

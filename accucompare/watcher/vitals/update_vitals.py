@@ -32,8 +32,6 @@ class UpdateVitals:
     """What is seen of the updates of one step.
 
     Attributes:
-        count: how many began.
-        updated: the names of the parameters to be updated.
         rates: by parameter group, the learning rate.
         applied: by scheduler, what it had set when the first update began.
         weights: by parameter, the norm before the update.

@@ -33,7 +33,6 @@ class _Begun:
     """What a step changes before its update, as it was when the step began.
 
     Attributes:
-        random: the states of all generators.
         buffers, gradients: copies of those that existed.
         numbers: of each module, the numbers and the text that it keeps.
         groups: of each optimizer's parameter group, everything beside parameters.
@@ -148,7 +147,6 @@ class Pausing:
 
         Args:
             losses: those that were seen, and the one that the loop has told.
-            step: its number.
             updated: whether parameters were updated in it.
         """
         losses = list(losses)

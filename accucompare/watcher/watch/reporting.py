@@ -87,8 +87,6 @@ class Reporter:
         """Explain, log and report this step's new findings.
 
         Args:
-            scale: the loss scale of the step.
-            updated: whether parameters have been updated in it.
             forward_only: leave the backward's findings to the loss scaler.
             may_raise: whether the error, if any, will be raised.
 
@@ -184,7 +182,6 @@ class Reporter:
         then waits for a stopped one.
 
         Args:
-            device: where the model computes.
             known: known without asking: finite gradients here are not finite after the sum over
                 ranks.
             own: whether this rank raises anyway, and only the others need to know.
