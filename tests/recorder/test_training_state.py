@@ -17,7 +17,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component, Missing
 from accucompare.compare.decide import Answer
-from accucompare.compare.rows.findings import BesideGolden
+from accucompare.compare.preflight_facts import BesideGolden
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified
 from accucompare.report.words.preflight_words import message
