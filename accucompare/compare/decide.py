@@ -55,7 +55,6 @@ class Decision:
     """What is decided of a result.
 
     Attributes:
-        answer: in one word, to decide by.
         facts: what it rests on, the most telling first; what an all-clear does not cover is last.
     """
 

@@ -116,7 +116,7 @@ def compare(
 
     Args:
         made: the class of the result.
-        cluster: where the pairs are compared; ``None`` for threads of this process.
+        cluster: compares the pairs; ``None`` for threads of this process.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())

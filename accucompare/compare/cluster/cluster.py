@@ -74,13 +74,11 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     """Connect to a cluster, and check that its processes compute as this one does.
 
     Args:
-        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine,
-            which end with the context.
+        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine.
 
     Raises:
         UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if the scheduler does not answer, has no workers, or they run another
-            accucompare.
+        ClusterError: if the scheduler, its workers, or this accucompare on them is missing.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
@@ -325,9 +323,7 @@ class Cluster:
     def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply | None:
         """A worker's answer. While waiting, checks now and then that workers are left.
 
-        Returns:
-            ``None`` if the worker died just as its answer came, which Dask's executor mistakes for
-            the task's error.
+        ``None`` if the worker died just then, which Dask's executor mistakes for the task's error.
 
         Raises:
             ClusterError: if no worker can answer.
@@ -355,7 +351,8 @@ class Cluster:
             ) from None
         except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
-        except TypeError:  # "cannot unpack …", of distributed.cfexecutor; one of the task's own comes as a ClusterError
+        except TypeError:
+            # "cannot unpack …", of distributed.cfexecutor; the task's own is a ClusterError
             return None
         except Exception as error:  # such as a reply that cannot be read
             if not self._connected:

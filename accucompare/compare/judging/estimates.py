@@ -74,9 +74,10 @@ class Estimates:
     """Estimates of pairs by sketches, worked out with their neighbours: ten times as fast."""
 
     def __init__(self) -> None:
+        # of whole members
         self._held: dict[
             tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]
-        ] = {}  # of whole members
+        ] = {}
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
         """Estimated metrics of a pair that ``can_estimate``.

@@ -85,8 +85,7 @@ class Sides:
     def noise(
         self, candidate: Record, repeat: Record | None, error: Metrics, run: Run
     ) -> float | None:
-        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if not
-        measurable.
+        """The candidate's two runs' distance, relative to golden's norm; ``None`` if unmeasurable.
 
         Args:
             candidate, repeat: the two runs' records.

@@ -16,8 +16,7 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The smallest limit that would pass a pair.
 
     Attributes:
-        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different`` for a number
-            of integers.
+        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers.
         error: what was measured; for a cosine, 1 - cosine.
     """
 

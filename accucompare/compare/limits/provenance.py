@@ -20,8 +20,7 @@ class OtherCode:
         edited: Python modules with different source files.
         absent: Python modules with golden's module classes that the other did not load.
         configured: module attributes that differ: module, attribute, golden's value, the other's.
-        unrecorded: whether a manifest does not say (all of) what ran, because another profiler was
-            active.
+        unrecorded: whether a manifest lacks some of what ran, as another profiler was active.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -82,8 +81,7 @@ class Surrounding:
     """An environment variable or shared library that may change what the code computes.
 
     Attributes:
-        golden, other: the variable's two values, ``None`` if not set or not read; always for a
-            library.
+        golden, other: the variable's two values; ``None`` if not set, not read, or a library.
         library: whether it is a library, loaded in two different builds.
     """
 

@@ -70,8 +70,7 @@ class Suggestion:
     Attributes:
         command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
         out: the directory that it writes.
-        computes_in: the dtype for golden's script on the CPU; ``""`` for a case, which ``command``
-            tells.
+        computes_in: the dtype for golden's script on the CPU; ``""`` for a case.
     """
 
     command: str

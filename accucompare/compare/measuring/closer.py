@@ -118,7 +118,7 @@ def beyond_last_place(golden: Values, candidate: Values, before: Values, digits:
 
     Args:
         golden, candidate: the updates.
-        before: golden's parameter before it; the candidate got its values, rounded to its own type.
+        before: golden's parameter before it; the candidate got it rounded to its own type.
         digits: of the candidate's parameter type.
     """
     largest = max(

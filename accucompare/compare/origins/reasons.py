@@ -30,9 +30,8 @@ from accucompare.compare.rows import (
 class _CallState:
     # the call has a row of its own; without inputs, or left out, its children's rows come first
     known: bool = False
-    over: bool = (
-        False  # an input of the call, or an output of a call made inside it, is over tolerance
-    )
+    # an input of the call, or an output of a call made inside it, is over tolerance
+    over: bool = False
     nonfinite: bool = False  # and one is not finite
     has_children: bool = False
 

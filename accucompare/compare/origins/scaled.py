@@ -46,13 +46,11 @@ class ScaledGradients:
 
     Attributes:
         factor: that number.
-        spread: the root mean square of the factors' relative distances from it, weighted by squared
-            norms.
+        spread: RMS of the factors' relative distances from it, weighted by squared norms.
         count: how many gradients.
         rank, step: the first with it.
         row: the first that shows it: of the loss, or else of the largest gradient.
-        of_loss: whether the loss's gradient has the factor already; ``None`` if not recorded, or
-            off by something else.
+        of_loss: whether the loss's gradient has the factor already; ``None`` if that is unknown.
         of_parameters: whether the gradients are of parameters, not those that come out of the loss.
     """
 

@@ -102,8 +102,7 @@ class TrainingTrace:
         """The verdict with its reason made exact.
 
         Args:
-            own_forward: whether the code that made the value erred in the forward too, so that its
-                derivative differs.
+            own_forward: whether the value's code erred in the forward too: its derivative differs.
             has_children: whether the record's call made calls itself.
         """
         if record.role in GRADIENT_ROLES:

@@ -10,8 +10,8 @@ from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of golden's second capture that show, for a *fed* comparison, whether a value's
-    code is deterministic.
+    """Records of golden's second capture that show, for a *fed* diff, whether code is
+    deterministic.
 
     Golden's own captures were not fed: after one different random number everything differs,
     although each module is deterministic. A fed candidate got the first capture's values, so its

@@ -57,8 +57,7 @@ _Value = tuple[CallKey, Role, str]
 
 
 def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
-    """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE``, which are no
-    failures.
+    """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE`` and fail nothing.
 
     Args:
         rows: in execution order, each with its reason.
@@ -218,9 +217,8 @@ class _Calls:
             set(),
             set(),
         )
-        self._agree: dict[
-            tuple[CallKey, bool], bool
-        ] = {}  # by golden's call, and whether its backward
+        # by golden's call, and whether its backward
+        self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:

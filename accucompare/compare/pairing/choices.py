@@ -48,8 +48,7 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
-    """The calls with inputs of another shape in the baseline, which therefore could not be fed and
-    show nothing.
+    """The calls whose inputs have another shape in the baseline, which therefore was not fed.
 
     Args:
         baselines: the baseline's record for each of golden's.
@@ -73,11 +72,7 @@ def _call(record: Record) -> _Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """How often each module is called in a step, by rank, step and name.
-
-    Attributes:
-        renamings: of golden's names.
-    """
+    """How often each module is called in a step, by rank, step and name."""
 
     golden: Mapping[_Module, int]
     candidate: Mapping[_Module, int]

@@ -27,7 +27,7 @@ MOST_ALIKE = 200
 def propose(
     golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True
 ) -> list[str]:
-    """Maps that pair golden's unmatched modules with another model's, the most exact first.
+    """``OLD=NEW`` maps of golden's unmatched modules to another model's, the most exact first.
 
     Args:
         golden: the model that golden was captured from.
@@ -35,9 +35,6 @@ def propose(
         renamings: maps that are already in force; they come first.
         fingerprints: whether parameters' known values must be equal. Otherwise only shapes and
             classes decide, and nothing is proposed unless it pairs most of golden's parameters.
-
-    Returns:
-        OLD=NEW texts.
     """
     if not renamings and not set(golden.get("modules") or ()) - set(own.get("modules") or ()):
         return []  # all of golden's names are there
@@ -97,9 +94,8 @@ class _Search:
         }
         self._fingerprints = fingerprints
         self._applied: dict[str, dict[str, str]] = {}  # by map: the new names of golden's modules
-        self._most: dict[
-            tuple[bool, str], tuple[int, int]
-        ] = {}  # by side and glob: numbers of parameters and modules that it matches
+        # by side and glob: numbers of parameters and modules that it matches
+        self._most: dict[tuple[bool, str], tuple[int, int]] = {}
         self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
@@ -269,9 +265,8 @@ class _Search:
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values: dict[
-            tuple[str, str], list[str]
-        ] = {}  # by digests of their first parameter; without one they may be any
+        # by digests of their first parameter; without one they may be any
+        values: dict[tuple[str, str], list[str]] = {}
         for name in (name for names in kinds.values() for name in names if self._fingerprints):
             for key in _digests(self.own.own[name]) or [("", "")]:
                 values.setdefault(key, []).append(name)

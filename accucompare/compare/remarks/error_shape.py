@@ -10,8 +10,7 @@ class OtherChoices:
     """Integers, booleans or masks that differ.
 
     Attributes:
-        off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
-            many; 0 if unknown.
+        off, rows: how many rows of choices (a token's experts) differ, of how many; 0 if unknown.
         first: the index of the first one.
     """
 
@@ -25,8 +24,7 @@ class ErrorShape:
     """The shape of an error.
 
     Attributes:
-        words: at most three facts: what is not finite, where the error is, what it is; empty if
-            uncertain.
+        words: at most three facts: what is not finite, where the error is, what it is.
         hints: at most two: what such an error comes from.
     """
 

@@ -140,8 +140,7 @@ class OtherTypes:
 
     Attributes:
         golden, other: the types.
-        known: whether they are known to be equal after rounding; else they are too different to
-            tell.
+        known: whether they are known to be equal after rounding; else nothing is known.
         names, shared: which, and of how many; no names if all of golden's type changed.
     """
 
@@ -313,8 +312,7 @@ class FeedingChanged:
 
 @dataclass(frozen=True)
 class RefusedBaseline:
-    """A baseline that may not judge because it did not run golden's code, or could not be captured
-    here for that reason.
+    """A baseline that may not judge, or could not be captured here: it is not golden's code.
 
     Attributes:
         path: its bundle, if there is one.
@@ -378,12 +376,8 @@ class NotInBaseline:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """Two models with less than half in common.
-
-    Attributes:
-        alike: the number of rows with one shape on both sides.
-        rows: the number of all rows.
-    """
+    """Two models with less than half in common: of ``rows``, only ``alike`` have one shape on both
+    sides."""
 
     alike: int
     rows: int

@@ -188,10 +188,9 @@ class OperatorPlace:
     """An operator of the candidate, or what goes into it.
 
     Attributes:
-        name, call, source_line: which.
         gradient_of: for a backward's node, the input that its gradient is of.
-        takes: the argument taken, ``""`` for an arriving gradient; ``None`` if the operator itself
-            is meant.
+        takes: the argument taken, ``""`` for an arriving gradient; ``None`` for the operator
+            itself.
         golden_line: golden's source line, if that is another.
     """
 

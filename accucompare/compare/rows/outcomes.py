@@ -45,9 +45,8 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
-    chosen: ByRounding | None = (
-        None  # how rounding changes the shape or the number of calls, as the baseline shows
-    )
+    # how rounding changes the shape or the number of calls, as the baseline shows
+    chosen: ByRounding | None = None
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each

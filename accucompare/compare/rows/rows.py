@@ -171,8 +171,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One line of the report: a pair of records, or one without partner. Change it by
-    ``msgspec.structs.replace``.
+    """A pair of records, or one without partner. ``msgspec.structs.replace`` changes it.
 
     Attributes:
         golden, candidate: the records; both are missing only for a module that neither side calls.

@@ -55,13 +55,7 @@ class StandardRule:
 
 @dataclass(frozen=True)
 class Preset:
-    """A standard.
-
-    Attributes:
-        source: where it is written.
-        rules: all must be met.
-        least_steps: how many steps it asks for.
-    """
+    """A standard; ``source`` is where it is written, and all ``rules`` must be met."""
 
     source: str
     rules: tuple[StandardRule, ...]
@@ -110,12 +104,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Whether a standard is met.
-
-    Attributes:
-        rules: what came of each.
-        steps: how many were compared.
-    """
+    """Whether a standard is met, by what came of each of its rules in so many steps."""
 
     standard: Standard
     rules: tuple[Met, ...]

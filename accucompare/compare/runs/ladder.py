@@ -76,8 +76,7 @@ class Parting:
             gradient norm if a side clips none.
         setting: the other setting, if that is it.
         row: the first row that shows it, if rows do.
-        optimizers: the classes of both optimizers, if only what they make in the next step shows
-            it.
+        optimizers: both optimizers' classes, if only what they make in the next step shows it.
         weights: the finding on weights that differ before the first step, if that is it.
     """
 
@@ -123,15 +122,13 @@ class TrainingResult:
     Attributes:
         pairs: every step of either side, by rank and step.
         judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides; its default limits hold if there are no
-            others.
+        dtype: the coarsest floating type of the two sides, for default limits.
         settings: what the two sides were told to do differently, each once.
         parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
         other_bits: where they first hold other bits.
         loss, norm: drift and scatter; ``None`` without such numbers.
         expected_loss, expected_norm: the same for the run that judges.
-        same_batches: whether digests could show that data agree; ``None`` if types differ, or a
-            side does not say.
+        same_batches: whether digests could show that data agree; ``None`` if they cannot.
         same_type: whether both compute in one type; else other bits are normal and say nothing.
     """
 

@@ -79,11 +79,9 @@ def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bo
 def by_envelope(
     tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps
 ) -> list[PairOutcome | BundleError]:
-    """The outcomes; in later steps the baseline's envelope judges those that it found over their
-    limit.
+    """The outcomes; in later steps the baseline's envelope judges what it found over its limit.
 
-    Updates and their inputs stay as they are: ``compare.origins.training_trace`` says what can be
-    judged of them.
+    ``compare.origins.training_trace`` judges updates and their inputs.
 
     Args:
         tasks, outcomes: of all pairs.

@@ -78,8 +78,7 @@ def describe_error(
     sample: Sample | None = None,
     normalised: bool = False,
 ) -> ErrorShape:
-    """Say what an error looks like. Scaling both arrays changes only facts about the type's largest
-    value.
+    """Say what an error looks like. Scaling both arrays by one factor changes only saturation.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.

@@ -49,7 +49,7 @@ class Description:
     """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
-        hint: its kind; some are keys in ``patterns.HINTS``.
+        hint: its kind; some are keys in ``patterns.CAUSES``.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
@@ -186,7 +186,7 @@ def _ratio(part: Float64, whole: Float64) -> Float64:
 
 
 def _range(values: Float64) -> tuple[float, float]:
-    """All but the outermost tenth of ``values``."""
+    """The range of all but the outermost tenth of ``values``."""
     low, high = np.quantile(values, (0.05, 0.95), method="nearest")
     return float(low), float(high)
 
