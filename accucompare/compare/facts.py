@@ -270,7 +270,7 @@ class TrainedOtherwise:
 
 @dataclass(frozen=True)
 class SeriesOnly:
-    """Losses and gradient norms of steps alone were compared, no layer."""
+    """Only losses and gradient norms of steps were compared, no layer."""
 
     steps: int
 

@@ -78,7 +78,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
 
     Raises:
         UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if the scheduler, its workers, or this accucompare on them is missing.
+        ClusterError: if no scheduler answers, or it has no workers, or another accucompare.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
@@ -305,8 +305,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _executor(self, job: Job) -> Iterator[Executor]:
-        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close workers'
-        files."""
+        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close files."""
         self._threads()
         executor: Executor = self._client.get_executor(pure=False, retries=RETRIES)
         try:

@@ -84,7 +84,7 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks, with unreadable records: retrying would not help.
+    """The outcomes of a parcel's tasks, or errors of unreadable records: retrying would not help.
 
     Raises:
         ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
@@ -120,7 +120,7 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one differs from the client's, or a late worker's accucompare does.
+        ClusterError: if one is not the client's, or a late worker has another accucompare.
     """
     with _opening:
         if job.token not in _sides:

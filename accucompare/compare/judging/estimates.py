@@ -1,5 +1,4 @@
-"""What sketches tell about a pair if one side, or both, kept no values: an estimate of its
-distance.
+"""What sketches estimate about a pair if one side, or both, kept no values.
 
 A bundle captured with ``--mode sketch`` keeps each tensor's digest, statistics and a linear sketch
 (``numbers.sketch``). The difference of two sketches of k numbers has the norm of the tensors'

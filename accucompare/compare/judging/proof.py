@@ -70,7 +70,8 @@ class Beside:
         proof: on golden's values.
         again: the proof's second run.
         conditioned: on golden's values, rounded to the candidate's type.
-        share: of the baseline's error that golden's precision explains; 0 if that is coarser.
+        share: the part of the baseline's error that golden's precision explains; 0 if golden is
+            coarser.
     """
 
     proof: Bundle | None = None
@@ -306,8 +307,7 @@ def conditioned(
     error: float,
     run: Run,
 ) -> float | None:
-    """The largest relative L2 error that is rounding, as golden's code on rounded values has it
-    too.
+    """The relative L2 error up to which golden's own code on rounded values is off, too.
 
     ``None`` if the error is not over the ceiling, or there is no such run.
 

@@ -1,5 +1,4 @@
-"""Whether a baseline ran golden's code. Else its distance from golden may be the candidate's
-bug."""
+"""Whether a baseline ran golden's code. Else its distance may be the candidate's bug."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from accucompare.numbers import DTYPES, AnyNumber, DType, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair; d = candidate - golden, n = positions finite and unmasked on both
-    sides.
+    """The metrics of a pair; d = candidate - golden, n = positions finite and unmasked on both.
 
     Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds for most values,
     and ``None`` where nothing is known.
