@@ -111,8 +111,7 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
     def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """A recurrent module's relative L2 error in half types; free-running, of later values
-        too."""
+        """A recurrent module's relative L2 error in half types; free-running, later values' too."""
         step = golden.rank, golden.step
         own = 0.0
         if golden.type in rules.recurrent and is_half(candidate.dtype):

@@ -132,8 +132,7 @@ class Result:
 
     @property
     def holds_outputs(self) -> bool:
-        """Whether both recorded what the model returns; ``--only`` and ``--skip`` keep its
-        inputs."""
+        """Whether both recorded the model's outputs; ``--only`` and ``--skip`` keep its inputs."""
         options = [side.manifest.options for side in (self.golden, self.candidate)]
         return all(
             each.imported is None and Selection(each.only or (), each.skip or ()).allows("")

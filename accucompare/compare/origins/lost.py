@@ -13,7 +13,7 @@ from accucompare.compare.rows import UNMATCHED, Row, Status
 #: (rank, step).
 _Step = tuple[int, int]
 
-#: (rank, step, number of the update in it).
+#: (rank, step, number of the update in the step).
 _Update = tuple[int, int, int]
 
 

@@ -38,8 +38,7 @@ class _CallState:
 
 @dataclass
 class Origins:
-    """Traces errors of a free-running comparison, row by row in execution order; ``Fed`` those of a
-    fed one.
+    """Traces errors of a free-running comparison, row by row in execution order.
 
     Limits alone decide. An output over its limit is *introduced* if all inputs of its module were
     within theirs; *glue* if the module called children that were within theirs: then its own code

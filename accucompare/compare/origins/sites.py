@@ -76,12 +76,12 @@ class Culprit:
 
     @property
     def over_limit(self) -> float | None:
-        """The part of a step in which its error is made."""
+        """The error as a multiple of the limit that judged it (``row.verdict.used``)."""
         return self.row.verdict.used
 
     @property
     def stage(self) -> Stage:
-        """The part of a step that makes its error."""
+        """The part of a step in which its error is made."""
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record

@@ -1,5 +1,4 @@
-"""Values that the two sides hand on in different forms, for which what both compute of them
-vouches: refactorings, not faults.
+"""Values that the two sides hand on in different forms: refactorings, if what follows agrees.
 
 A refactoring passes a flag, returns attention weights, calls a module that the other side lacks, or
 gives a mask of another kind. Such a value matters only by what is computed of it. The receiving
@@ -15,8 +14,7 @@ fails nothing.
   mask that lets through other positions, what is computed of it must be bit for bit golden's.
 - If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
   weight is used by a module of its own, or by the code around it.
-- If only one optimizer version has a *number of a parameter group*, its step's updates vouch for
-  it.
+- If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
 For a tensor that is handed on, all receiving calls vouch, or none does. Nothing vouches for what
 the model itself returns or is given, for a gradient of what both sides have, or for what an update

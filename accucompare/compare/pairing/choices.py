@@ -1,5 +1,4 @@
-"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, a solver's
-steps.
+"""Shapes and numbers of calls that rounding alone can change: kept boxes, a solver's steps.
 
 The baseline shows where: if its shape or number of calls is not golden's, the candidate's may
 differ too, and neither its shape nor its values there show a bug. As for choices among nearly equal
@@ -58,8 +57,7 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge: the candidate's call was fed golden's shape, the baseline's
-    not."""
+    """Whether limits must judge: the candidate was fed golden's shape, the baseline was not."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False

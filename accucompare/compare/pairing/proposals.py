@@ -4,8 +4,8 @@ A map renames one prefix to another. A greedy search takes the map that pairs th
 modules, and so on; the shortest list found is **proposed**. Two modules are paired only if their
 shared parameters agree in shape and, if fingerprints are known, in value; if their classes or their
 children may be the same; and if no other module loses its partner. Among equal choices the order in
-the model decides; if the names favour another one, nothing is proposed. Maps are of modules: a
-parameter with another name inside its module has to be mapped by hand, by its whole name."""
+the model decides; if the names favour another one, nothing is proposed. A parameter with another
+name inside its module has to be mapped by hand, by its whole name."""
 
 from __future__ import annotations
 
@@ -293,8 +293,7 @@ class _Search:
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What two modules must share: parameters' names, shapes; without fingerprints the
-        class."""
+        """What two modules must share: parameters' names, shapes; the class, if no fingerprints."""
         place = side is self.golden, name
         if place not in self._kinds:
             shapes = frozenset(
@@ -370,7 +369,7 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """Maps of a prefix that turn ``ours`` into ``theirs``, with and without ``*`` for
+        """Maps of a prefix that turn ``ours`` into ``theirs``, with or without ``*`` for
         numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):

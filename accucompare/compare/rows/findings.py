@@ -1,5 +1,4 @@
-"""The findings of pre-flight: what differs in how the bundles were captured, and options without
-effect.
+"""The findings of pre-flight: what differs in how bundles were captured, and unused options.
 
 ``side`` is the bundle beside golden: the candidate, or the baseline."""
 
@@ -376,8 +375,7 @@ class NotInBaseline:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """Two models with less than half in common: of ``rows``, only ``alike`` have one shape on both
-    sides."""
+    """Two models with less than half in common: of ``rows``, ``alike`` have one shape on both."""
 
     alike: int
     rows: int

@@ -18,17 +18,15 @@ from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What golden's own code gave beside the baseline, in golden's precision, where it is not bit
-    for bit golden's value.
+    """What golden's code gave beside the baseline, in golden's precision, if not golden's bits.
 
     Attributes:
         record: ``None`` if there is none.
         again: of its second run.
-        limit: the largest relative L2 error by the fixed limits of a fed capture in golden's
-            precision.
+        limit: the largest relative L2 error by the fixed limits of a fed capture like golden.
         ceiling: the largest, whatever the baseline.
-        share: how much of the baseline's error golden's precision explains; 0 if the baseline
-            rounds more finely.
+        share: the part of the baseline's error that golden's precision explains; 0 if golden is
+            coarser.
     """
 
     record: Record | None

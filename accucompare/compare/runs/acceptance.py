@@ -1,7 +1,6 @@
 """Others' standards that a run of training must meet: ``diff --accept``.
 
-A standard judges only losses and gradient norms of two free-running runs: their layers differ
-anyway."""
+A standard judges only losses and gradient norms of two free-running runs, not their layers."""
 
 from __future__ import annotations
 

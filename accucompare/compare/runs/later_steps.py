@@ -1,5 +1,4 @@
-"""Rows of steps whose weights come from a free update: how far two free-running trainings may be
-apart there.
+"""Rows of steps with weights from a free update: how far two free-running trainings may part.
 
 Until the first update both sides have the same weights, and a row's error is this run's rounding so
 far: the baseline's row judges fairly. The update's gradients differ by rounding, and Adam turns

@@ -194,8 +194,7 @@ class _Limits:
         Args:
             record: of the candidate.
             absolute: how far off it may be, however small it is.
-            terms: how many numbers a loss sums; a float32 sum one by one may always be that far
-                off.
+            terms: how many numbers a loss sums; a sum one by one in float32 is always allowed.
         """
         by_user = self.given.of_user(record)
         if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (
@@ -313,8 +312,8 @@ class _Steps:
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """A loss's change if inputs change by their largest value at random. ``scale``: the
-        loss's."""
+        """A loss's change if inputs change by their largest value at random, at its loss
+        ``scale``."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(

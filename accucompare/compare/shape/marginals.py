@@ -124,7 +124,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension; over all
+    """Sums of d, d^2, d * golden and golden^2 (first axis) over the last dimension, and the
     others."""
 
     leading: Float64
@@ -281,8 +281,7 @@ def _largest_sum(values: Float64) -> tuple[int, int]:
 def _brightest(
     share: Float64, expected: Float64, carriers: float
 ) -> tuple[float, NDArray[np.intp]]:
-    """The slices above the widest gap in brightness, and their share; none if chance explains
-    it."""
+    """The slices above the widest gap in brightness, and their share, if beyond chance."""
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)

@@ -369,7 +369,7 @@ def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether d's rows are more alike than noise: singular value over sqrt(rows) +
+    """Whether d's rows are more alike than noise, with singular values to sqrt(rows) +
     sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
@@ -395,7 +395,7 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2, smallest to largest third; NaN if too near
+    """The slope of log d^2 against log golden^2 over golden's outer thirds; NaN if too near
     or few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden

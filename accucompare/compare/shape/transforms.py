@@ -99,8 +99,7 @@ def _left(pair: Tensors, guess: Float64) -> float:
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger share left of error or candidate's variance: if that is small, any guess explains
-    d."""
+    """The larger share left, of error or candidate's variance: a small candidate fits any guess."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)

@@ -1,5 +1,4 @@
-"""The baseline of one diff: its bundle, whether it may judge, and which record judges which
-pair."""
+"""The baseline of one diff: its bundle, whether it may judge, and which record judges a pair."""
 
 from __future__ import annotations
 
@@ -137,8 +136,7 @@ class ChosenBaseline:
         alone: list[Row],
         compared: int,
     ) -> list[PreflightFinding]:
-        """Findings about the baseline or its absence. ``alone``: the compared rows that it
-        lacks."""
+        """Findings about the baseline or its absence; ``alone`` are compared rows that it lacks."""
         findings = [PreflightFinding(OwnBaselineUnfit(self.unfit))] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:

@@ -420,7 +420,7 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
-    """What makes a baseline a poor judge; without one that helps, the command that captures it."""
+    """What makes a baseline a poor judge; or, if none may judge and one would help, its command."""
     if refused is not None:
         proper = PreflightFinding(ProperBaseline(refused.cure), serious=False)
         return [PreflightFinding(refused), proper]
