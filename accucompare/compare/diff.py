@@ -98,7 +98,7 @@ from accucompare.places import Place, is_file
 from accucompare.selection import Selection
 
 if TYPE_CHECKING:
-    from accucompare.compare.cluster import Cluster  # which most diffs need none of
+    from accucompare.compare.cluster import Cluster  # most diffs need none
 
 
 _Made = TypeVar("_Made", bound=Result)

@@ -96,7 +96,7 @@ class PairLimits:
             self._of_dtypes[alike] = tolerance
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        # of fixed limits only: a baseline's own error includes it
+        # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         if rules.recurrent:

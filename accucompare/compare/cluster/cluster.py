@@ -101,7 +101,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             else:
                 address = where
             client = stack.enter_context(_client(address))
-        except Exception as error:  # what is no address, or no scheduler, fails in many ways
+        except Exception as error:  # a wrong address fails in many ways
             why = printable(str(error))
             if local is not None:
                 cure = (
@@ -311,7 +311,7 @@ class Cluster:
         try:
             yield executor
         finally:
-            # for example a worker that hangs
+            # a worker may hang and not answer
             with contextlib.suppress(Exception, CancelledError):
                 _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
@@ -331,7 +331,7 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
-            # after distributed.comm.timeouts.connect without a scheduler
+            # Dask does so after distributed.comm.timeouts.connect without a scheduler
             if self._client.status == "closed":
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
@@ -369,7 +369,7 @@ class Cluster:
         """How many threads all workers have; 0 if the scheduler does not answer."""
         try:
             threads: dict[str, int] = self._client.nthreads()
-        except Exception:  # a client that is just being closed fails in many ways
+        except Exception:  # a closing client fails in many ways
             return 0
         self._workers = list(threads) or self._workers
         return sum(threads.values())

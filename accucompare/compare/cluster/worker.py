@@ -165,5 +165,5 @@ def _own_address() -> str:
 
     try:
         return str(get_worker().address)
-    except ValueError:  # called in no worker
+    except ValueError:  # not in a worker
         return f"on {platform.node()}"

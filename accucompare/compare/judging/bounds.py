@@ -116,7 +116,7 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
         candidate_nan=theirs.nan,
         golden_inf=ours.inf,
         candidate_inf=theirs.inf,
-        # positions that hold NaN on one side only; or Inf; or something finite
+        # at least so many positions hold NaN, Inf or a finite value on one side only
         nonfinite_mismatch=max(
             abs(ours.nan - theirs.nan),
             abs(ours.inf - theirs.inf),
@@ -126,7 +126,7 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
     )
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
-    # the other profile is then the same object
+    # without NaN and Inf, both counts are one object
     count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
     left, right = (
         _profile(ours, count, _error_of(golden, count)),
@@ -217,7 +217,7 @@ def _down(value: float, relative: float = _ERROR) -> float:
 def _distance(left: float, right: float) -> float:
     try:
         return float(abs(left - right))
-    except OverflowError:  # of integers, in statistics that nobody measured
+    except OverflowError:  # of huge integers in damaged statistics
         return math.inf
 
 

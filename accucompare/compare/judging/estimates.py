@@ -73,7 +73,7 @@ class Estimates:
     """Estimates of pairs by sketches, worked out with their neighbours: ten times as fast."""
 
     def __init__(self) -> None:
-        # of whole members
+        # the products of whole members
         self._held: dict[
             tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]
         ] = {}

@@ -190,7 +190,7 @@ class Doubt:
     Attributes:
         error: relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ.
         expected: the baseline's distance from the proof; if unmeasurable, fixed limits judge.
-        apart: two runs' distance, if it explains the error: golden's value is no reference then.
+        apart: the distance of the proof's runs, if it explains the error: golden is no reference.
     """
 
     error: float
@@ -224,7 +224,7 @@ def doubt(
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    # it judges integers, whatever the user's limits
+    # EXACT judges integers, whatever the user's limits
     if not (task.tolerance.by_default or task.tolerance == EXACT):
         return None
     record = proof.record

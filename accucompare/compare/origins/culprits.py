@@ -405,11 +405,8 @@ def _behind(culprit: Culprit) -> bool:
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
     """The same for the backward, where errors go from outputs to inputs."""
-    incoming: dict[
-        CallKey | None,
-        float,
-        # by call: the largest excess of gradients that arrived at it and at its children
-    ] = {}
+    # by call: the largest excess of gradients that arrived at it and at its children
+    incoming: dict[CallKey | None, float] = {}
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record

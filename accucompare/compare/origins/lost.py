@@ -23,7 +23,7 @@ def with_effect(rows: list[Row]) -> list[Row]:
     If a call and one inside it return the same tensor, its gradient is lost behind the outer one.
     """
     harmed: set[_Step] = set()
-    alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
+    alone: set[CallKey | None] = set()  # calls with a one-sided gradient at their outputs
     for row in rows:
         record = row.record
         if row.status is not Status.FAIL or record is None:

@@ -91,7 +91,7 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, FEWEST_GRADIENTS)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            # by the loss, if its gradient has the factor already
+            # the loss makes the factor if its gradient has it already
             made = next(filter(scaled.holds, of_loss), None)
             right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
             return replace(

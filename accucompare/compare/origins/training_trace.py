@@ -206,7 +206,7 @@ class TrainingTrace:
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if record.role is Role.PARAM_CHANGED:
             return self._changed(record, verdict)
-        # one side says that there is none
+        # one side says that there is no gradient
         if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
@@ -220,7 +220,7 @@ class TrainingTrace:
             )
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
-            # nor was it set to zero
+            # a gradient that was not used in an update was not set to zero either
             inherited = {
                 Role.PARAM_GRAD: (
                     parameter in self._parameters or parameter[::2] in self._not_updated

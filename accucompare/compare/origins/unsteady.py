@@ -20,7 +20,7 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
         again: the records of the second capture.
     """
     kept: dict[Key, Record] = {}
-    changed: set[CallKey] = set()  # calls whose own code has got other values in the second capture
+    changed: set[CallKey] = set()  # calls whose code got other values in the second capture
     for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):
         call, caller = call_of(record), caller_of(record)
         source, to = (caller, call) if record.role is Role.INPUT else (call, caller)

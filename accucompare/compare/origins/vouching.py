@@ -205,16 +205,10 @@ class _Calls:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         # golden's, the candidate's
-        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = (
-            {},
-            {},
-        )
+        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = {}, {}
         self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
         # by both sides, by golden's names and by the candidate's
-        self._called: tuple[set[_Module], set[_Module]] = (
-            set(),
-            set(),
-        )
+        self._called: tuple[set[_Module], set[_Module]] = set(), set()
         # by golden's call, and whether its backward
         self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return

@@ -57,7 +57,7 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge: the candidate was fed golden's shape, the baseline was not."""
+    """Whether limits judge: the candidate's call gave golden's shape, the baseline's was unfed."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False

@@ -25,7 +25,7 @@ class DefaultOfDtype(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
 
     Attributes:
         dtype: the row of the table.
-        before: whether it is an earlier value's type; these values have another.
+        before: whether earlier values had this type; these have another.
         of_step: whether it is for a number of a step.
     """
 

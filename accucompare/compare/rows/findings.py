@@ -139,7 +139,7 @@ class OtherTypes:
 
     Attributes:
         golden, other: the types.
-        known: whether they are known to be equal after rounding; else nothing is known.
+        known: whether they are known to be equal after rounding; else that is unknown.
         names, shared: which, and of how many; no names if all of golden's type changed.
     """
 

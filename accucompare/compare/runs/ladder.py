@@ -275,7 +275,7 @@ def climb(
 def _values(
     both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity
 ) -> tuple[float | None, float | None]:
-    """A step's number on both sides; if only one clips, the other's used norm is its plain one."""
+    """A step's number on both sides; if one clips, the other used its gradients as they were."""
     ours, theirs = both
     if (
         quantity is Quantity.CLIPPED
@@ -454,7 +454,7 @@ def _partings(
     )
     yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
-    if digests.weights and not beginning:  # later, weights differ for what was trained into them
+    if digests.weights and not beginning:  # later weights differ by training
         yield from (
             each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step
         )

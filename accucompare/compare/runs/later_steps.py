@@ -54,7 +54,7 @@ def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manife
         if not any(entry.updates for side in (ours, theirs) for entry in side.values()):
             continue
         started = candidate[rank].training.started
-        # by steps that were not recorded
+        # whether steps that were not recorded made updates
         updated = steps[0] > (0 if started is None else started.step)
         for step in steps:
             both = ours.get(step), theirs.get(step)

@@ -29,10 +29,7 @@ LONGEST = 1 << 20  # the most slices along one dimension that are looked at one 
 FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
 FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
 # slices: the shortest dimension searched for a run; the edge on each side of a run's end
-SHORTEST, EDGE = (
-    8,
-    4,
-)
+SHORTEST, EDGE = 8, 4
 # of two levels of brightness to a run and the rest; the run is stable after three or four
 FITS = 8
 LISTED = 8  # the most slices that are named one by one

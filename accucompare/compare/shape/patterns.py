@@ -43,7 +43,7 @@ SPIKE = 0.1
 UNRELATED = 100.0
 FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
-RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
+RIGHT = 8.0  # roundings of the candidate's type: a relative L2 error up to this is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
 #: evenly in their logarithm.
@@ -369,8 +369,9 @@ def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether d's rows are more alike than noise, with singular values to sqrt(rows) +
-    sqrt(columns)."""
+    """Whether rows of d are more alike than rows of noise.
+
+    The largest singular value of noise is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
         diff = diff / np.maximum(

@@ -111,7 +111,7 @@ class ChosenBaseline:
 
     def has_none_of(self, row: Row) -> bool:
         """Whether a compared row was judged without this baseline, which lacks it or its error."""
-        # which is told apart
+        # rows that are not proved are reported on their own
         if (
             self.records is None
             or row.golden is None
