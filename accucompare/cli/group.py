@@ -75,8 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
         exec(
             ""
-            # An interrupt inside exec (dataclasses use it) makes python -m end by SIGINT; undo
-            # that.
+            # Undo: an interrupt inside exec (as of dataclasses) ends python -m by SIGINT.
         )
     except click.ClickException as error:
         with_variable(error).show()

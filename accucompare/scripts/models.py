@@ -144,8 +144,7 @@ def _shares(module: nn.Module | None, held: set[int]) -> bool:
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
-    """The trained model around a called root: the root itself, or the module whose parts are
-    called.
+    """The trained model around a called root: itself, or the module whose parts are called.
 
     An optimizer may hold parameters outside the root: of the ``LightningModule`` around it, which
     is never called itself, or of a decoder beside the encoder. Their module is searched among all

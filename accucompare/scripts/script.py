@@ -216,8 +216,7 @@ class Script:
         if chosen is None or self._over or not self._is_ours(optimizer):
             return
         if len(chosen.optimizers) > 1 or self._scaler is not None:
-            # other optimizers may still step, or the scale change: the step ends then, or at the
-            # next call
+            # others may still step, or the scale change: the step ends then, or at the next call
             self._updated = True
         else:
             self._end_step()
