@@ -216,7 +216,8 @@ class Script:
         if chosen is None or self._over or not self._is_ours(optimizer):
             return
         if len(chosen.optimizers) > 1 or self._scaler is not None:
-            # others may still step, or the scale change: the step ends then, or at the next call
+            # other optimizers may still step, or the scale change: the step ends then, or with the
+            # next call
             self._updated = True
         else:
             self._end_step()
