@@ -41,8 +41,7 @@ class Result:
     """Two bundles compared.
 
     Attributes:
-        rows: every pair and every unmatched record, in golden's execution order; modules never
-            called come last.
+        rows: pairs and unmatched records in golden's execution order, then modules never called.
         preflight: what differs in how the two were captured, the most telling first.
         tolerances: the limits in force.
         left_out: how many records ``only`` and ``skip`` left out on both sides together.

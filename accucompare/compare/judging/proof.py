@@ -70,8 +70,7 @@ class Beside:
         proof: on golden's values.
         again: the proof's second run.
         conditioned: on golden's values, rounded to the candidate's type.
-        share: the part of the baseline's error that golden's precision explains; 0 if golden is
-            coarser.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     proof: Bundle | None = None

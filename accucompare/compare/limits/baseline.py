@@ -1,5 +1,4 @@
-"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's
-precision on a trusted device.
+"""The error that rounding alone makes, as a trusted capture in the candidate's precision shows.
 
 **Excess.** The candidate's relative L2 error as a multiple of the baseline's, or of the dtype's
 floor if the baseline happens to be closer to golden than rounding usually is.

@@ -92,8 +92,7 @@ def find_culprits(
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order within each step; the first step with a clear error first, earlier ones
-    last."""
+    """The same order within a step; the first step with a clear error first, earlier ones last."""
     first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
     return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
 

@@ -1,5 +1,4 @@
-"""Gradients that are golden's times one number: an error of normalisation, reduction, clipping or
-loss scale, not rounding.
+"""Gradients that are golden's times one number: normalisation, reduction, clipping, loss scale.
 
 Cosine and norms give each tensor's least-squares factor on golden, and what is left. Factors are
 averaged by squared norms, so that a gradient that is mere rounding (a key's bias) has no say."""

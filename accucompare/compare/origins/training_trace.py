@@ -308,8 +308,7 @@ _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Ro
 
 @dataclass
 class Terms:
-    """How much larger the terms of a gradient or an update are than their sum, from golden's
-    statistics, in execution order.
+    """How much larger golden's terms of a gradient or an update are than their sum.
 
     A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero but
     for rounding. An update is rounded as its parameter is. What a call writes into a buffer may be

@@ -369,8 +369,7 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """Maps of a prefix that turn ``ours`` into ``theirs``, with or without ``*`` for
-        numbers."""
+        """Maps of a prefix that turn ``ours`` into ``theirs``, also with ``*`` for numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])

@@ -25,8 +25,7 @@ class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
         again: of its second run.
         limit: the largest relative L2 error by the fixed limits of a fed capture like golden.
         ceiling: the largest, whatever the baseline.
-        share: the part of the baseline's error that golden's precision explains; 0 if golden is
-            coarser.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     record: Record | None

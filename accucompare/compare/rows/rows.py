@@ -88,8 +88,7 @@ class Difference:
     """Operators or options that differ between the two sides and explain an error.
 
     Attributes:
-        only_golden, only_candidate: one-sided operators, with their source lines: ``aten.mul
-            (lora/layer.py:1065)``.
+        only_golden, only_candidate: operators with source lines: ``aten.mul (lora/layer.py:1065)``.
         options: numbers and strings that differ for an operator that both sides run.
     """
 
@@ -117,10 +116,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
             one-sided gradient or update, if both sides have what it is made of.
         not_all_fed: for a fed row, whether an input of its call was not fed, nor proven right.
         unproved: whether its baseline may not judge: golden's code gives another value there.
-        conditioned: whether it is over the ceiling and passes, as golden's own code on rounded
-            values is off as far.
-        waived: whether an update's value is over its limit and not judged, as it was made of other
-            gradients than golden's.
+        conditioned: whether it passes over the ceiling, as golden's code on rounded values is as far.
+        waived: whether an update over its limit is not judged, as it had other gradients.
         evident: whether its error is more than rounding, by a baseline or clearly by the ceiling.
     """
 

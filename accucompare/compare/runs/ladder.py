@@ -1,5 +1,4 @@
-"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update,
-and in which step.
+"""Where and when two free runs of training part: data, weights, forward, loss, gradients, update.
 
 The rungs are climbed step by step. The first one further apart than rounding explains
 (``compare.runs.wander``) is named; later ones may be off for that alone. Each step's numbers (the

@@ -121,8 +121,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden and golden^2 (first axis) over the last dimension, and the
-    others."""
+    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension, and the others."""
 
     leading: Float64
     last: Float64

@@ -396,8 +396,7 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2 over golden's outer thirds; NaN if too near
-    or few."""
+    """The slope of log d^2 to log golden^2 between golden's outer thirds; NaN if near or few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))
