@@ -193,7 +193,7 @@ class Tolerances:
         copies: the classes in ``COPIES`` that are torch's own in this model.
         sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
-        rounding, conv_rounding: of operands of float32 products and convolutions, if rounded.
+        rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
     """
 
     rules: tuple[Rule, ...] = ()

@@ -312,7 +312,7 @@ class _Steps:
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """A loss's change if its inputs change at random by their largest value, at this ``scale``."""
+        """A loss's change at this ``scale`` if inputs change at random by their largest value."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(
