@@ -36,8 +36,7 @@ _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of th
 _WORTH_KNOWING = 128 << 10  # bytes; telling whether it was seen takes as long as digesting less
 _SAMPLED = 1024  # elements
 _SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
-# bytes; starting a device's hundred kernels takes as long as copying one of them and sketching it
-# on the host
+# bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
 _WORTH_A_SKETCH = 1 << 20
 
 
@@ -52,8 +51,7 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
         ready: call it before reading the array; a device may still be filling it.
         components: of a nested tensor, whose values are one array: the shapes of its parts.
         sketched: if the device makes a sketch and there is no array: returns that after ``ready``.
-        later: where the writer puts the digest, or has put that of an earlier record with equal
-            bits.
+        later: the writer's place for the digest, shared with earlier records of equal bits.
     """
 
     array: Array | None
@@ -179,12 +177,12 @@ def _on_host(
 
 
 def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
-    """A key that is equal for two tensors only if they are the same memory without writes in
-    between; ``None`` if PyTorch does not count the writes.
+    """A key that is equal for two tensors only if they are the same memory, not written since.
 
-    Writes through ``.data`` and by other libraries' code are not counted. A sample of the values
-    reveals them, unless they leave nearly all of the tensor unchanged. The weak reference keeps the
-    storage's address from being reused, but not its memory.
+    ``None`` if PyTorch does not count the writes. Writes through ``.data`` and by other libraries'
+    code are not counted. A sample of the values reveals them, unless they leave nearly all of the
+    tensor unchanged. The weak reference keeps the storage's address from being reused, but not its
+    memory.
     """
     try:
         version = tensor._version
@@ -310,8 +308,7 @@ def difference(
 ) -> tuple[torch.Tensor, Lease | None]:
     """``after`` minus ``before``, of one shape and dtype, in float32 if that is wider.
 
-    ``take`` gives memory of so many bytes, for large tensors on the host; it is returned with the
-    difference.
+    ``take`` gives memory for large results on the host, which is returned with the difference.
     """
     after = after.detach()
     wide = torch.float32 if before.itemsize < 4 else before.dtype

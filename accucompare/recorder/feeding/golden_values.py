@@ -57,17 +57,12 @@ class FedPlace:
     role: Role
 
 
-#: (arrived, given), by what makes copies equal: the id of the arrived tensor, golden's dtype and
-#: digest.
+#: (arrived, given) by the arrived tensor's id, golden's dtype and digest: equal keys, equal copies.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 
 class GoldenValues:
-    """What golden has, one step at a time.
-
-    Attributes:
-        not_fed: the values that were passed on unchanged, or as copies of one tensor, and why.
-    """
+    """What golden has, one step at a time; ``not_fed`` lists what was not given, and why."""
 
     def __init__(
         self,
@@ -141,12 +136,15 @@ class GoldenValues:
     def parameter(
         self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
     ) -> torch.Tensor | None:
-        """Golden's parameter after ``update`` updates of the step: as something else changed it, or
-        as the next update took it. ``None`` if there was no next one.
+        """Golden's parameter after ``update`` updates: as changed since, or as the next one took
+        it.
 
         Args:
             name, path: of the module, and of the parameter in it.
             tensor: the value must fit it.
+
+        Returns:
+            ``None`` if there was no next update.
         """
         self.load(step)
         # such as an average that is swapped in for a call
@@ -211,8 +209,7 @@ class GoldenValues:
         seen: Mapping[str, int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why there is none. ``None`` if a number or text equals
-        golden's.
+        """Golden's value for one part, or why there is none; ``None`` for an equal number or text.
 
         Args:
             memory: takes the copy.
