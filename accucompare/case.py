@@ -133,11 +133,7 @@ def _default_target() -> str:
                     .get("case")
                 )
             # AttributeError: a value stands where a table should
-            except (
-                OSError,
-                ValueError,
-                AttributeError,
-            ) as error:
+            except (OSError, ValueError, AttributeError) as error:
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):

@@ -90,10 +90,7 @@ class GradientListener(Generic[P]):
         # by outermost call: the numbers of the nodes that it has made, from and to
         self._calls: list[tuple[int, int]] = []
         # for a backward that makes a graph: its thread, and the number of the first node it makes
-        self._second: tuple[int, int] = (
-            -1,
-            0,
-        )
+        self._second: tuple[int, int] = (-1, 0)
         # numbers of the nodes at which the running backward enters the model; empty if unknown
         self._entered: set[int] = set()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -398,10 +395,7 @@ def register_first_hook(
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
     # autograd calls hooks in the order of insertion, whatever the OrderedDict's order
-    for (
-        key,
-        _,
-    ) in others:
+    for key, _ in others:
         del hooks[key]
     hooks.update(others)
     return handle

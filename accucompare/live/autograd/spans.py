@@ -171,10 +171,7 @@ class Spans(Generic[_C]):
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
         parts = list(parts)
         # asking for a view's edge may make a node, which is not the call's
-        inputs, views = (
-            edges_of(parts),
-            views_of(parts),
-        )
+        inputs, views = edges_of(parts), views_of(parts)
         first = torch._C._autograd._get_sequence_nr()
         span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)

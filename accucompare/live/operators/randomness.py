@@ -46,8 +46,7 @@ class Draws:
     Attributes:
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
-        repeated: whether generators were seeded again, so that a step repeated the last one's
-            draws.
+        repeated: whether a step repeated the last one's draws, as generators were seeded again.
     """
 
     seed: int
@@ -60,8 +59,7 @@ class Draws:
     def generator(self, state: bytes) -> torch.Generator:
         """The generator of the draw that found the plain generator in this state; else the next.
 
-        So a loop that seeds again draws the same numbers again, as it would plainly; so does a
-        recomputation.
+        So a loop that seeds again, or a recomputation, draws the same numbers again, as it should.
         """
         number = self._numbers.get(state)
         if number is None and state in self._earlier:

@@ -179,10 +179,9 @@ def _on_host(
 def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
     """A key that is equal for two tensors only if they are the same memory, not written since.
 
-    ``None`` if PyTorch does not count the writes. Writes through ``.data`` and by other libraries'
-    code are not counted. A sample of the values reveals them, unless they leave nearly all of the
-    tensor unchanged. The weak reference keeps the storage's address from being reused, but not its
-    memory.
+    ``None`` if PyTorch does not count the writes. Writes through ``.data`` and by other libraries
+    are not counted. A sample of the values reveals them, unless they leave nearly all of the tensor
+    unchanged. The weak reference keeps the storage's address from being reused, but not its memory.
     """
     try:
         version = tensor._version

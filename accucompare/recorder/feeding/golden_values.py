@@ -136,15 +136,13 @@ class GoldenValues:
     def parameter(
         self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
     ) -> torch.Tensor | None:
-        """Golden's parameter after ``update`` updates: as changed since, or as the next one took
-        it.
+        """Golden's parameter after ``update`` updates of the step; ``None`` if no more came.
+
+        It is what something else made of it, or else what the next update took.
 
         Args:
             name, path: of the module, and of the parameter in it.
             tensor: the value must fit it.
-
-        Returns:
-            ``None`` if there was no next update.
         """
         self.load(step)
         # such as an average that is swapped in for a call

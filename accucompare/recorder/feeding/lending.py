@@ -54,7 +54,7 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """Paths of tensors written into that overlap another argument, which did not change."""
+        """Paths of written tensors that overlap another argument, whose copy saw no write."""
         with plainly():
             found = [
                 given
@@ -139,10 +139,7 @@ class Lent:
                         found[id(golden)] = own, golden
                         if own is not None and not _same(own, golden):
                             # some elements may refuse writes
-                            with (
-                                torch.no_grad(),
-                                contextlib.suppress(RuntimeError),
-                            ):
+                            with torch.no_grad(), contextlib.suppress(RuntimeError):
                                 own.copy_(golden)
                     break
         # last, since one may have been overwritten by another

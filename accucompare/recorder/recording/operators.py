@@ -55,8 +55,7 @@ class OperatorSink(Protocol):
 class Operators(CallMode):  # type: ignore[no-untyped-call]
     """Sees the operators of one module call, below autograd and autocast, above emulation.
 
-    Without autograd, as in inference mode, composite operators arrive whole; it then sees their
-    parts.
+    Without autograd, as in inference mode, composite operators arrive whole: it sees their parts.
     """
 
     def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:

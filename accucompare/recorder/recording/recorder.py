@@ -257,10 +257,7 @@ class Recorder(Listener[RecordedCall]):
                 self._buffers.ended(call)
         call.arguments = None
         # break the reference cycle now; otherwise only the cyclic GC frees it
-        span, call.span = (
-            call.span,
-            None,
-        )
+        span, call.span = call.span, None
         if span is not None and self._backward is not None:
             self._backward.ended(span)
         # golden's selection is the same

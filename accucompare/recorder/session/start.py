@@ -226,7 +226,7 @@ class Start:
             self.selection = selection_of(manifest, modules, self.renamings)
 
     def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
-        """Restore the training state of ``like``, note its gaps. Raises as ``Continuation.apply``."""
+        """Restore the training state of ``like``; note gaps. Raises as ``Continuation.apply``."""
         if manifest.capture["like"] is None:
             return
         if self.continuation is not None:

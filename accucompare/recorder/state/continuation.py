@@ -52,8 +52,7 @@ class Continuation:
         missing: parts of the state that the training does not get.
         notes: sentences for the manifest.
         overruled: what the state of the first step changed here.
-        own_rank: whether the state is this rank's; else it is rank 0's, as the bundle lacks this
-            rank.
+        own_rank: whether the state is this rank's; else it is rank 0's, for lack of this rank.
     """
 
     bundle: Bundle
