@@ -34,7 +34,7 @@ def locate(
     overwrite: bool = False,
     options: LocateOptions = LocateOptions(),
 ) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and judge errors by rounding's.
+    """Run a case on a device, each module on golden's inputs; compare errors with rounding's.
 
     The command ``accucompare locate`` does the same. Progress is logged at level INFO.
 

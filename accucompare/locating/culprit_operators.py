@@ -24,7 +24,7 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     Golden, candidate and baseline are captured again, with the operators of that one module.
 
     Args:
-        setup, comparison: of ``locate``: what it got and returned.
+        setup, comparison: what ``locate`` was given and returned.
 
     Returns:
         The fed comparison of that module's operators, with the backward's nodes for a culprit in a

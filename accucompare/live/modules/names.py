@@ -47,7 +47,7 @@ class Modules:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
     def tied(self) -> dict[str, str]:
-        """Further names of parameters and buffers, each with the first; without ``aliases``."""
+        """Further names of tied tensors, each with the first, except names from ``aliases``."""
         firsts: dict[int, str] = {}
         return {
             name: first

@@ -161,7 +161,7 @@ class GoldenValues:
         return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """Golden's parameters that something else changed after the last update, by place."""
+        """Golden's parameters that changed after the step's last update, by name and path."""
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -277,7 +277,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note once that a value was not fed, even if its call runs again; ``hides``: ``Unfed``."""
+        """Note once, even if its call runs again, that a value was not fed (``hides``: see Unfed)."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {

@@ -134,7 +134,7 @@ class SeriesRecorder:
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over. What gives its numbers once all is written; ``None`` if untrained."""
+        """End the step. Returns what gives its numbers later; ``None`` if it did not train."""
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
         return functools.partial(_entry, step, numbers) if numbers.begun else None

@@ -417,7 +417,7 @@ class Updates:
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None
     ) -> Callable[[Record], None] | None:
-        """What to call with a parameter's record before the first update; digests the weights."""
+        """What to call with a parameter's record before the first update, to digest the weights."""
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
