@@ -72,25 +72,19 @@ SUB_ROOMS = {
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these
 # are, for the reason given.
-# only a failing diff describes errors
-# what is broken here is what it tells
-# torch, which bundles are compared without
-# every run of pytest loads the plugin
-# only a finding is printed
 LATE = {
     "accucompare.__main__": {"accucompare.cli"},  # Ctrl-C meanwhile is no traceback
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
     "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
+    # only a failing diff describes errors
     "accucompare.compare.origins.describing": {"accucompare.compare.shape"},
     # a page needs no openpyxl
     "accucompare.report.watch_files.health_workbook": {"accucompare.report.excel"},
     "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
-    "accucompare.doctor": {
-        "accucompare.bundle",
-        "accucompare.numbers",
-    },
+    # what is broken here is what it tells
+    "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},
     # torch, after the device was opened
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
@@ -99,8 +93,11 @@ LATE = {
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
+    # torch, which bundles are compared without
     "accucompare.testing.closeness": {"accucompare.recorder.session"},
+    # every run of pytest loads the plugin
     "accucompare.testing.plugin": {"accucompare.testing.regression"},
+    # only a finding is printed
     "accucompare.watcher.watch.reporting": {"accucompare.report.watched"},
 }
 

@@ -933,7 +933,9 @@ def test_a_number_that_one_side_alone_gives_is_one_that_differs(tmp_path: Path) 
     comparison = changed(tmp_path, False, forward, {"scale": None}, {"scale": 9.0}, x)
     difference = comparison.culprits[0].difference
     assert difference == Difference(options=(Option("scale", "", "9.0"),))
-    assert str(difference) == "golden gives scale none, the candidate 9.0"
+    assert (
+        verdict_words.difference_words(difference) == "golden gives scale none, the candidate 9.0"
+    )
     (row,) = (row for row in comparison.rows if row.place.endswith(".scale"))
     assert (row.golden, verdict_words.detail(row)) == (
         None,

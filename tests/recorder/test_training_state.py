@@ -17,8 +17,10 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component, Missing
 from accucompare.compare.decide import Answer
+from accucompare.compare.rows.findings import BesideGolden
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified
+from accucompare.report.words.preflight_words import message
 from tests.asked import grouped
 from tests.conftest import Run
 from tests.recorder.looped import Loop, edited, interrupted, run
@@ -298,11 +300,11 @@ def test_series_without_records_need_the_state_too(tmp_path: Path) -> None:
     )
     with ac.open_bundle(tmp_path / "golden") as golden, ac.open_bundle(tmp_path / "again") as same:
         assert same.manifest.series == golden.manifest.series
-        assert not list(unverified([("candidate", same)], golden))
+        assert not list(unverified([(BesideGolden.CANDIDATE, same)], golden))
         with ac.open_bundle(tmp_path / "other") as differs:
-            found = [finding.message for finding in unverified([("candidate", differs)], golden)]
+            found = [*map(message, unverified([(BesideGolden.CANDIDATE, differs)], golden))]
     for component in ("data loader", "scheduler", "gradient scaler"):
-        assert any(f"without the {component} of that state" in message for message in found)
+        assert any(f"without the {component} of that state" in text for text in found)
 
 
 class Seeded(nn.Module):

@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from accucompare.bundle.format.capture_facts import Code, Feed, Options
-from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, count_records
+from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, checked_count
 from accucompare.bundle.format.saved_training import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
@@ -311,8 +311,8 @@ class Manifest:
         options = self.options
         if options.chosen_steps and not options.case_steps:
             return Steps.of(options.chosen_steps)
-        count_records = options.case_steps or options.steps
-        return Steps(count_records) if count_records else None
+        count = options.case_steps or options.steps
+        return Steps(count) if count else None
 
     @property
     def lacking(self) -> str:
@@ -438,8 +438,8 @@ class Manifest:
         if self.complete and self.stopped is not None:
             raise ValueError("it says both that the capture ran to its end and why it did not")
         for entry in self.steps:
-            count_records(entry.step)
-            count_records(entry.records)
+            checked_count(entry.step)
+            checked_count(entry.records)
             _expect(entry.digest, str, "the digest of a step")
             _expect(entry.partial, bool, "partial of a step")
         if len({entry.step for entry in self.steps}) < len(self.steps):
@@ -449,7 +449,7 @@ class Manifest:
             raise ValueError("the steps of series are not in order")
         if self.state is not None:
             _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
-            count_records(self.state["records"])
+            checked_count(self.state["records"])
         for name, kind in (
             ("parameters", dict),
             ("buffers", dict),

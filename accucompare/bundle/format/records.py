@@ -208,9 +208,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
     def holds(self, part: tuple[int, ...]) -> bool:
         """Whether a part of this shape lies in the whole."""
-        ends = (
-            first + count_records for first, count_records in zip(self.start, part, strict=False)
-        )
+        ends = (first + length for first, length in zip(self.start, part, strict=False))
         return len(part) == len(self.shape) == len(self.start) and all(
             end <= whole for end, whole in zip(ends, self.shape, strict=True)
         )
@@ -496,7 +494,7 @@ def _shared(value: _Shared) -> _Shared:
     return value
 
 
-def count_records(value: Any) -> int:
+def checked_count(value: Any) -> int:
     """The value, if it is an integer from 0 to 2**63 - 1.
 
     Raises:

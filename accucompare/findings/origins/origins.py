@@ -493,12 +493,12 @@ def find_origins(
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     observations = list(observations)
-    find_origins = _Judge(
+    judge = _Judge(
         step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations)
     )
     for each in observations:
-        find_origins.add(each)
-    return find_origins.findings()
+        judge.add(each)
+    return judge.findings()
 
 
 def infinite_outputs(ended: StepObservation) -> list[str]:

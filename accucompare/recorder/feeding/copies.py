@@ -72,15 +72,15 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
     # outside of inference mode tensors count the writes into them
     with torch.inference_mode(False), torch.no_grad():
         values = _cast(golden, tensor.dtype)
-        copy_like, single = tensor.detach(), values
+        place, single = tensor.detach(), values
         for dim in range(tensor.dim()):
             if tensor.stride(dim) == 0 and tensor.size(dim) > 1:  # expanded
-                copy_like, single = copy_like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
+                place, single = place.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
         if single is not values and not torch.equal(single.expand_as(values), values):
-            copy_like, single = tensor.detach(), values
-        shape, strides = copy_like.shape, copy_like.stride()
+            place, single = tensor.detach(), values
+        shape, strides = place.shape, place.stride()
         if not _apart(shape, strides):
-            strides = torch.empty_like(copy_like, device="meta").stride()
+            strides = torch.empty_like(place, device="meta").stride()
         copy = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
         copy.copy_(single)
         return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)

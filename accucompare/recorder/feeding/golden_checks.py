@@ -145,19 +145,19 @@ def check_model(
             for name, entry in table.get(kind, {}).items()
             if entry.get("computed")
         }
-        ours, golden_ones = (
+        ours, of_golden = (
             {name: entry for name, entry in table.get(kind, {}).items() if name not in computed}
             for table in (model, theirs)
         )
-        for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
+        for name in (*of_golden, *(name for name in ours if name not in of_golden)):
             cure = f"; {_cure(golden, like)}"
-            if name not in ours or name not in golden_ones:
-                if imported or shared_names.same(name, name in golden_ones):
+            if name not in ours or name not in of_golden:
+                if imported or shared_names.same(name, name in of_golden):
                     continue
-                sides = ("golden", "the model") if name in golden_ones else ("the model", "golden")
+                sides = ("golden", "the model") if name in of_golden else ("the model", "golden")
                 which = f"{sides[0]} has it, {sides[1]} lacks it"
                 cure = advice(propose(described, model, renamings)) or cure
-            elif same_fingerprint(golden_ones[name], ours[name]) is False:
+            elif same_fingerprint(of_golden[name], ours[name]) is False:
                 which = "it differs"
             else:
                 continue
