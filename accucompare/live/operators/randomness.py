@@ -120,7 +120,7 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
 
 
 def register_kernels() -> None:
-    """Let random operations be caught, before other kernels are registered for them."""
+    """Let random operations be caught; call it first. Raises as ``register``."""
     if not _registered:
         register(_kernels())
         _registered.append(True)

@@ -277,7 +277,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note once, even if its call runs again, that a value was not fed (``hides``: see Unfed)."""
+        """Note once, also for second runs, that a value was not fed. ``hides``: see ``Unfed``."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {
