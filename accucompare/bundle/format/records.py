@@ -194,11 +194,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True, gc=False):
-    """Where a rank's part of a tensor lies in the whole.
-
-    Attributes:
-        start: index of the part's first element, per dimension.
-    """
+    """A rank's part of a tensor: the whole's shape, and the index of the part's first element."""
 
     shape: tuple[Count, ...]
     start: tuple[Count, ...]
@@ -353,11 +349,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @classmethod
     def from_line(cls, line: bytes, rank: int, step: int) -> Record:
-        """The inverse of ``to_line``.
-
-        Raises:
-            BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
-        """
+        """The inverse of ``to_line``. Raises BundleError if it is not JSON, or a field is missing,
+        of the wrong type, or impossible."""
         try:
             found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -481,11 +474,8 @@ def _shared(value: _Shared) -> _Shared:
 
 
 def checked_count(value: Any) -> int:
-    """The value, if it is an integer from 0 to 2**63 - 1.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """The value, if it is an integer from 0 to 2**63 - 1. Raises TypeError if it is anything
+    else."""
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value

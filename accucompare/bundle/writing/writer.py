@@ -104,11 +104,8 @@ class BundleWriter:
         mode: Mode = Mode.TENSORS,
         sketch_size: int = SKETCH_SIZE,
     ) -> None:
-        """The mode says what is kept of a record; a saved state keeps its tensors.
-
-        Raises:
-            CaptureError: if the directory, or the URL, cannot be written to.
-        """
+        """The mode says what is kept of a record; a saved state keeps its tensors. Raises
+        CaptureError if the directory, or the URL, cannot be written to."""
         self.directory = directory
         self.manifest = manifest
         self.published = manifest
@@ -257,11 +254,7 @@ class BundleWriter:
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
         """Write the state that ``--like`` starts from, in the calling thread, one tensor in memory
-        at a time.
-
-        Raises:
-            CaptureError: if it cannot be written.
-        """
+        at a time. Raises CaptureError if it cannot be written."""
         try:
             file = RecordFile(self._folder / "state")
             try:

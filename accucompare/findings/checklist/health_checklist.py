@@ -158,11 +158,7 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
     """Thresholds from the command line, ``name=value``, and a TOML file of such lines; the command
-    line wins.
-
-    Raises:
-        UsageError: if one cannot be read, or is unknown.
-    """
+    line wins. Raises UsageError if one cannot be read, or is unknown."""
     given: dict[str, float] = {}
     if file is not None:
         given |= _of_file(file)

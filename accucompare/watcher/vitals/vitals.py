@@ -63,12 +63,8 @@ _MOST_LOOKUPS = 16
 
 
 class VitalSigns:
-    """The numbers of the running step.
-
-    Attributes:
-        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if
-            that is not known.
-    """
+    """The numbers of the running step; ``cycle``: after so many steps the loop uses the same inputs
+    again, as it was asked to (0 if unknown)."""
 
     def __init__(
         self,

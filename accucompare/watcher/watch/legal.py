@@ -16,11 +16,7 @@ from accucompare.watcher.watch.step_end import Reader
 
 class Legal:
     """Decides what is legal in a step, by running its calls again if needed; once per place, until
-    something does harm.
-
-    Attributes:
-        harmless: what began in this step and came to nothing.
-    """
+    something does harm. ``harmless``: what began in this step and came to nothing."""
 
     def __init__(
         self,
