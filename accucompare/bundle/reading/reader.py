@@ -86,9 +86,8 @@ class Bundle:
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[
-            tuple[int, int, int], _Sketches
-        ] = {}  # members that hold sketches, by rank, step and number
+        # members that hold sketches, by rank, step and number
+        self._sketches: dict[tuple[int, int, int], _Sketches] = {}
         self._sketch_facts: dict[int, SketchFacts] = {}  # checked, by rank
         self._buffers = _Buffer()
 

@@ -58,9 +58,8 @@ class Watcher(NoteListener):
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
         self._outermost = outermost
-        self._again: dict[
-            str, int
-        ] = {}  # how many of a module's calls activation checkpointing has run again
+        # how many of a module's calls activation checkpointing has run again
+        self._again: dict[str, int] = {}
 
     def install(self) -> None:
         super().install()

@@ -33,9 +33,8 @@ class Legal:
         # the fills that this step decided upon
         self._of_step: set[tuple[str, str]] = set()
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
-        self._again: dict[
-            int, tuple[Finding, list[Finding] | None]
-        ] = {}  # by id, this step's findings, and what running the step again has shown
+        # by id, this step's findings, and what running the step again has shown
+        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer

@@ -60,9 +60,8 @@ class Reporter:
             # the step in which another rank spoilt gradients that updated parameters
             None
         )
-        self._spoilt_update: int | None = (
-            None  # the last step in which parameters were updated in spite of a finding
-        )
+        # the last step in which parameters were updated in spite of a finding
+        self._spoilt_update: int | None = None
         self._reproduced = False
 
     def next_step(self) -> None:
