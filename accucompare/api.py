@@ -55,28 +55,25 @@ class Comparison(Result):
 
     @property
     def answer(self) -> Answer:
-        """The conclusion in one word, to decide by; ``exit_code`` and ``passed`` follow from it."""
+        """The conclusion in one word, for programs; ``exit_code`` and ``passed`` follow from it."""
         return self._decision.answer
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong: the answer is ``identical`` (also ``in what was compared``),
-        ``rounding`` or ``within tolerance``.
-        """
+        """Whether the answer is ``identical`` (also ``in what was compared``), ``rounding`` or
+        ``within tolerance``."""
         return self._decision.passed
 
     @property
     def trouble(self) -> str:
-        """Why the answer is ``not sure``, in a few words; ``""`` if it is another."""
+        """Why the answer is ``not sure``, in a few words; ``""`` for other answers."""
         from accucompare.report.words import decision_words
 
         return decision_words.trouble(self._decision, self)
 
     @property
     def exit_code(self) -> int:
-        """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer
-        is ``not sure``.
-        """
+        """The commands' exit code: 0 passed, 1 a difference that fails, 2 ``not sure``."""
         return self._decision.exit_code
 
     @property
@@ -88,20 +85,17 @@ class Comparison(Result):
 
     @cached_property
     def reports(self) -> list[Path]:
-        """The reports that were written of it, the last one first; a notebook links to them."""
+        """The written reports, the last one first; a notebook links to them."""
         return []
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, the culprits, the ten worst rows, and links to the
-        reports.
-        """
+        """The verdict, the culprits, the ten worst rows, and links to the reports."""
         from accucompare.report.notebook import comparison_html
 
         return comparison_html(self, self.reports)
 
     def plot(self) -> Figure:
-        """The relative L2 error of every output in execution order, with limits and baseline, as a
-        matplotlib figure.
+        """Draw the relative L2 error of every output in execution order, with limits and baseline.
 
         Raises:
             ReportError: if matplotlib is missing.
@@ -127,7 +121,7 @@ class Comparison(Result):
         return self._written(write_excel(self, local(path)))
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the page: one file that any browser opens, without network; and return its path.
+        """Write the report as one HTML file that needs no network, and return its path.
 
         Raises:
             ReportError: if it cannot be written.
@@ -137,8 +131,8 @@ class Comparison(Result):
         return self._written(write_comparison_page(self, local(path)))
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson``
-        gets JSON lines, a row each.
+        """Write everything as JSON (JSON lines, a row each, if the path ends in ``.jsonl`` or
+        ``.ndjson``), and return its path.
 
         Raises:
             ReportError: if it cannot be written.
@@ -148,18 +142,16 @@ class Comparison(Result):
         return write_json(self, local(path))
 
     def to_parquet(self, path: str | Path) -> Path:
-        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and
-        return its path.
+        """Write every row as Parquet, with the columns of the sheet *Layers*, and return its path.
 
         Raises:
-            ReportError: if pyarrow is missing, or it cannot be written.
+            ReportError: if pyarrow is missing, or the file cannot be written.
         """
         from accucompare.report.files import write_parquet
 
         return write_parquet(self, local(path))
 
     def _written(self, path: Path) -> Path:
-        """Remember a report, for notebooks."""
         self.reports.insert(0, path)
         return path
 
@@ -181,36 +173,36 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if
-            captured with ``--repeat 2``, values that differ between its two runs judge nothing.
-        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``,
-            its second run shows its noise.
-        baseline: the directory of a bundle in the candidate's precision from a device that is
-            trusted, captured as the candidate was (fed or not) with golden's code: errors are then
-            judged by how many times as large they are as the baseline's. Without it, a fed
-            candidate is judged by the baseline that golden brings along (``capture
-            --with-baseline``), if there is one of its precision. One that did not run golden's code
-            is refused as a judge (``Comparison.refused``).
+        golden: the trusted bundle: its directory, or a URL such as ``s3://bucket/golden``. If it
+            was captured with ``--repeat 2``, values that differ between its two runs are not
+            judged.
+        candidate: the bundle under test. If it was captured with ``--repeat 2``, its second run
+            shows its noise.
+        baseline: a bundle in the candidate's precision from a trusted device, captured with
+            golden's code as the candidate was (fed or not). Errors are then judged as multiples of
+            its errors. Without it, a fed candidate is judged by golden's own baseline of its
+            precision (``capture --with-baseline``), if there is one. A baseline that did not run
+            golden's code does not judge (``Comparison.refused``).
         atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|;
-            one given alone takes the other as 0.
-        limits: these and the other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999,
-            tolerances="limits.toml")``. Of several, all must be kept; with none, the baseline
+            if only one is given, the other is 0.
+        limits: these and other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999,
+            tolerances="limits.toml")``. All given limits must hold; without any, the baseline
             judges, or a table by dtype.
         map: ``OLD=NEW`` renamings of golden's layers, see
             ``accucompare.compare.pairing.align.Renaming``. ``"auto"`` takes those that would
             otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
         only, skip: globs of the layers to compare and to leave out (golden's names).
-        accept: a standard that two runs of training must meet, such as ``"mindformers"``: it
-            decides, in place of the rows, by the losses and gradient norms of the steps
-            (``Comparison.acceptance``).
-        work: how it is done, as ``accucompare.Work(verify=True, cluster="tcp://host:8786")``.
+        accept: a standard for two runs of training, such as ``"mindformers"``. It judges losses and
+            gradient norms of the steps (``Comparison.acceptance``) and decides in place of the
+            rows.
+        work: how the work is done, as ``accucompare.Work(verify=True, cluster="tcp://host:8786")``.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
         ClusterError: if the cluster cannot be reached, or its workers cannot do the work.
         UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do
             not belong together: fed with another golden, or a baseline of another dtype,
-                incomplete, or not fed as the candidate was.
+            incomplete, or not fed as the candidate was.
 
     Example:
         >>> comparison = diff("golden", "npu", atol=1e-3)

@@ -1,6 +1,5 @@
-"""What a user can ask of a capture, a watch and ``locate``: groups of options. Each field has its
-help and its range, and the command line is made of them. Needs no torch.
-"""
+"""What a user can ask of a capture, a watch and ``locate``: options with help and range, from which
+the command line is made. Needs no torch."""
 
 from __future__ import annotations
 
@@ -40,25 +39,22 @@ def told(
     Args:
         one_of: its values.
         between: the least and the most; ``None`` for no most.
-        shown: how help calls the value.
+        shown: what help shows as the value.
     """
     about = {"help": help, "one_of": one_of, "between": between, "shown": shown}
     return field(default=default, metadata=about)
 
 
 def _documented(kind: type[G]) -> type[G]:
-    """Let the docstring list the fields with their help."""
+    """Append the fields with their help to the docstring."""
     listed = (f"    {each.name}: {each.metadata['help']}" for each in fields(kind))  # type: ignore[arg-type]
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *listed])
     return kind
 
 
 def group(kind: type[G], given: Any, name: str) -> G:
-    """A group as a user gives it: whole, its first field alone, or ``None``.
-
-    Raises:
-        UsageError: if it is another group, or of numerics no group.
-    """
+    """A group as a user gives it: whole, its first field alone, or ``None``. UsageError if it is
+    another group, or a number."""
     if given is None:
         return kind()
     if isinstance(given, kind):
@@ -91,7 +87,7 @@ class Recorded:
         " line.",
         one_of=Level,
     )
-    roles: str | Iterable[str] | None = told(  # ``RoleGroup``s when they are checked
+    roles: str | Iterable[str] | None = told(  # ``RoleGroup``s after the check
         None,
         "What to record, of forward, backward, grads (of parameters) and update; series alone keeps"
         " only each step's loss and norms, kilobytes for 1,000 steps.  [default: all that the case"
@@ -187,7 +183,7 @@ class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
     """All that is asked of a capture."""
 
     seed: int | None = told(None, f"{_SEED}0]", between=(0, (1 << 32) - 1))
-    steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` when they are checked
+    steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` after the check
         None,
         "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
         "  [default: one for each of the case's inputs]",
@@ -207,7 +203,7 @@ class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
 
 
 def _as(kind: Any, name: str, default: Any = None, help: str | None = None) -> Any:
-    """A field as another group has it, but for its default or its help."""
+    """A field as in another group, with its own default or help."""
     theirs: Field[Any] = next(each for each in fields(kind) if each.name == name)
     about = {**theirs.metadata, **({} if help is None else {"help": help})}
     return field(default=theirs.default if default is None else default, metadata=about)

@@ -1,10 +1,9 @@
-"""What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that
-change numbers.
+"""What this machine offers and what is wrong: versions, kernel, devices, settings of numbers.
 
-Each type of device is examined in a process of its own, all at once: torch can be imported only
-once and with one setting; a torch_npu without CANN keeps it from being imported; a broken driver
-may crash the process or never answer; and torch_npu prints to standard output. None of this then
-hides another device or spoils the output."""
+Each type of device is examined in a process of its own, all at once. torch can be imported only
+once and with one setting; a torch_npu without CANN prevents that import; a broken driver may crash
+or hang; torch_npu prints to standard output. None of this hides another device or spoils the
+output."""
 
 from __future__ import annotations
 
@@ -48,14 +47,11 @@ _REINSTALL = "pip install --force-reinstall accucompare"
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or not as it could be.
+    """One thing that is wrong, or could be better.
 
     Attributes:
-        topic: what it is about.
-        message: what is wrong.
         cure: what to do; ``""`` if the message says it.
-        serious: whether accucompare cannot work because of it, or not on the device that was asked
-            for.
+        serious: whether accucompare cannot work at all, or not on the device that was asked for.
     """
 
     topic: str
@@ -71,7 +67,6 @@ class DeviceReport:
     Attributes:
         available: whether a capture can run on it.
         message: why not, and the cure.
-        count: how many there are.
         description: its name, and versions of its software.
         flags: the current settings that change numbers.
     """
@@ -88,13 +83,11 @@ class Examination:
     """This machine, and its problems.
 
     Attributes:
-        ok: whether there is no serious problem.
         processors: how many may be used.
         memory: bytes that may be used; ``None`` where the system does not say.
         kernel, crc, digests: the implementations in use; ``None`` where they cannot be imported.
-        versions: of the packages that matter, by name; ``None`` for those not installed.
-        devices: by name.
-        environment: the variables that are set and matter.
+        versions: of relevant packages, by name; ``None`` for those not installed.
+        environment: relevant variables that are set.
         problems: the serious ones first.
     """
 
@@ -119,12 +112,11 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
     """Look at this machine.
 
     Args:
-        device: the only device to examine, whose absence is then a serious problem; all types if
-            not given.
+        device: examine this one only; its absence is then a serious problem.
         timeout: seconds to wait for a device.
     """
     names = [DeviceName(each) for each in TYPES] if device is None else [device]
-    with _probes(names) as processes:  # while they import torch, the rest is done
+    with _probes(names) as processes:  # they import torch meanwhile
         deadline = time.monotonic() + timeout
         parts, problems = _parts()
         packages = _requirements()
@@ -158,7 +150,7 @@ def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Exa
 
 
 def _memory() -> int | None:
-    """The machine's memory, or what a container is allowed of it."""
+    """Bytes of the machine's memory, or of the container's share of it."""
     sizes = []
     with contextlib.suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -169,7 +161,7 @@ def _memory() -> int | None:
 
 
 def _parts() -> tuple[dict[str, str | None], list[Problem]]:
-    """The kernel, CRC and digests in use, and what is wrong with them."""
+    """The kernel, CRC and digests in use, and their problems."""
     try:
         from accucompare.bundle.writing import archive_writer
         from accucompare.numbers import digests, kernel
@@ -207,12 +199,10 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
 
 
 def _requirements() -> dict[str, tuple[str, bool]]:
-    """The packages that accucompare works with, by name: the oldest version that will do, and
-    whether it cannot do without.
-    """
+    """The packages that accucompare works with: the oldest version, and whether it is required."""
     try:
         lines = importlib.metadata.requires("accucompare") or []
-    # run from its source, without having been installed
+    # run from source, not installed
     except importlib.metadata.PackageNotFoundError:
         lines = []
     found = {}
@@ -246,9 +236,7 @@ def _with_version(module: str) -> str:
 def _device_problems(
     devices: dict[str, DeviceReport], asked: DeviceName | None
 ) -> Iterator[Problem]:
-    """What is wrong with devices; if none was asked for, only installed software that does not
-    work.
-    """
+    """The problems of devices; if none was asked for, only broken software."""
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)
@@ -272,7 +260,7 @@ def _device_problems(
 
 @contextlib.contextmanager
 def _probes(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that each examine a device; none of them is left behind."""
+    """One process for each device to examine; all are ended on exit."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name in names:
@@ -296,7 +284,7 @@ def _probes(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes
         for process in processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
-                    os.killpg(process.pid, signal.SIGKILL)  # with what a driver may have started
+                    os.killpg(process.pid, signal.SIGKILL)  # and what a driver may have started
                 # a process that hangs in a driver cannot be killed
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
@@ -330,13 +318,12 @@ def _answer(
 
 
 def probe(name: str) -> None:
-    """Examine a device, print the report as JSON, and end the process."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # what libraries print
+    os.dup2(2, 1)  # libraries print to it
     content = json.dumps(asdict(_look(DeviceName.parse(name))), default=str)
     with open(answer, "w") as file:
         file.write(content)
-    os._exit(0)  # without what the device's software does at exit
+    os._exit(0)  # skips what the device's software does at exit
 
 
 def _look(name: DeviceName) -> DeviceReport:
@@ -344,7 +331,7 @@ def _look(name: DeviceName) -> DeviceReport:
         device = open_device(name)
         import torch
 
-        (torch.ones(8, device=device) + 1).cpu()  # that it is there does not mean that it works
+        (torch.ones(8, device=device) + 1).cpu()  # being listed does not mean that it works
         used = backend(name.type)
         flags = {"threads": torch.get_num_threads(), **used.flags()}
         return DeviceReport(True, "", used.count(), used.describe(device.index), flags)

@@ -6,12 +6,11 @@ AccucompareError
 ├── DeviceError         a device that is not there, or whose software is not
 ├── CaptureError        a capture that could not be finished: disk full, the model raised
 ├── NonFiniteError      a watch has found NaN, Inf or an overflow
-├── WatchEndedError        a watch has watched as many steps as it was asked to
+├── WatchEndedError     a watch has watched as many steps as it was asked to
 ├── BundleError         a bundle that is missing, damaged, hostile or too new
 │   └── RecordError     one record of a bundle; the others may be readable
 ├── ClusterError        a cluster that cannot be reached, or whose workers cannot do the work
-└── ReportError         a report that cannot be written
-"""
+└── ReportError         a report that cannot be written"""
 
 from typing import Any
 
@@ -52,15 +51,11 @@ class NonFiniteError(AccucompareError):
 
 
 class NonFiniteWarning(UserWarning):
-    """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five
-    lines.
-    """
+    """The same as a warning: the watch goes on; the message is the answer in five lines."""
 
 
 class WatchEndedError(AccucompareError):
-    """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused
-    a run whose loss stayed NaN or Inf.
-    """
+    """A watch has reached ``abort_after_step``, or ``pause_after`` of a loss that is not finite."""
 
 
 class BundleError(AccucompareError):
@@ -72,9 +67,7 @@ class RecordError(BundleError):
 
 
 class ClusterError(AccucompareError):
-    """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the
-    work.
-    """
+    """A cluster that cannot be reached, has lost its workers, or cannot do the work."""
 
 
 class ReportError(AccucompareError):

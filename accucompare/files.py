@@ -1,6 +1,4 @@
-"""Files that commands write and read: written whole or not at all, streams written through, reads
-of bounded size.
-"""
+"""Files that commands write whole or not at all, and read up to a bound."""
 
 from __future__ import annotations
 
@@ -18,25 +16,20 @@ from accucompare.storage_errors import FULL, cure_of
 
 #: Stands for standard output.
 STDOUT = Path("-")
-_MOST_LINKS = 40  # that a path may lead through, as in Linux
+_MOST_LINKS = 40  # as in Linux
 
 
 def written_whole(
     path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()
 ) -> Path:
-    """Write a file beside its place, and move it there when it is complete; what was there before
-    stays until then.
+    """Write a temporary file beside its place, and rename it when it is complete.
 
-    Of a symbolic link, the target is written. What is no regular file (a device, a pipe) is never
-    replaced, but written through, and so is ``-``, which is standard output.
+    A symbolic link is followed. A device, a pipe and ``-`` (standard output) are written through.
 
     Args:
-        path: where to; directories that are not there are created.
-        write: is given the path to write to.
-        errors: what ``write`` raises if it cannot, besides OSError.
-
-    Returns:
-        ``path``.
+        path: where to; missing directories are created.
+        write: writes to the path that it is given.
+        errors: what ``write`` may raise besides OSError.
 
     Raises:
         ReportError: if the path is a directory, or the file cannot be written.
@@ -66,9 +59,7 @@ def written_whole(
 
 
 def _other_full_disk(path: Path, error: BaseException) -> str | None:
-    """The directory of temporary files, where it has less room than the disk of a file that a full
-    disk has kept from being written.
-    """
+    """The directory of temporary files, if it is fuller than the disk of the failed file."""
     if getattr(error, "errno", None) not in FULL:
         return None
     import shutil
@@ -85,9 +76,7 @@ def _other_full_disk(path: Path, error: BaseException) -> str | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path stands for something that is written through: ``-``, an open file such as
-    ``/dev/stdout``, a device, a pipe.
-    """
+    """Whether a path is written through: ``-``, ``/dev/stdout`` and its like, a device, a pipe."""
     if _descriptor(path) is not None:
         return True
     with suppress(OSError):
@@ -96,12 +85,11 @@ def is_stream(path: Path) -> bool:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether a path stands for standard output."""
     return _descriptor(path) == 1
 
 
 def same_place(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, by links, hard or symbolic, or by name."""
+    """Whether two paths lead to one file, by name or by links, hard or symbolic."""
     if is_stdout(one) or is_stdout(other):
         return is_stdout(one) and is_stdout(other)
     with suppress(OSError):
@@ -110,11 +98,7 @@ def same_place(one: Path, other: Path) -> bool:
 
 
 def bounded(path: Path, most: int) -> bytes:
-    """Read a file that is small if it is what it should be.
-
-    Raises:
-        UsageError: if it cannot be read, or is larger than ``most`` bytes, or without end.
-    """
+    """Read a file; UsageError if it is unreadable, larger than ``most`` bytes, or endless."""
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
@@ -126,8 +110,7 @@ def bounded(path: Path, most: int) -> bytes:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands
-    for."""
+    """The file descriptor that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands for."""
     if path == STDOUT:
         return 1
     for _ in range(_MOST_LINKS):
@@ -136,30 +119,25 @@ def _descriptor(path: Path) -> int | None:
             rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder
         ):
             return int(path.name)
-        if not os.path.islink(path):  # which takes a name that is too long
+        if not os.path.islink(path):  # accepts a name that is too long
             return None
         path = Path(folder) / os.readlink(path)
     return None
 
 
 def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a temporary name, and rename it when it is complete; a failure leaves
-    nothing.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write a temporary file, and rename it when it is complete; OSError leaves nothing behind."""
     try:
         write(temporary)
         os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # the error that stopped the writing is already being reported
+        with suppress(OSError):  # the error of the writing is already being reported
             temporary.unlink(missing_ok=True)
 
 
 def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():  # as only a link in a circle still is
+    if path.is_symlink():  # a link in a circle
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     replace_whole(path, path.with_name(f".accucompare-{os.urandom(6).hex()}.part"), write)
 
@@ -167,7 +145,7 @@ def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
 def _write_through(path: Path, write: Callable[[Path], object]) -> None:
     """Write a temporary file, since writers of reports seek, and copy its bytes."""
     import shutil
-    import tempfile  # both take longer to load than everything else that help needs
+    import tempfile  # both load slower than everything else that help needs
 
     number = _descriptor(path)
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
@@ -178,7 +156,7 @@ def _write_through(path: Path, write: Callable[[Path], object]) -> None:
             error.filename = error.filename or (str(whole) if error.errno else None)
             raise
         if number == 1:
-            sys.stdout.flush()  # what was printed before comes before
+            sys.stdout.flush()
         with (
             whole.open("rb") as source,
             open(path if number is None else os.dup(number), "wb") as target,

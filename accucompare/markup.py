@@ -1,6 +1,4 @@
-"""HTML for notebooks: tables and lines whose texts are data, without scripts and without styles
-that reach beyond them.
-"""
+"""HTML for notebooks: tables and lines with escaped texts, without scripts and global styles."""
 
 from __future__ import annotations
 
@@ -16,19 +14,17 @@ _LEFT = ' style="text-align:left"'
 
 
 def escaped(text: object) -> str:
-    """A text as HTML shows it: no markup, and nothing that is invisible or changes direction."""
+    """A text as HTML shows it, without markup, invisible characters and changes of direction."""
     return html.escape(printable(str(text)))
 
 
 def line(text: object, *, strong: str = "") -> str:
-    """A line, with its first words in bold."""
     bold = f"<b>{escaped(strong)}</b> " if strong else ""
     return f"<div>{bold}{escaped(text)}</div>"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
-    """A table; empty if there are no rows. ``None`` is shown as nothing, and floats in few
-    digits."""
+    """A table; ``""`` without rows. ``None`` is shown as nothing, floats in few digits."""
     body = "".join(
         f"<tr>{''.join(f'<td{_LEFT}>{_cell(value)}</td>' for value in row)}</tr>" for row in rows
     )
@@ -40,7 +36,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]], caption: str 
 
 
 def link(path: Path) -> str:
-    """A link to a file, from the directory that the notebook runs in."""
+    """A link to a file, relative to the working directory."""
     place = os.path.relpath(path)  # a server of notebooks opens no other addresses
     return (
         f'<a href="./{quote(os.fsencode(place))}" target="_blank"'

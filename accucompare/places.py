@@ -1,9 +1,7 @@
-"""Where a bundle is: a directory, or a URL of object storage, which fsspec reaches. Nothing imports
-fsspec before a URL is read or written.
+"""Where a bundle is: a directory, or a URL of object storage; only using a URL imports fsspec.
 
-A directory is a ``pathlib.Path``. A URL is no such path, whose slashes would be merged, and it may
-hold credentials: a ``Url`` shows itself without them.
-"""
+A directory is a ``pathlib.Path``; a URL is a ``Url``, since a Path would merge its slashes and show
+its credentials."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 120.0
 #: Seconds between two looks at whether a request has been given up.
 _LOOK = 0.1
-#: Seconds before HTTP is asked again when a connection fails; the other libraries do that
-#: themselves.
+#: Seconds before HTTP retries after a failed connection; other libraries retry themselves.
 _WAITS = (0.2, 0.8, 2.0)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -38,7 +35,7 @@ _LOCAL = ("file", "local")
 _READ_ONLY = ("http", "https")
 _COMMON = (*_READ_ONLY, *EXTRAS, "memory")
 
-#: What the storage says of an object, and its content, if that is not too long.
+#: What the storage says of an object, and its content if that is short enough.
 ServerAnswer = tuple[dict[str, Any], bytes | None]
 
 
@@ -47,8 +44,7 @@ class Url:
     """A place in object storage. ``str`` and ``repr`` leave credentials out; ``whole`` has them.
 
     Attributes:
-        scheme: such as ``s3``.
-        path: host or bucket, and what follows, without a slash at its end.
+        path: bucket or host, and the rest, without a slash at its end.
         user: ``user:password@``, if given.
         query: ``?…`` such as a signature, if given; each file below gets it, too.
     """
@@ -98,20 +94,15 @@ class Url:
         return self.scheme in _READ_ONLY
 
     def resolve(self) -> Url:
-        """Itself: it has no links."""
+        """Itself: there are no links."""
         return self
 
     def absolute(self) -> Url:
-        """Itself."""
         return self
 
     def is_file(self) -> bool:
         """Whether the object exists. Unreadable counts as missing: S3 returns 403 for missing keys
-        without list permission.
-
-        Raises:
-            BundleError: if the storage does not answer.
-        """
+        without list permission. BundleError if the storage does not answer."""
         try:
             self.call("info")
         except (FileNotFoundError, PermissionError):
@@ -121,15 +112,11 @@ class Url:
         return True
 
     def read(self, most: int) -> bytes:
-        """A small object, whole.
-
-        Raises:
-            OSError: if it is not there, cannot be read, or is larger than ``most`` bytes.
-        """
+        """A small object, whole; OSError if missing, unreadable, or larger than ``most`` bytes."""
         return self.content_of(self.begin_read(most), most)
 
     def content_of(self, asked: Future[ServerAnswer], most: int) -> bytes:
-        """The content that ``begin_read`` gives. Errors as ``read``."""
+        """The content that ``begin_read`` asked for. Errors as ``read``."""
         try:
             content = wait(asked, self)[1]
         except OSError:
@@ -140,15 +127,11 @@ class Url:
         return bytes(content)
 
     def begin_read(self, most: int) -> Future[ServerAnswer]:
-        """Begin to ask for what the storage says of an object (size, time), and for its content
-        unless it is larger than ``most`` bytes.
-        """
+        """Begin to ask for an object's description, and for its content up to ``most`` bytes."""
         return self._begin(lambda system, path: _described_and_read(system, path, most))
 
     def described(self) -> dict[str, Any]:
-        """What the storage says of an object: its size, and when it was written. Errors as
-        ``call``.
-        """
+        """An object's description: its size, and when it was written. Errors as ``call``."""
         try:
             found: dict[str, Any] = self.call("info")
         except OSError:
@@ -159,13 +142,12 @@ class Url:
         return found
 
     def call(self, name: str, **options: Any) -> Any:
-        """What fsspec's method of this name gives for this URL.
+        """Call fsspec's method of this name for this URL.
 
         Raises:
-            OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError
-                if there is no such object or bucket, PermissionError if access is refused,
-                NoAnswerError if the storage does not answer, at the latest after ``PATIENCE``
-                seconds.
+            OSError: any failure, with words for people in ``strerror``: FileNotFoundError if the
+                object or bucket is missing, PermissionError if access is refused, NoAnswerError if
+                the storage does not answer within ``PATIENCE`` seconds.
         """
         return wait(self.begin(name, **options), self)
 
@@ -177,22 +159,19 @@ class Url:
         after: tuple[Any, ...] = (),
         **options: Any,
     ) -> Future[Any]:
-        """Begin ``call``; ``wait`` gives its result. A library that cannot work in the background
-        does it at once.
+        """Begin ``call``; ``wait`` gives its result. Without asyncio support in the library, the
+        call is done at once.
 
         Args:
-            name: of the method.
-            before, after: positional arguments before and after the path; libraries differ in how
-                they name them.
-            options: the other arguments.
+            before, after: positional arguments before and after the path; libraries name them
+                differently.
         """
         return self._begin(
             lambda system, path: _called(system, name, *before, path, *after, **options)
         )
 
     def _begin(self, work: Callable[[Any, str], Coroutine[Any, Any, Any]]) -> Future[Any]:
-        """Begin what asks a file system for a path."""
-        import asyncio  # slow to import, as is what it needs
+        import asyncio  # slow to import
         from concurrent.futures import Future
 
         try:
@@ -203,15 +182,13 @@ class Url:
                     system.loop,
                 )
             return _done_at_once(work(system, path))
-        except Exception as error:  # libraries of many makers, each with errors of its own
+        except Exception as error:  # libraries of many makers, each with its own errors
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
 
     def below(self) -> dict[str, int]:
-        """The sizes of all objects below, by their names with the folders between, such as
-        ``rank0/step0.npz``. Errors as ``call``.
-        """
+        """The sizes of all objects below, by names: ``rank0/step0.npz``. Errors as ``call``."""
         try:
             system, path = _system(self)
         except Exception as error:
@@ -235,11 +212,7 @@ Place = Path | Url
 
 
 def place_of(given: str | Place) -> Place:
-    """The place that a user means: a directory, or a URL.
-
-    Raises:
-        UsageError: if it is a URL that cannot be taken, or no path at all.
-    """
+    """The directory or URL that a user means; UsageError if it is invalid."""
     if not isinstance(given, Url):
         given = _path_or_text(given)
     if isinstance(given, Path):
@@ -300,7 +273,7 @@ def _refuse_one_slash(path: Path) -> None:
 
 
 def _path_or_text(given: object) -> str | Path:
-    """What a user gives as a path; UsageError if it is none, or the system could not take it."""
+    """A path as given; UsageError if it is none, or invalid for the system."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise UsageError(
             f"{given!r}: is a {type(given).__name__}; give the path of a file or directory, as a"
@@ -312,11 +285,7 @@ def _path_or_text(given: object) -> str | Path:
 
 
 def local(given: str | Path) -> Path:
-    """A path of this machine, for all that is no bundle.
-
-    Raises:
-        UsageError: if it is a URL, or no path at all.
-    """
+    """A path of this machine, for everything but bundles; UsageError if it is a URL, or no path."""
     given = _path_or_text(given)
     if is_url(given):
         raise UsageError(
@@ -327,20 +296,18 @@ def local(given: str | Path) -> Path:
 
 
 def is_file(place: Place) -> bool:
-    """Whether there is such a file. Errors as ``Url.is_file``."""
+    """Whether the file exists. Errors as ``Url.is_file``."""
     return place.is_file() if isinstance(place, Url) else os.path.isfile(place)
 
 
 def is_url(given: object) -> bool:
-    """Whether a text has a scheme of object storage; a file's URL is a path."""
+    """Whether a text has a scheme of object storage; ``file://`` counts as a path."""
     match = _URL.fullmatch(given) if isinstance(given, str) else None
     return match is not None and match[1].lower() not in _LOCAL
 
 
 def whole(place: object) -> str:
-    """A place as text that ``place_of`` takes, with its credentials: for other processes, never for
-    people.
-    """
+    """A place as text for ``place_of``, with credentials: for other processes, never for people."""
     return place.whole if isinstance(place, Url) else str(place)
 
 
@@ -351,15 +318,10 @@ def wait(
     stop: threading.Event | None = None,
     shared: bool = False,
 ) -> Any:
-    """The result of ``Url.begin``. It is given up after ``patience`` seconds (``PATIENCE`` if not
-    given), or at once when ``stop`` is set.
+    """The result of ``Url.begin``, given up after ``patience`` seconds (default ``PATIENCE``), or
+    at once when ``stop`` is set. Errors as ``Url.call``.
 
-    Args:
-        shared: other threads wait for it, too, so it is not cancelled.
-
-    Raises:
-        OSError: as ``Url.call``.
-    """
+    ``shared``: other threads wait for it, too, so it is not cancelled."""
     from concurrent.futures import CancelledError  # slow to import
     from concurrent.futures import TimeoutError as TimedOutError
 
@@ -370,7 +332,7 @@ def wait(
             try:
                 return asked.result(_LOOK if stop is not None else patience)
             except TimedOutError as error:
-                if asked.done() and asked.exception() is error:  # the library's own
+                if asked.done() and asked.exception() is error:  # raised by the library
                     raise
             if stop is not None and stop.is_set():
                 raise CancelledError
@@ -384,11 +346,10 @@ def wait(
         raise as_os_error(error, str(place), place.hide) from None
     finally:
         if not shared:
-            asked.cancel()  # does nothing to what is done
+            asked.cancel()  # has no effect once it is done
 
 
-#: The file systems in use, by process and URL: fsspec would open a new one, with its own
-#: connections, in each thread.
+#: File systems in use, by process and URL: fsspec would open new connections in each thread.
 _systems: dict[tuple[object, ...], Any] = {}
 
 
@@ -404,7 +365,7 @@ def _system(url: Url) -> tuple[Any, str]:
 
 
 async def _called(system: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    """The result of a file system's method, which is a coroutine where it is asynchronous."""
+    """The result of a file system's method; awaited where it is a coroutine."""
     if system.async_impl:
         return await getattr(system, f"_{name}")(*arguments, **options)
     return getattr(system, name)(*arguments, **options)
@@ -423,7 +384,7 @@ async def _described_and_read(system: Any, path: str, most: int) -> ServerAnswer
 async def _again(
     work: Callable[[Any, str], Coroutine[Any, Any, Any]], system: Any, path: str
 ) -> Any:
-    """Ask again when a connection fails, or the server does."""
+    """Retry when a connection or the server fails."""
     from asyncio import sleep
 
     for pause in _WAITS:
@@ -440,7 +401,7 @@ async def _again(
 
 
 def _done_at_once(work: Coroutine[Any, Any, Any]) -> Future[Any]:
-    """The result of what never waits."""
+    """A future for work that never waits."""
     from concurrent.futures import Future
 
     done: Future[Any] = Future()

@@ -1,6 +1,4 @@
-"""What a user can choose: layers by glob (``--only``, ``--skip``), and the values of options that
-have a few. Needs no torch.
-"""
+"""What a user can choose: layers by glob, and options with a few values. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from fnmatch import fnmatchcase
 
 
 class _Value(str, Enum):
-    """A value of an option, which is written as the user writes it."""
+    """A value of an option, spelled as the user writes it."""
 
     __str__ = str.__str__
 
 
 class Mode(_Value):
-    """What ``mode`` can be: what a capture keeps of a tensor."""
+    """``mode``: what a capture keeps of a tensor."""
 
     TENSORS = "tensors"
     SKETCH = "sketch"
@@ -27,25 +25,24 @@ class Mode(_Value):
     DIGEST = "digest"
 
 
-#: How many numbers a sketch has, by default, and at least and at most.
+#: Numbers in a sketch: default, least, most.
 SKETCH_SIZE, LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE = 256, 16, 65536
 
 
 class Level(_Value):
-    """What ``level`` can be: whose inputs and outputs a capture records, or a watch looks at."""
+    """``level``: whose inputs and outputs a capture records, or a watch looks at."""
 
     MODULE = "module"
     OP = "op"
 
 
 class RoleGroup(_Value):
-    """What ``roles`` can hold: which records a capture makes.
+    """``roles``: which records a capture makes.
 
-    ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: the gradients at
-    them, and what each call adds to a parameter's. ``GRADS``: each parameter's gradient when the
-    update begins. ``UPDATE``: parameters, the optimizer's state, and what the update makes of them.
-    ``SERIES``: no record; the losses, norms and learning rates of each step, which are there in any
-    case."""
+    ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: their gradients,
+    and what each call adds to a parameter's. ``GRADS``: each parameter's gradient when the update
+    begins. ``UPDATE``: parameters, the optimizer's state, and their changes. ``SERIES``: no record;
+    losses, norms and learning rates of each step are always there."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -55,11 +52,8 @@ class RoleGroup(_Value):
 
     @classmethod
     def parse(cls, given: str | Iterable[str]) -> tuple[RoleGroup, ...]:
-        """Those that a list names, such as ``grads,series``, each once and in the order above.
-
-        Raises:
-            ValueError: if it names none, or one that there is not.
-        """
+        """The groups in a list such as ``grads,series``, each once and in the order above.
+        ValueError if a name is unknown, or there is none."""
         names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
         known = [each.value for each in cls]
         for name in names or [""]:
@@ -71,7 +65,7 @@ class RoleGroup(_Value):
 
 
 class FloatType(_Value):
-    """What ``dtype`` can be: the type that a case is cast to."""
+    """``dtype``: the type that a case is cast to."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -80,19 +74,19 @@ class FloatType(_Value):
 
 
 class RoundedType(_Value):
-    """What ``round_weights`` can be."""
+    """``round_weights``."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
 class Precision(_Value):
-    """What ``emulate`` can be: a format that matrix units round float32 operands to.
+    """``emulate``: a format that matrix units round float32 operands to.
 
-    ``HF32`` has 1 + 8 + 11 bits of sign, exponent and explicit mantissa (Huawei, ATC user guide,
-    ``--allow_hf32``); on Ascend NPUs torch_npu sets it for convolutions, but not for matrix
-    products. ``TF32`` has 1 + 8 + 10 (NVIDIA A100 Tensor Core GPU Architecture, whitepaper),
-    ``BF16`` 1 + 8 + 7, and ``FP16`` 1 + 5 + 10 (IEEE 754 binary16)."""
+    Bits of sign, exponent and explicit mantissa: ``HF32`` 1 + 8 + 11 (Huawei, ATC user guide,
+    ``--allow_hf32``; torch_npu sets it for convolutions, but not for matrix products), ``TF32`` 1 +
+    8 + 10 (NVIDIA A100 Tensor Core GPU Architecture, whitepaper), ``BF16`` 1 + 8 + 7, ``FP16`` 1 +
+    5 + 10 (IEEE 754 binary16)."""
 
     HF32 = "hf32"
     TF32 = "tf32"
@@ -101,7 +95,7 @@ class Precision(_Value):
 
 
 class OnFinding(_Value):
-    """What ``on_finding`` can be: what a watch does when it finds something."""
+    """``on_finding``: what a watch does when it finds something."""
 
     RAISE = "raise"
     WARN = "warn"
@@ -109,22 +103,18 @@ class OnFinding(_Value):
 
 
 class Standard(_Value):
-    """What ``accept`` can be: a standard of others that a run of training must meet
-    (``accucompare.compare.runs.acceptance``).
-    """
+    """``accept``: a published standard for training (``accucompare.compare.runs.acceptance``)."""
 
     MINDFORMERS = "mindformers"
 
 
 class Viewer(_Value):
-    """What ``export`` writes files for."""
-
     MODEL_EXPLORER = "model-explorer"
     PERFETTO = "perfetto"
 
 
 class DumpFormat(_Value):
-    """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
+    """``import --from``; each has a reader in ``accucompare.dumps``."""
 
     MSPROBE = "msprobe"
     CANN = "cann"
@@ -137,7 +127,7 @@ class DumpFormat(_Value):
     FOLDER = "folder"
 
 
-#: A list of steps has at most so many.
+#: The longest list of steps.
 _MOST_STEPS = 1_000_000
 _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of steps"
 
@@ -147,10 +137,9 @@ class Steps:
     """Which steps of a run are recorded.
 
     Attributes:
-        count: how many steps are run, the first one being 0.
-        chosen: the numbers of those that are recorded, in order; ``None`` if all are.
-        first: the first one that is run, and with ``chosen`` None recorded; those before were run
-            elsewhere.
+        count: the number after the last step that is run.
+        chosen: the recorded steps, in order; ``None`` for all.
+        first: the first step of this run; earlier ones were run elsewhere.
     """
 
     count: int
@@ -159,12 +148,8 @@ class Steps:
 
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:
-        """What a user gives: a number of steps, or a list of step numbers, as text such as
-        ``0,10,100-102`` (``10-10`` is step 10 alone).
-
-        Raises:
-            ValueError: if it is neither.
-        """
+        """A number of steps, or a list of step numbers, as text such as ``0,10,100-102`` (``10-10``
+        is step 10 alone). ValueError if it is neither."""
         if isinstance(given, str):
             given = int(given) if re.fullmatch(r"\s*\d{1,18}\s*", given) else cls._listed(given)
         if isinstance(given, int):
@@ -185,7 +170,7 @@ class Steps:
 
     @classmethod
     def held(cls, numbers: Iterable[int]) -> Steps | None:
-        """Those that a bundle holds, by their numbers; ``None`` if it holds none."""
+        """The steps that a bundle holds, by their numbers; ``None`` if it holds none."""
         held = tuple(sorted(set(numbers)))
         if not held:
             return None
@@ -211,7 +196,6 @@ class Steps:
         return numbers
 
     def has(self, step: int) -> bool:
-        """Whether a step is recorded."""
         if self.chosen is None:
             return self.first <= step < self.count
         place = bisect_left(self.chosen, step)
@@ -219,7 +203,6 @@ class Steps:
 
     @property
     def numbers(self) -> Iterable[int]:
-        """The steps that are recorded."""
         return range(self.first, self.count) if self.chosen is None else self.chosen
 
     def __str__(self) -> str:
@@ -238,11 +221,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which qualified names are meant: those that match any of ``only`` (all, if empty) and none of
-    ``skip``.
+    """Qualified names that match any of ``only`` (all, if empty) and none of ``skip``.
 
-    Globs are matched against the whole name, case counts, and ``*`` crosses dots: ``encoder.*``
-    means everything inside the encoder, ``*.attention`` every attention at any depth, ``""`` or
+    Globs match the whole name, case-sensitively, and ``*`` crosses dots: ``encoder.*`` means
+    everything inside the encoder, ``*.attention`` every attention at any depth, ``""`` or
     ``(root)`` the root alone."""
 
     only: tuple[str, ...] = ()
@@ -250,7 +232,6 @@ class Selection:
 
     @classmethod
     def of(cls, only: str | Iterable[str], skip: str | Iterable[str]) -> Selection:
-        """Build one from a single glob or several."""
         return cls(listed(only), listed(skip))
 
     def allows(self, name: str) -> bool:
@@ -259,9 +240,8 @@ class Selection:
 
 
 def _matches(name: str, glob: str) -> bool:
-    return fnmatchcase(name, glob) or (not name and glob == "(root)")  # as the root is shown
+    return fnmatchcase(name, glob) or (not name and glob == "(root)")  # the root is shown so
 
 
 def listed(globs: str | Iterable[str]) -> tuple[str, ...]:
-    """One or several as a tuple."""
     return (globs,) if isinstance(globs, str) else tuple(globs)

@@ -1,22 +1,18 @@
-"""What the system and the libraries of object storage raise, in words for people and without
-credentials.
-"""
+"""Errors of the system and of object storage, in words for people, without credentials."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
 
-#: What is to be installed for a URL of a scheme.
+#: The extra to install for a URL's scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 _OF_REMOTE = ("http", "https", "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 _MOST_WORDS = 300
-#: What follows the name of a bucket that can be none, in botocore's words: regular expressions of
-#: several lines.
+#: botocore's words between the name of an invalid bucket and regular expressions of several lines.
 _PATTERN = ": Bucket name must match the regex"
-#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of
-#: an error.
+#: Refusals that are no PermissionError: HTTP's status, or the name of an error.
 _REFUSED = (
     "401",
     "403",
@@ -25,7 +21,6 @@ _REFUSED = (
     "DefaultCredentialsError",
 )
 
-#: What to do about a file that cannot be written.
 _CURES = {
     errno.EACCES: "choose a place that you may write to",
     errno.EPERM: "choose a place that you may write to",
@@ -37,11 +32,9 @@ _CURES = {
     errno.EEXIST: "a directory in its path is a file; choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-#: Errors that say that a disk is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one; before Python 3.11
-#: asyncio's TimeoutError was its own.
+#: Errors that mean a TimeoutError or ConnectionError; before Python 3.11 asyncio had its own.
 _UNREACHABLE = (
     "TimeoutError",
     "EndpointConnectionError",
@@ -63,21 +56,18 @@ class NoAnswerError(TimeoutError):
 
 
 def cure_of(error: BaseException) -> str:
-    """What to do about a file that cannot be written."""
     return _CURES.get(getattr(error, "errno", None) or 0, "choose another place")
 
 
 def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) -> OSError:
-    """What a library raised, in words.
+    """The OSError for what a library raised, with words for people in ``strerror``.
 
     Args:
-        error: as it was raised.
-        place: the URL that was asked for, without credentials.
-        hide: gives a text without what is secret in the URL.
+        place: the URL, without credentials.
+        hide: removes the URL's secrets from a text.
 
     Returns:
-        ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError, with
-        words for people in ``strerror``.
+        ``NoBucketError``, ``NoAnswerError``, FileNotFoundError, PermissionError or OSError.
     """
     if isinstance(error, NoAnswerError):
         return error
@@ -112,16 +102,13 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
 
 
 def _code(error: BaseException) -> str:
-    """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name
-    of the error.
-    """
+    """The storage's code, such as ``NoSuchBucket``; else HTTP's status, or the error's name."""
     response = getattr(error.__cause__ or error, "response", None)
     found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(found or getattr(error, "status", None) or type(error).__name__)
 
 
 def _on_access(code: str, scheme: str) -> str:
-    """What to do when access is refused."""
     if code == "RequestTimeTooSkewed":
         return "set this machine's clock"
     if scheme in ("s3", "s3a"):
@@ -136,7 +123,7 @@ def _on_access(code: str, scheme: str) -> str:
 
 
 def _words(error: BaseException, hide: Callable[[str], str]) -> str:
-    """An error's own words, in one line, without anything secret."""
+    """An error's own words, in one line, without secrets."""
     text = (
         (error.strerror if isinstance(error, OSError) and error.strerror else None)
         or str(error)

@@ -12,12 +12,10 @@ _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
 
 def printable(text: str) -> str:
-    """The text in one line, without characters that move the cursor, change direction or are
-    invisible.
+    """The text in one line, without characters that are invisible or steer a terminal.
 
-    Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``,
-    ``\\u202e``): control and escape codes, line breaks, marks of direction and of no width, lone
-    surrogates. What is all printable is returned as it is."""
+    Each character that is not printable is escaped as in Python (``\\x1b``, ``\\u202e``): control
+    codes, line breaks, marks of direction or without width, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(
@@ -26,21 +24,17 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text that has lines of its own, such as what a model raised; its tabs become
-    spaces.
-    """
+    """The same for a text with lines, such as a model's error; tabs become spaces."""
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
 
 
 def uncoloured(text: str) -> str:
-    """A message without the codes by which some libraries have a terminal show it in colours."""
+    """A message without a terminal's colour codes."""
     return _STYLE.sub("", text)
 
 
 def storable(text: str) -> str:
-    """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are
-    escaped, and nothing else is changed.
-    """
+    """The text with lone surrogates escaped, as in some file names, so that UTF-8 can hold it."""
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -50,16 +44,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A text, such as a command line, in which URLs have neither ``user:password@`` nor what
-    follows their ``?``, such as a signature.
-    """
+    """A text whose URLs lose ``user:password@`` and everything after ``?``."""
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text
 
 
 def cut(text: str, most: int, length: Callable[[str], int] = len) -> str:
-    """A text with its middle left out, so that its two ends and ``…`` between them are no longer
-    than ``most``.
-    """
+    """The text with ``…`` in place of its middle, at most ``most`` long."""
     if length(text) <= most:
         return text
     head, tail = "", ""

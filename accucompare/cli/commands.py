@@ -1,6 +1,4 @@
-"""The commands: parse, call, print, exit code. Each imports what it needs when it runs, so that
-``--help`` is instant.
-"""
+"""The commands: parse, call, print, exit code. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -219,7 +217,7 @@ def diff(
     return finish(comparison, outputs, quiet)
 
 
-#: Of locate, --device says where the script is meant to run.
+#: For locate, --device says where the script is meant to run.
 _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 
 
@@ -304,9 +302,7 @@ def locate(
 def _go_on_to_operators(
     setup: LocateSetup, comparison: Comparison, outputs: Outputs, quiet: bool
 ) -> None:
-    """Compare the operators of the first culprit; where they cannot be had say why, and what to
-    type. The answer stands either way.
-    """
+    """Compare the first culprit's operators, or say how to. The answer stands either way."""
     from accucompare.locating import locate_operators, operators_by_hand
 
     try:
@@ -431,7 +427,6 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
 def _precisions(
     with_baseline: str | None, tensors: bool, options: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The baselines to make after a capture."""
     if with_baseline is None:
         if tensors:
             raise UsageError("--baseline-tensors: needs --with-baseline, whose baselines it keeps")
@@ -453,12 +448,10 @@ def _precisions(
 
 
 def _file_of(case: str | None) -> Path | None:
-    """The file that a case is in, if it is named by a file."""
     return Path(case.partition(":")[0]) if case else None
 
 
 def _announcer(quiet: bool) -> Callable[[str], None]:
-    """Prints what is done to stderr, unless quiet."""
     return (
         (lambda doing: None)
         if quiet
@@ -467,7 +460,7 @@ def _announcer(quiet: bool) -> Callable[[str], None]:
 
 
 def _refuse_incomplete(path: Place, rank: int) -> None:
-    """Raise CaptureError if a capture ran to its end but its bundle is incomplete."""
+    """Raise CaptureError if a capture reached its end but left an incomplete bundle."""
     from accucompare.bundle.reading import open_bundle
 
     with open_bundle(path) as bundle:
@@ -477,5 +470,5 @@ def _refuse_incomplete(path: Place, rank: int) -> None:
 
 
 def _of_operators(path: Path) -> Path:
-    """Where what is written of operators goes, beside what is written of layers."""
+    """Where a report on operators goes: beside that on layers."""
     return path if is_stream(path) else path.with_stem(f"{path.stem}-ops")

@@ -13,7 +13,7 @@ from accucompare.cli.outputs import refuse_places, stem
 from accucompare.files import is_stdout
 from accucompare.selection import Viewer
 
-#: How to look at what was written.
+#: How to open what was written.
 _OPEN = {
     Viewer.MODEL_EXPLORER: (
         "open the first file in Model Explorer (`pip install ai-edge-model-explorer`,"

@@ -16,9 +16,9 @@ from accucompare.storage_errors import FULL, cure_of
 from accucompare.text import printable, printable_lines
 from accucompare.version import __version__
 
-#: The variable by which a shell asks this program what may come next, as click has it.
+#: The variable by which a shell asks for completions, as click names it.
 ASKS = f"_{PREFIX}_COMPLETE"
-#: Bytes that a disk has room for that is not full.
+#: A disk with fewer free bytes counts as full.
 _LEAST_FREE = 1 << 16
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -48,21 +48,18 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 )
 def cli(debug: bool) -> None:
     """Find the layer where a PyTorch model's numbers change between two devices, dtypes or
-    versions.
-    """
+    versions."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble,
-    130 interrupted.
-    """
+    """Run the command line and exit: 0 passed, 1 differences, 2 trouble, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
     _open_streams()
-    if ASKS in os.environ:  # a shell asks what may come next; click answers and exits
+    if ASKS in os.environ:  # click completes and exits
         cli.main(arguments, prog_name="accucompare")
     code = TROUBLE
     try:
@@ -78,12 +75,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
         exec(
             ""
-            # after an interrupt inside an exec of text (as dataclasses use), python -m would end by
-            # SIGINT; this forgets it
+            # Undo: an interrupt inside exec (as of dataclasses) ends python -m by SIGINT.
         )
     except click.ClickException as error:
         with_variable(error).show()
-    except BundleError as error:  # the names in it come from a file, and must not add lines
+    except BundleError as error:  # its names come from a file and must not add lines
         _complain(printable(str(error)), debug)
     except AccucompareError as error:
         _complain(str(error), debug)
@@ -101,9 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _of_the_system(error: OSError) -> str:
-    """What the system's error is about. Where it names no file, that is standard output, or a
-    temporary file.
-    """
+    """The system's error in words. Without a file name it is about stdout or a temporary file."""
     if error.filename is not None:
         return f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); {cure_of(error)}"
     _discard_output()
@@ -127,7 +121,7 @@ def _full_of_temporary_files() -> str | None:
 
 
 def _wanted(value: str) -> bool:
-    """Whether a variable switches something on; what it cannot mean, click complains of."""
+    """Whether a variable switches something on; click reports values without meaning."""
     try:
         return bool(value) and bool(click.BOOL.convert(value, None, None))
     except click.BadParameter:
@@ -139,19 +133,17 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _open_streams() -> None:
-    """Keep printing from failing: unknown characters are replaced, and a closed stream becomes the
-    null device.
-    """
+    """Replace unknown characters, and a closed stream by the null device: printing never fails."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller (>&-); its descriptor must not go to another file
+        if stream is None:  # closed by the caller (>&-); no other file may get its descriptor
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             stream.reconfigure(errors="replace")
 
 
 def _discard_output() -> None:
-    """Drop what is left to print, so that Python does not fail at it on exit."""
+    """Drop what is left to print; otherwise Python fails at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -50,8 +50,7 @@ def health(
 
     LOG is the directory that `accucompare watch` or accucompare.watch() wrote, or one of the logs
     in it. Of each check it shows what was measured, in which step, where, the thresholds, and what
-    to do. Only the last run in a log counts; some checks compare it with the one before.
-    """
+    to do. Only the last run in a log counts; some checks compare it with the one before."""
     reports = reports_to_write(reports, None)
     refuse_places(
         {

@@ -1,9 +1,6 @@
-"""How help is laid out: options and commands in groups. And what comes from the environment:
-variables for options, and their errors.
+"""Help with options and commands in groups, and options from environment variables.
 
-Click has no groups of options, and the packages that add them want every option declared with their
-own decorators (cloup) or draw help anew (rich-click); a table is less.
-"""
+Click has no groups of options. cloup needs its own decorators, and rich-click draws help anew."""
 
 from __future__ import annotations
 
@@ -17,12 +14,10 @@ import click
 from accucompare.errors import UsageError
 from accucompare.text import printable
 
-#: Begins the name of the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of
-#: ``diff``.
+#: Begins the variable of every option: ``ACCUCOMPARE_DIFF_ATOL`` is ``--atol`` of ``diff``.
 PREFIX = "ACCUCOMPARE"
 
-#: Groups of options, in the order of help, by the names of the commands' parameters. What is in
-#: none of them comes last.
+#: Groups of options in help's order, by the commands' parameters. Options of no group come last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
         *(
@@ -89,8 +84,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 _OTHER_OPTIONS = "Other options"
 
-#: Groups of commands, likewise: of each the module that declares it, and its first sentence. The
-#: list of commands is made of this table alone.
+#: Groups of commands, in help's order, with module and first sentence; the only list of commands.
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Record and compare": {
         "capture": (
@@ -130,15 +124,14 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
+    """The examples at the end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Command(click.Command):
-    """A command whose options are shown in groups, and may come from the environment.
+    """A command with groups of options, which may come from the environment.
 
-    A variable is called as the option is typed, which is not always as its parameter:
-    ``ACCUCOMPARE_DIFF_JSON`` is ``--json``."""
+    Variables are named after the option as typed: ``ACCUCOMPARE_DIFF_JSON`` is ``--json``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,9 +141,7 @@ class Command(click.Command):
                 option.envvar = f"{PREFIX}_{self.name}_{typed}".upper().replace("-", "_")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups, those of a group in the order of the table, all of them
-        equally indented.
-        """
+        """Write the options in groups, in the table's order, all equally indented."""
         options = (
             parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
         )
@@ -163,14 +154,10 @@ class Command(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run it, with what it logs shown; what is wrong with an option is also looked for in the
-        environment.
+        """Run the command and show its logs; an option's error names its variable.
 
-        ``ctx.obj``: whether everything is to be shown (--debug).
-
-        Raises:
-            UsageError: as the command does; also if a variable is of no option.
-        """
+        ``ctx.obj``: whether everything is shown (--debug). UsageError also if a variable belongs to
+        no option."""
         taken = [
             str(option.envvar) for option in self.params if from_environment(ctx, option.name or "")
         ]
@@ -193,7 +180,7 @@ class Command(click.Command):
 
 
 class _OnDemand(MutableMapping[str, click.Command]):
-    """Commands by their names; the module that declares one is imported when somebody asks for it."""
+    """Commands by name; looking one up imports its module."""
 
     def __init__(self) -> None:
         self._modules = {
@@ -220,7 +207,7 @@ class _OnDemand(MutableMapping[str, click.Command]):
 
 
 class Group(click.Group):
-    """The group of commands, which help shows in groups, too, without importing one."""
+    """The group of commands, which help also shows in groups, without importing them."""
 
     command_class = Command
 
@@ -228,7 +215,6 @@ class Group(click.Group):
         super().__init__(**attributes, commands=_OnDemand())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in groups."""
         room = formatter.width - 6 - max(map(len, self.commands))
         found = {
             name: (name, click.Command(name, help=sentence).get_short_help_str(room))
@@ -239,12 +225,10 @@ class Group(click.Group):
 
 
 def from_environment(ctx: click.Context, name: str) -> bool:
-    """Whether a parameter's value comes from a variable."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
 
 
 def was_given(ctx: click.Context, name: str) -> bool:
-    """Whether a parameter was given, on the command line or by a variable."""
     return (
         from_environment(ctx, name)
         or ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
@@ -252,7 +236,7 @@ def was_given(ctx: click.Context, name: str) -> bool:
 
 
 def with_variable(error: click.ClickException) -> click.ClickException:
-    """The error of a bad value, which names the variable that the value comes from, if it does."""
+    """The same error, naming the variable that a bad value came from, if it did."""
     if (
         not isinstance(error, click.BadParameter)
         or error.ctx is None
@@ -267,7 +251,7 @@ def with_variable(error: click.ClickException) -> click.ClickException:
 
 
 def _unknown(ctx: click.Context) -> list[str]:
-    """Variables that begin as those of this command's options do, and are of none."""
+    """Variables with this command's prefix that belong to no option."""
     known = {option.envvar for option in ctx.command.params}
     return sorted(
         name
@@ -282,7 +266,7 @@ def _write(
     found: dict[str, tuple[str, str]],
     others: str,
 ) -> None:
-    """Write each group that has something in it; what is in no group comes last."""
+    """Write each group that is not empty, and then what is in no group."""
     placed = {name for names in table.values() for name in names}
     groups = {**table, others: [name for name in found if name not in placed]}
     width = max((len(record[0]) for record in found.values()), default=0)
@@ -294,7 +278,7 @@ def _write(
             )
 
 
-_FIRST = 30  # characters of the first column, as click has it
+_FIRST = 30  # characters of the first column, as in click
 
 
 def _present(

@@ -1,4 +1,4 @@
-"""``accucompare import``: a bundle from the dump of another tool."""
+"""The command `import`."""
 
 from __future__ import annotations
 

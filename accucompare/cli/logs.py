@@ -1,6 +1,4 @@
-"""What of the package's logging a command shows: warnings, with --debug everything, with --quiet
-errors only.
-"""
+"""The package's logging as a command shows it: warnings; with --debug all, with --quiet errors."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _PACKAGE = logging.getLogger("accucompare")
 
 
 class _Stderr(logging.Handler):
-    """Prints as the commands do, to what standard error is at the moment."""
+    """Prints to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -27,9 +25,7 @@ class _Stderr(logging.Handler):
 
 @contextlib.contextmanager
 def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
-    """Print what the package logs while a command runs; a configuration of the user's own code sees
-    none of it twice.
-    """
+    """Print the package's logs while a command runs; handlers of user code do not repeat them."""
     handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
     if debug:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
@@ -47,7 +43,7 @@ def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def told_later(name: str) -> Iterator[None]:
-    """What this logger says meanwhile, the command itself tells at its end."""
+    """Silence this logger: the command itself tells the same at its end."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

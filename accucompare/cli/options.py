@@ -1,6 +1,4 @@
-"""Every option of the command line, declared once. What differs between commands, such as the help
-text, is a parameter.
-"""
+"""Every option of the command line, declared once; parameters give what differs by command."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _OneOf(click.Choice):  # type: ignore[type-arg]  # generic only in newer versions
-    """One of an Enum's values, which the command gets as that Enum."""
+    """One of an Enum's values, converted to that Enum."""
 
     def __init__(self, kind: type[Enum], *but: Enum) -> None:
         super().__init__([each.value for each in kind if each not in but])
@@ -56,7 +54,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class _Read(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of the text; ValueError says what is wrong with it."""
+    """A text converted by a function, whose ValueError is the message."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -81,7 +79,7 @@ class _LocalPath(click.Path):
 
 
 class _FloatRange(click.FloatRange):
-    """Without NaN and Inf, which no range leaves out."""
+    """A range that excludes NaN and Inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -98,13 +96,12 @@ class _BundlePlace(click.Path):
         return place if isinstance(place, Url) else super().convert(place, param, ctx)
 
 
-#: All else than a bundle.
+#: Everything but bundles.
 LOCAL = _PATH = _LocalPath(path_type=Path)
-#: Where a bundle is.
 PLACE = _BundlePlace(path_type=Path)
 
 
-#: Of the options that are made of fields: the types that a default or a range does not tell.
+#: Types of options made of fields, where default and range do not tell them.
 _TYPES: dict[str, Any] = {
     "like": PLACE,
     "feed": PLACE,
@@ -117,18 +114,18 @@ _TYPES: dict[str, Any] = {
 
 
 def of(kind: Any, *names: str) -> Callable[[F], F]:
-    """The options of a group of ``accucompare.asked``: those named, or one for each field."""
+    """The options of a group of ``accucompare.asked``: those named, or all fields."""
     made = [_made_of(each) for each in fields(kind) if not names or each.name in names]
     return lambda command: functools.reduce(lambda done, add: add(done), made, command)
 
 
 def taken(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Take a group's options out of those that a command got."""
+    """Take a group's options out of a command's."""
     return {each.name: options.pop(each.name) for each in fields(kind)}
 
 
 def _made_of(told: Field[Any]) -> Callable[[F], F]:
-    """An option as its field has it: a flag, one of an Enum's values, a number, or a list."""
+    """An option made of a field: a flag, one of an Enum's values, a number, or a list."""
     default, about, flag = told.default, told.metadata, f"--{told.name.replace('_', '-')}"
     given: dict[str, Any] = {"help": about["help"]}
     if told.type == "bool | None":
@@ -201,7 +198,6 @@ def out(
     required: bool = False,
     kind: click.Path = _PATH,
 ) -> Callable[[F], F]:
-    """``kind``: ``PLACE`` where a bundle is written."""
     return click.option(
         "--out",
         type=kind,
@@ -249,7 +245,7 @@ queue = click.option(
     help="Most bytes of tensors that may wait to be written.",
 )
 
-# Of scripts.
+# For scripts.
 model = click.option(
     "--model",
     metavar="NAME",
@@ -335,9 +331,7 @@ keep_going = click.option(
 
 
 def report(default: str | None) -> Callable[[F], F]:
-    """``default``: what a report is called that was not asked for; ``None`` if none is written
-    then.
-    """
+    """``default``: the name of the report if none was asked for; ``None`` for no report."""
     usual = "[default: none]" if default is None else f"[default: reports/{default}.xlsx]"
     text = (
         "Report: .xlsx, or .html for a page in a browser; or none. Can be given several times. "
@@ -351,7 +345,7 @@ def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
 
 
 def json(lines: str = "") -> Callable[[F], F]:
-    """``lines``: what else is to say of it."""
+    """``lines``: is added to the help."""
     return click.option(
         "--json",
         "json_path",
@@ -361,7 +355,7 @@ def json(lines: str = "") -> Callable[[F], F]:
     )
 
 
-#: Of ``json``, where it writes a comparison.
+#: For ``json`` of a comparison.
 JSON_LINES = "; to PATH.jsonl as JSON lines, a row each"
 parquet = click.option(
     "--parquet",
@@ -372,10 +366,10 @@ parquet = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
-# Of export.
+# For export.
 viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
-# Of gradcheck.
+# For gradcheck.
 only_checked = click.option(
     "--only",
     multiple=True,
@@ -383,11 +377,11 @@ only_checked = click.option(
     help="Check only the layers that match. Can be given several times.",
 )
 
-# Of show and doctor.
+# For show and doctor.
 call = click.option(
     "--call", type=click.IntRange(0), default=0, show_default=True, help="Call index."
 )
-role = click.option(  # values of Role, which would need NumPy
+role = click.option(  # values of Role, whose import would need NumPy
     "--role",
     type=click.Choice(
         [
@@ -430,7 +424,7 @@ timeout = click.option(
     help="Seconds to wait for devices to answer.",
 )
 
-# Of import.
+# For import.
 dump_format = click.option(
     "--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]"
 )
@@ -451,7 +445,7 @@ onnx_model = click.option(
     ),
 )
 
-# Of watch.
+# For watch.
 steps_to_run = click.option(
     "--steps",
     type=click.IntRange(1),

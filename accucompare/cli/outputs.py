@@ -1,6 +1,4 @@
-"""What commands write of what they found: which files, whether each may be written, and the
-writing.
-"""
+"""Which files a command writes, whether each can be written, and the writing."""
 
 from __future__ import annotations
 
@@ -19,22 +17,19 @@ from accucompare.places import Place
 if TYPE_CHECKING:
     from accucompare.api import Comparison
 
-#: Given for a report, writes none.
 _NONE = Path("none")
 
 
 def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
-    """The reports that are asked for, each of which can be written; checked before any work is
-    done.
+    """The reports to write, each checked to be writable before any work is done.
 
     Args:
         given: as on the command line.
-        usual: the one that is written if none was given; ``None`` for none.
+        usual: the report if none was given; ``None`` for none.
 
     Raises:
-        UsageError: if the name of one ends neither in .xlsx nor in .html, or ``none`` is given
-            beside others.
-        ReportError: if its directory is not writable.
+        UsageError: if one is neither .xlsx nor .html, or ``none`` is given beside others.
+        ReportError: if a directory is not writable.
     """
     if _NONE in given and len(given) > 1:
         raise UsageError("--report none: writes no report, so that no other can be given")
@@ -46,9 +41,7 @@ def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path,
 
 
 def is_page(report: Path) -> bool:
-    """Whether a report is a page, not a workbook. A stream (pipe, /dev/stdout) has no suffix and
-    gets a workbook.
-    """
+    """Whether a report is a page; a stream (pipe, /dev/stdout) without suffix gets a workbook."""
     return report.suffix.lower() == ".html"
 
 
@@ -82,9 +75,7 @@ def _refuse_unwritable(option: str, path: Path) -> None:
 
 
 class Outputs(NamedTuple):
-    """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if
-    they are asked for.
-    """
+    """Where a comparison is written: reports, and the files of ``--json`` and ``--parquet``."""
 
     reports: tuple[Path, ...]
     json: Path | None
@@ -93,10 +84,10 @@ class Outputs(NamedTuple):
     def checked(
         self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})
     ) -> Outputs:
-        """The same, after it was checked that each can be written, before any work is done.
+        """The same, each checked to be writable before any work is done.
 
         Raises:
-            UsageError: if one is another one's place, that of one of the ``inputs``, or in a
+            UsageError: if one would overwrite another, one of the ``inputs``, or a file in a
                 bundle; ``bundles`` are those that will be written.
             ReportError: if a directory is not writable, or pyarrow is missing and needed.
         """
@@ -115,7 +106,6 @@ class Outputs(NamedTuple):
         return self
 
     def each(self, change: Callable[[Path], Path]) -> Outputs:
-        """The same with other paths."""
         return Outputs(
             tuple(map(change, self.reports)),
             self.json and change(self.json),
@@ -128,15 +118,12 @@ def refuse_places(
     bundles: Iterable[Place] = (),
     inputs: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> None:
-    """Check that no output takes the place of another, of an input, or of a bundle's file.
+    """Raise UsageError if an output would overwrite another, an input, or a bundle's file.
 
     Args:
-        outputs: path of each output, or paths, by its option; before them, files that are read.
+        outputs: paths of each output by its option; before them, files that are read.
         bundles: directories that will hold bundles; existing bundles are recognised.
-        inputs: files that are read, of which several options may name one.
-
-    Raises:
-        UsageError: if one does.
+        inputs: files that are read; several options may name the same one.
     """
     from accucompare.bundle.format import holds_bundle
 
@@ -166,7 +153,6 @@ def refuse_places(
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:
-    """The files of a watch's log, or of a directory with one for each rank."""
     return (
         tuple(path for path in log.glob("rank*") if path.is_file())
         if os.path.isdir(log)
@@ -175,17 +161,13 @@ def logs_of(log: Path) -> tuple[Path, ...]:
 
 
 def stem(path: Place) -> str:
-    """What a report of this bundle or log is called."""
+    """The name of the report of a bundle or log."""
     return path.resolve().name or "bundle"
 
 
 def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
-    """Write the reports, print what came out, and give the exit code.
-
-    Raises:
-        ReportError: if one could not be written; the others are, and what came out is printed all
-            the same.
-    """
+    """Write the reports, print the result, and return the exit code. ReportError if one could not
+    be written; the others are, and the result is printed."""
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_comparison
 
@@ -195,7 +177,7 @@ def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
     ]
     more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
     wanted += [(write, path) for write, path in more if path is not None]
-    # what reads a pipe may leave, and the files are written then
+    # streams last: if a pipe's reader leaves, the files are already written
     wanted.sort(key=lambda each: is_stream(each[1]))
     failures = [
         (path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None
@@ -212,7 +194,7 @@ def finish(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
 
 
 def _failure(write: Callable[[Path], Path], path: Path) -> ReportError | None:
-    """Write a report, and return why it could not be written; ``None`` if it was."""
+    """Write a report; return why it could not be written, or ``None``."""
     try:
         write(path)
     except ReportError as error:

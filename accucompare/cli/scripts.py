@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accucompare.scripts.launch import Ended
     from accucompare.scripts.plan import Plan
 
-#: Options that say how a case is made and run. A script says that itself.
+#: Options that say how a case is made and run; a script decides these itself.
 OF_CASES = {
     "case": "give a case, or a command after --, not both",
     "device": "--device: the script chooses its device; give it as the script takes it",
@@ -41,13 +41,11 @@ OF_CASES = {
 }
 #: Options that are for scripts only.
 _OF_SCRIPTS = ("model", "arm")
-#: Where a script is recorded, if that is not said: its device is not known before.
+#: The default for scripts: their device is not known before.
 _CAPTURED = Path("captured")
 
 
 class MayRunScript(Command):
-    """A command that takes a case, or a command line after ``--``."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             place = args.index("--")
@@ -61,11 +59,10 @@ class MayRunScript(Command):
 
 
 def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | None:
-    """The command that the user has given after ``--``; ``None`` if there is no ``--``.
+    """The command after ``--``; ``None`` without ``--``.
 
     Raises:
-        UsageError: if there is none behind it, or an option was given that does not go with it, or
-            with a case.
+        UsageError: if nothing follows ``--``, or a case or an option not for scripts is given.
     """
     ctx = click.get_current_context()
     given = [name for name in ctx.params if was_given(ctx, name)]
@@ -92,7 +89,7 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
 def capture_script(
     command: list[str], out: Place | None, quiet: bool, options: dict[str, Any]
 ) -> int:
-    """Run a script and capture its model; the exit code."""
+    """Run a script and capture its model; return the exit code."""
     from accucompare.bundle.writing import refuse_directory
     from accucompare.report.terminal import print_capture
     from accucompare.scripts.captures import capture_script as capture_it
@@ -121,9 +118,7 @@ def locate_script(
     options: dict[str, Any],
     announce: Callable[[str], None],
 ) -> Comparison:
-    """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the
-    candidate is to run on.
-    """
+    """Run a script twice, or once with a golden, and compare; the candidate on ``device``."""
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 
@@ -131,7 +126,7 @@ def locate_script(
         options.pop(name) for name in ("out", "golden", "map", "steps", "overwrite")
     )
     compared = {name: options.pop(name) for name in ("only", "skip")}
-    for name in OF_CASES:  # which were not given
+    for name in OF_CASES:  # none was given
         options.pop(name, None)
     plan = plan_of(Action.CAPTURE, folder, steps, options)
     return locate_it(
@@ -150,11 +145,9 @@ def locate_script(
 def watch_script(
     command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[Ended, int]:
-    """Run a script and watch its model; what came of it, and the exit code without regard to
-    findings.
+    """Run a script and watch its model; return its end, and the exit code apart from findings.
 
-    Where the user has not said otherwise, a finding does not end the script.
-    """
+    By default a finding does not end the script."""
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import others, troubles
     from accucompare.scripts.plan import Action
@@ -183,8 +176,7 @@ def run(lists: bool, quiet: bool) -> int:
     """Run a script and show which models it has; nothing is captured.
 
     A model is what is called from outside: a module that no other module calls. The names are those
-    that --model takes in `capture` and `watch`. Nothing of the script is changed.
-    """
+    that --model takes in `capture` and `watch`. Nothing of the script is changed."""
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import listing, troubles
     from accucompare.scripts.plan import Action, Plan
@@ -205,7 +197,6 @@ def run(lists: bool, quiet: bool) -> int:
 
 
 def plan_of(action: Any, out: Place, steps: Steps | None, options: dict[str, Any]) -> Plan:
-    """The plan of these options, as the command line has them."""
     from accucompare.scripts.plan import Plan
 
     own = {name: options.pop(name, None) for name in ("model", "arm", "seed", "deterministic")}
@@ -226,16 +217,14 @@ def plan_of(action: Any, out: Place, steps: Steps | None, options: dict[str, Any
 
 
 def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
-    """Say what is wrong, and give the exit code: the script's, if it failed."""
+    """Print what is wrong, and return the exit code: the script's, if it failed."""
     for line in (*lines, *found):
         click.echo(f"accucompare: {printable(line)}", err=True)
     return ended.code or (TROUBLE if found else PASS)
 
 
 def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
-    """The exit code of what is said after a script; if saying it fails, the script's own, unless
-    that was 0.
-    """
+    """The conclusion's exit code; if concluding raises, the script's own unless it was 0."""
     try:
         return conclude()
     except Exception as error:

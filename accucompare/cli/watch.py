@@ -30,7 +30,7 @@ from accucompare.selection import OnFinding
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
 
-#: Of a watch, also what is set around a case.
+#: A watch also refuses what is set around a case.
 _NOT_OF_SCRIPTS = {
     **OF_CASES,
     "hf32": "--hf32: the script sets its device's flags",
@@ -99,8 +99,7 @@ def watch(
     is run, or else ./case.py.
 
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
-    is found and watched; a finding does not end it, unless --on-finding raise is given.
-    """
+    is found and watched; a finding does not end it, unless --on-finding raise is given."""
     from accucompare.findings.checklist import read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
@@ -144,7 +143,7 @@ def watch(
 
 
 def _on_finding(options: dict[str, Any]) -> str:
-    """A run that may be paused goes on after a finding, if the user has not said otherwise."""
+    """By default, a run that may be paused goes on after a finding."""
     said = was_given(click.get_current_context(), "on_finding")
     return (
         str(options["on_finding"])
@@ -184,7 +183,7 @@ def _watch_script(
 def _print_watched(
     ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]
 ) -> None:
-    """Print what was found, and the checklist in short."""
+    """Print the findings, and the checklist in short."""
     from accucompare.findings.checklist import judge_log
     from accucompare.report.watched import print_health_briefly, print_watched
 
@@ -217,8 +216,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     Of each finding: where it began and what to try. LOG is the directory that `accucompare watch`
     or accucompare.watch() wrote, with a log of each rank, or one of those logs. Only the last run
     in a log counts. Or it is a folder into which CANN dumped the operators that
-    overflowed: they are shown in the order of time, and no report is written.
-    """
+    overflowed: they are shown in the order of time, and no report is written."""
     from accucompare.dumps import holds_overflows
 
     # a watch may have its kernel dumps in its own folder
@@ -278,7 +276,7 @@ def _write(ranks: Ranks, report: Path) -> None:
 
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
-    """Show findings without the source line of the warning, which is ours and not the user's."""
+    """Show findings without the warning's source line, which is ours and not the user's."""
     usual = warnings.formatwarning
 
     def bare(

@@ -6,13 +6,13 @@ from accucompare.findings.checklist import CHECKS, Check, Layer
 from accucompare.findings.log import remark
 from accucompare.report.watch_words import CHECK_WORDS, THRESHOLD_WORDS, said
 
-#: Between these lines of the page stand the tables.
+#: The lines of the page around the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"
 _HEADING = "|check|measures|threshold|cure|\n|---|---|---|---|"
 
 
 def with_tables(page: str) -> str:
-    """A page whose tables are those of the checks; the rest stays."""
+    """The page with tables made of the checks; the rest is unchanged."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     tables = "\n\n".join(_table(layer) for layer in Layer)

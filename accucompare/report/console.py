@@ -1,6 +1,4 @@
-"""Where the commands print: as wide as the terminal, or in 100 columns; progress on stderr, if that
-is a terminal.
-"""
+"""The commands' output: as wide as the terminal, or in 100 columns; progress on stderr."""
 
 from __future__ import annotations
 
@@ -25,43 +23,37 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def safe_text(text: str, style: str = "") -> Text:
-    """A line as it is printed: with nothing in it that a terminal would obey."""
+    """A printed line without anything that a terminal would obey."""
     return Text(printable(text), style)
 
 
 def fitted(console: Console, name: str, used: int) -> str:
-    """A name that stands in a line of a terminal with ``used`` other characters: cut in the middle
-    where the line would be too long.
-
-    In a pipe or a file it is whole.
-    """
+    """A name beside ``used`` characters, cut in the middle if too long; whole in a pipe or file."""
     if not console.is_terminal:
         return name
     return cut(name, max(console.width - used, _LEAST_NAME), cell_len)
 
 
 def short_number(value: float | None) -> str:
-    """A number in a sentence; ``none`` if there is none."""
+    """A number in a sentence; ``none`` for ``None``."""
     return "none" if value is None else f"{value:.6g}"
 
 
 def print_heading(console: Console, title: str) -> None:
-    """A heading, set apart from what stands above it."""
+    """A heading, set apart from the lines above."""
     console.print()
     console.print(Text(title, "bold"))
 
 
 def print_rest(console: Console, count: int, shown: int, what: str = "more") -> None:
-    """How many are only in the report, if not all of them were shown."""
+    """Say how many more are in the report, if any."""
     if count > shown:
         console.print(f"… and {count - shown:,} {what} in the report")
 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let the reader of a pipe go before everything is printed (``| head``): the command's result
-    stays the same.
-    """
+    """Let the reader of a pipe leave early (``| head``) without changing the command's result."""
     # rich turns a broken pipe into an exit, and stdout into a sink
     with contextlib.suppress(BrokenPipeError, SystemExit):
         yield
@@ -69,9 +61,7 @@ def reader_may_leave() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if
-    stderr is no terminal.
-    """
+    """A progress bar on stderr, called with done and total; ``None`` without a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

@@ -1,6 +1,4 @@
-"""What ``accucompare doctor`` prints: JSON, or the verdict, the problems and everything else in at
-most 100 columns.
-"""
+"""What ``accucompare doctor`` prints: JSON, or verdict, problems and the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ Rows = list[tuple[str, str]]
 def print_examination(
     examination: Examination, *, as_json: bool = False, quiet: bool = False
 ) -> None:
-    """Print what was examined; only the verdict if quiet."""
     console = open_console()
     with reader_may_leave():
         if as_json:
@@ -40,7 +37,7 @@ def print_examination(
                 )
             )
             if problem.cure:
-                # to be copied whole
+                # can be copied whole
                 console.print(Text(f"    cure: {problem.cure}"), soft_wrap=True)
         _print_section(console, "Installation", _installation(examination))
         _print_section(

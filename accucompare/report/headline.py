@@ -1,4 +1,4 @@
-"""The words in capitals that the first line of an answer begins with."""
+"""The word in capitals that begins an answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from enum import Enum
 
 
 class Headline(str, Enum):
-    """What came of it, in one word."""
-
     IDENTICAL = "IDENTICAL"
     PASS = "PASS"
     FAIL = "FAIL"

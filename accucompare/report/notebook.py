@@ -1,6 +1,4 @@
-"""A comparison as a notebook shows it: the verdict, what pre-flight found, the culprits, the worst
-rows, links to the reports.
-"""
+"""A comparison in a notebook: verdict, pre-flight findings, culprits, worst rows, links."""
 
 from __future__ import annotations
 
@@ -24,12 +22,7 @@ _WORST_SHOWN = 10
 
 
 def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
-    """HTML without scripts, in which every name is escaped.
-
-    Args:
-        comparison: what is shown.
-        reports: that were written of it.
-    """
+    """HTML without scripts, with every name escaped; ``reports`` are linked to."""
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     decided = decide(comparison)
     said = f"{sides}: {decision_words.conclusion(decided, comparison)}"

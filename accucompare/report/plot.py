@@ -22,11 +22,10 @@ _LABEL = 30  # characters of each
 
 
 def plot_divergence(comparison: Result) -> Figure:
-    """The relative L2 error of every output in execution order, on a log axis, with limit and
-    baseline; what fails is marked.
+    """The relative L2 error of every output in execution order, with limit, baseline and failures.
 
-    An error of zero has no place on the axis and is left out, as is one that is not finite. The
-    figure belongs to no window and to no state of pyplot; a notebook shows it.
+    The axis is logarithmic: errors that are zero or not finite are left out. The figure is
+    independent of pyplot.
 
     Raises:
         ReportError: if matplotlib is missing.
@@ -37,7 +36,7 @@ def plot_divergence(comparison: Result) -> Figure:
         raise ReportError("plot() needs matplotlib: pip install 'accucompare[plot]'") from None
 
     class Chart(Figure):
-        """A figure that a notebook shows without pyplot, too."""
+        """A figure that notebooks show without pyplot."""
 
         def _repr_png_(self) -> bytes:
             image = io.BytesIO()
@@ -91,7 +90,7 @@ def plot_divergence(comparison: Result) -> Figure:
 
 
 def _outputs(comparison: Result) -> Sequence[Row]:
-    """The outputs that were measured; in a fed comparison also the inputs that glue made wrong."""
+    """The measured outputs; in a fed comparison also the inputs that glue made wrong."""
     return [
         row
         for row in comparison.rows
@@ -105,5 +104,5 @@ def _error(row: Row) -> float | None:
 
 
 def _height(value: float | None) -> float:
-    """Where a value is on a logarithmic axis; NaN where it has no place."""
+    """A value's place on a logarithmic axis; NaN where it has none."""
     return value if value is not None and value > 0 and math.isfinite(value) else math.nan

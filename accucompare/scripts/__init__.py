@@ -1,3 +1,1 @@
-"""Capturing and watching scripts that nobody has edited: how they are started, and what happens
-inside of their processes.
-"""
+"""Capturing and watching unedited scripts: starting them, and working inside their processes."""

@@ -10,17 +10,15 @@ from accucompare.selection import Steps
 
 #: Seconds between two looks for the file.
 _BETWEEN_LOOKS = 1.0
-#: With several ranks, so many steps lie between the one in which the file is seen and the first
-# that is observed, so that all know in time.
+#: With several ranks, steps between seeing the file and observing, so that all ranks know in time.
 _AHEAD = 3
 
 
 class Arming:
-    """Which steps are observed, counted from the one where the file of ``--arm`` appears, if that
-    was given.
+    """The steps to observe, counted from the one where the file of ``--arm`` appears, if given.
 
     Attributes:
-        armed: whether that is known.
+        armed: whether the first step is known.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -32,9 +30,7 @@ class Arming:
         self.armed = self._file is None
 
     def steps(self, step: int) -> Steps | None:
-        """Those to observe, asked before ``step`` as long as it is not ``armed``; ``None`` if that
-        is not known yet, or it is all.
-        """
+        """The steps to observe; ``None`` for all, or while not ``armed``: ask before each step."""
         asked = self._plan.chosen
         if self._file is None:
             return asked
@@ -47,7 +43,6 @@ class Arming:
         return Steps.of([first + number for number in asked.numbers])
 
     def _first(self, step: int) -> int | None:
-        """The first step to observe; ``None`` if the file is not there."""
         if (now := time.monotonic()) - self._looked < _BETWEEN_LOOKS and not self._several:
             return None
         self._looked = now
@@ -61,7 +56,7 @@ class Arming:
         return self._agree(step + _AHEAD)
 
     def _agree(self, first: int) -> int:
-        """The step that the first process to see the file has said; it is written whole."""
+        """The first step as written, whole, by the first process to see the file."""
         part = f"{self._agreed}.{os.getpid()}"
         with open(part, "w") as file:
             file.write(str(first))

@@ -1,6 +1,4 @@
-"""Who calls a module that no other module calls: seen from outside, before PyTorch looks at the
-module's hooks.
-"""
+"""Sees module calls that no other module makes, before PyTorch looks at the module's hooks."""
 
 from __future__ import annotations
 
@@ -18,26 +16,22 @@ from accucompare.live.modules import in_backward
 
 
 class OutermostCalls:
-    """Tells of outermost module calls, while it is on.
+    """Reports outermost module calls while installed.
 
-    A global hook of PyTorch's would come too late: the hooks of a call are collected before the
-    first one runs, so that what it puts on does not see that very call; it is given no keyword
-    arguments, and compiled modules warn of it. So as long as this is on, another function stands in
-    the place of ``nn.Module.__call__``."""
+    Replaces ``nn.Module.__call__``. A global hook of PyTorch's comes too late: a call's hooks are
+    collected before the first one runs, so a hook that it adds misses this very call. It is also
+    given no keyword arguments, and compiled modules warn of it."""
 
     def __init__(
         self,
         before: Callable[[nn.Module], None],
         after: Callable[[nn.Module, BaseException | None], None],
     ) -> None:
-        """
-        Args:
-            before: called with the module before an outermost call.
-            after: and when that is over; also with what it raised, if it did.
-        """
+        """``before`` is called with the module before an outermost call; ``after`` after it, with
+        the module and what the call raised, if anything."""
         self._before = before
         self._after = after
-        # by thread that is in an outermost call: the exception being handled when it began
+        # By thread in an outermost call: the exception being handled when it began.
         self._inside: dict[int, BaseException | None] = {}
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
@@ -47,21 +41,18 @@ class OutermostCalls:
         return self._original is not None
 
     def install(self) -> None:
-        """Look at calls from the next one on."""
         global _on
         if self._original is None:
             self._original = nn.Module.__call__
             if self._original is _TORCHS_OWN and _IN_ITS_PLACE is not None:
                 self._ours, _on = _IN_ITS_PLACE, self
-            else:  # somebody else's function stands there: ours calls it, and stands in tracebacks
+            else:  # another library has replaced it: ours calls theirs, and shows in tracebacks
                 self._ours = self._watching(self._original)
             _tell_the_compiler(self._original, self._ours)
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Look no more. Where somebody else has put a function of theirs over ours, ours stays
-        below, and does nothing.
-        """
+        """Stop looking. If another library wraps our function, it stays and does nothing."""
         global _on
         if self._original is not None:
             _on = None if _on is self else _on
@@ -71,9 +62,7 @@ class OutermostCalls:
             self._original = self._ours = None
 
     def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
-        """A call begins. Returns what is to be called when it is over; ``None`` if it is no
-        outermost one.
-        """
+        """Note that a call begins; return what to call at its end, ``None`` unless outermost."""
         thread = threading.get_ident()
         if thread in self._inside or not _is_real():
             return None
@@ -106,7 +95,7 @@ class OutermostCalls:
         return call
 
 
-#: Whoever looks at calls by the function that does what torch's own does.
+#: The instance that the copy of torch's own function reports to.
 _on: OutermostCalls | None = None
 _TORCHS_OWN: Any = getattr(nn.Module, "_wrapped_call_impl", None)
 
@@ -117,8 +106,8 @@ def _begun(module: nn.Module) -> Callable[[nn.Module], None] | None:
 
 def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     over = _begun(self)
-    # from here on as torch's own, with its lines as far apart and as far to the right, so that a
-    # traceback shows these
+    # From here on equal to torch's own, down to columns and distances between lines, so that a
+    # traceback shows torch's.
     try:
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
@@ -130,11 +119,8 @@ def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_torchs_own() -> Callable[..., Any] | None:
-    """``_wrapped_call_impl`` with the file and the lines of torch's, in whose place it stands: no
-    traceback of the script's tells of it.
-
-    ``None`` with a version of torch whose function is another.
-    """
+    """``_wrapped_call_impl`` with file and line numbers of torch's own, so that tracebacks of the
+    script do not show it; ``None`` if this version of torch has another function."""
     marks = (
         "return self._compiled_call_impl(*args, **kwargs)",
         "return self._call_impl(*args, **kwargs)",
@@ -166,18 +152,17 @@ def _as_torchs_own() -> Callable[..., Any] | None:
 
 
 def _is_real() -> bool:
-    """Whether a call computes: no part of a backward that runs a forward again, nor of tracing."""
+    """Whether a call computes: not while tracing, and not when a backward runs a forward again."""
     if in_backward() or torch._C._get_tracing_state() is not None:
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
 
 
 def _tell_the_compiler(before: Any, now: Any) -> None:
-    """Tell ``torch.compile`` which ``nn.Module.__call__`` nobody has changed, so that it looks into
-    modules as it does without us.
+    """Tell ``torch.compile`` that ours is the unpatched ``nn.Module.__call__``: it then traces
+    modules as ever.
 
-    It remembers what it finds when it is imported, which the first optimizer does.
-    """
+    It remembers the one at its import, which the first optimizer triggers."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
@@ -185,11 +170,8 @@ def _tell_the_compiler(before: Any, now: Any) -> None:
 
 
 def _hide_from_the_compiler(function: Any) -> None:
-    """Let ``torch.compile`` pass over a function as over PyTorch's own in whose place it stands, so
-    that it compiles what it would have.
-
-    It goes by the file that a function's code says it is from.
-    """
+    """Make ``torch.compile`` skip a function as it skips PyTorch's own, so that it compiles the
+    same as without us. It decides by the file in the function's code."""
     function.__code__ = function.__code__.replace(
         co_filename=nn.Module._call_impl.__code__.co_filename
     )

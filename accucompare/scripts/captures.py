@@ -22,8 +22,7 @@ from accucompare.scripts.outcome import troubles
 from accucompare.scripts.plan import Plan
 from accucompare.selection import Steps
 
-#: Set to nothing, these hide accelerators, so that a script that takes one where there is one
-# takes the CPU.
+#: Set to nothing, these hide accelerators, so that the script takes the CPU.
 HIDING = dict.fromkeys(
     ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"), ""
 )
@@ -34,7 +33,6 @@ class Captured:
     """A script that was captured.
 
     Attributes:
-        ended: how it ended.
         written: whether there is a bundle.
         troubles: what is wrong with it, one sentence each.
     """
@@ -47,17 +45,14 @@ class Captured:
 def capture_script(
     command: Sequence[str], plan: Plan, overwrite: bool, variables: Mapping[str, str] | None = None
 ) -> Captured:
-    """Run a script and capture its model into the directory of the plan.
+    """Run a script and capture its model into the plan's directory.
 
     Args:
-        command: that runs it.
-        plan: what to record. One that is fed and has no seed takes golden's: its random numbers are
-            golden's then.
-        overwrite: replace an earlier bundle, when there is another.
-        variables: of the script's environment, beside this process's.
+        plan: if it is fed and has no seed, it takes golden's seed and so its random numbers.
+        variables: for the script's environment, beside this process's.
 
     Raises:
-        CaptureError: if something is there that may not be overwritten.
+        CaptureError: if an earlier bundle may not be overwritten.
         UsageError: if the command cannot be run.
     """
     directory = place_of(plan.out)
@@ -89,7 +84,6 @@ def capture_script(
 
 
 def steps_held_of(golden: Place) -> Steps | None:
-    """The steps that a bundle holds."""
     with open_bundle(golden) as bundle:
         return Steps.held(entry.step for _, entry in bundle.steps())
 
@@ -108,24 +102,21 @@ def locate_script(
 ) -> Comparison:
     """Run a script again, each layer on golden's inputs, and compare.
 
-    The script chooses its device: golden is made with all accelerators hidden from it, the
-    candidate without, and each must have run where it was meant to. No baseline is made, for that
-    would be the script in other types; one that golden brings is used, or else fixed limits.
+    The script chooses its device: golden is made with all accelerators hidden, the candidate
+    without. No baseline is made, since that needs the script in another precision; golden's own
+    baseline judges, or else fixed limits.
 
     Args:
-        command: that runs it.
-        device: type of device that the candidate is meant to run on.
+        device: type of device that the candidate must run on.
         out: directory of the bundles.
-        plan: of both captures.
-        golden: the trusted bundle; without it one is made.
+        plan: for both captures.
+        golden: the trusted bundle; ``None`` to make one.
         map: renamings of golden's layers, as for ``accucompare.capture``.
-        overwrite: replace bundles of an earlier run.
-        announce: is told what is done.
-        compared: of ``accucompare.diff``.
+        compared: options of ``accucompare.diff``.
 
     Raises:
-        CaptureError: if one of the two could not be captured, or ran elsewhere.
-        UsageError, BundleError: as of the captures and the comparison.
+        CaptureError: if a capture failed, or ran on another device.
+        UsageError, BundleError: as from capturing and comparing.
     """
     if golden is None:
         golden = out / "golden"
@@ -166,7 +157,7 @@ def locate_script(
 def _captured(
     command: Sequence[str], plan: Plan, overwrite: bool, device: str, variables: Mapping[str, str]
 ) -> None:
-    """Capture, and refuse what does not hold what it was meant to."""
+    """Capture; CaptureError if the bundle is not what was asked for."""
     made = capture_script(command, plan, overwrite, variables)
     if made.ended.code:
         raise CaptureError(

@@ -1,18 +1,17 @@
-"""The way into a process: our ``sitecustomize`` calls it when torch has been imported."""
+"""The way into a process: our ``sitecustomize`` calls it after ``import torch``."""
 
 from __future__ import annotations
 
 import os
 
-#: Names the file of the plan. Without it nothing happens. The command sets it; its name stands in
-# boot/sitecustomize.py, too.
+#: Names the plan's file; set by the command. boot/sitecustomize.py repeats the name.
 VARIABLE = "ACCUCOMPARE_SCRIPT"
 
 _begun = False
 
 
 def install() -> None:
-    """Set up what the plan says, once in a process; it never raises."""
+    """Set up what the plan says, once per process; never raises."""
     global _begun
     if _begun or not os.environ.get(VARIABLE):
         return
@@ -26,7 +25,7 @@ def install() -> None:
 
 
 def _tell(error: Exception) -> None:
-    """Leave word of what went wrong, as far as that is possible."""
+    """Report what went wrong, if possible."""
     try:
         from accucompare.scripts.plan import Seen, read_plan
 

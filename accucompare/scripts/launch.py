@@ -1,6 +1,4 @@
-"""Running the command of a script, with our way in set up for all of its Python processes. Needs no
-torch.
-"""
+"""Runs a script's command and sets up our way into all its Python processes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ from accucompare.errors import UsageError
 from accucompare.scripts.entry import VARIABLE
 from accucompare.scripts.plan import Plan, Seen, read_seen
 
-#: Signals that are handed on to the script, as far as the system has them.
+#: Signals handed on to the script, where the system has them.
 _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
-#: Bytes that there must be room for at the end, or else processes may not have been able to say
-# what they have seen.
+#: Bytes. With less free space at the end, processes may have failed to write what they saw.
 _LEFT_AT_END = 1 << 16
 
 
@@ -35,10 +32,9 @@ class Ended:
     """A script that has ended.
 
     Attributes:
-        code: its exit code; of one that a signal has ended 128 and the signal's number, as in a
-            shell.
+        code: its exit code; 128 plus the signal's number if a signal ended it, as in a shell.
         seen: what its processes have seen.
-        unheard: why they could not leave it for this process; ``None`` if they could.
+        unheard: why they could not write what they saw; ``None`` if they could.
     """
 
     code: int
@@ -52,9 +48,9 @@ def run(
     """Run a command, and what it starts, under a plan.
 
     Args:
-        command: with its arguments; its input, output and errors are this process's.
-        plan: without its folder, which is made here, and removed.
-        variables: of its environment, beside this process's.
+        command: shares this process's input, output and errors.
+        plan: without its folder, which exists only during the run.
+        variables: for its environment, beside this process's.
 
     Raises:
         UsageError: if the command cannot be run.
@@ -87,7 +83,7 @@ def _unkept(folder: Path | None, error: OSError) -> UsageError:
 
 
 def _why_unheard(folder: Path) -> str | None:
-    """Why processes could not leave what they have seen; ``None`` if there is room for it."""
+    """Why processes could not write what they saw; ``None`` if the disk has room."""
     try:
         (folder / "room").write_bytes(bytes(_LEFT_AT_END))
     except OSError as error:
@@ -96,9 +92,7 @@ def _why_unheard(folder: Path) -> str | None:
 
 
 def environment(plan: Path) -> dict[str, str]:
-    """The environment of a script: ours, with the plan's path and the directory of our
-    ``sitecustomize``.
-    """
+    """A script's environment: ours, the plan's path, the directory of our ``sitecustomize``."""
     boot = str(Path(__file__).parent / "boot")
     before = os.environ.get("PYTHONPATH")
     return {
@@ -110,12 +104,10 @@ def environment(plan: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals on to the script, and go on waiting for its end: it decides what it makes of
-    them.
-    """
+    """Hand signals on to the script and keep waiting: the script decides how to react."""
 
     def hand_on(number: int, frame: object) -> None:
-        # a terminal sends that to the script itself, too
+        # a terminal sends SIGINT to the script itself, too
         if number != signal.SIGINT or not _from_the_keyboard():
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(number)
@@ -134,9 +126,7 @@ def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _from_the_keyboard() -> bool:
-    """Whether this process runs in the foreground of a terminal, whose Ctrl-C all its processes
-    get.
-    """
+    """Whether this process is in a terminal's foreground, where Ctrl-C reaches all processes."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:

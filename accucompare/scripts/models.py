@@ -1,4 +1,4 @@
-"""Which models a process has: what is called from outside, and what an optimizer trains."""
+"""The models of a process: what is called from outside, and what an optimizer trains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Together(nn.Module):
 
 
 class Optimizers:
-    """The optimizers of a process, as they are made, or else when they step."""
+    """The optimizers of a process, noted when made or at the latest when they step."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -38,25 +38,21 @@ class Optimizers:
             self._known[id(optimizer)] = weakref.ref(optimizer)
 
     def alive(self) -> list[Any]:
-        """Those that there are now, and that hold parameters."""
+        """The living ones that hold parameters."""
         found = (reference() for reference in self._known.values())
         return [each for each in found if each is not None and getattr(each, "param_groups", None)]
 
     def of(self, model: nn.Module) -> list[Any]:
-        """Those that hold parameters of a model."""
         own = {id(parameter) for parameter in model.parameters()}
         return [each for each in self.alive() if own & held_by((each,))]
 
 
 class Scalers:
-    """The scalers of losses of a process, as they are made, or else when they step an optimizer.
-
-    One process may train several models, each with a scaler of its own, or with none.
-    """
+    """The loss scalers of a process, noted when made or when they step an optimizer."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
-        # a scaler, and an optimizer that it was told to step
+        # pairs of a scaler and an optimizer that it stepped
         self._stepped: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
 
     def note(self, scaler: Any) -> None:
@@ -64,21 +60,18 @@ class Scalers:
         self._known.append(weakref.ref(scaler))
 
     def steps(self, scaler: Any, optimizer: Any) -> None:
-        """A scaler is told to step an optimizer."""
         if not any(each() is scaler and other() is optimizer for each, other in self._stepped):
             self._stepped = [each for each in self._stepped if None not in (each[0](), each[1]())]
             self._stepped.append((weakref.ref(scaler), weakref.ref(optimizer)))
 
     def of(self, optimizers: Iterable[Any]) -> Any:
-        """The one that was seen to step one of these optimizers; ``None`` if none was."""
+        """The scaler that has stepped one of these optimizers; ``None`` if none has."""
         ours = {id(each) for each in optimizers}
         found = (scaler() for scaler, optimizer in self._stepped if id(optimizer()) in ours)
         return next((each for each in found if each is not None and each.is_enabled()), None)
 
     def likely(self, optimizers: Iterable[Any]) -> Any:
-        """The one that will step these optimizers, as far as can be said before: of those that have
-        stepped no other the last one made.
-        """
+        """The scaler that stepped one of these optimizers; else the last made that stepped none."""
         busy = {id(scaler()) for scaler, _ in self._stepped}
         free = [
             each
@@ -89,7 +82,7 @@ class Scalers:
 
 
 def held_by(optimizers: Iterable[Any]) -> set[int]:
-    """The ids of all that optimizers update."""
+    """The ids of everything that optimizers update."""
     return {
         id(tensor)
         for each in optimizers
@@ -99,20 +92,16 @@ def held_by(optimizers: Iterable[Any]) -> set[int]:
 
 
 class Models:
-    """The models that were called, by the names that a user can choose them by: ``Net``, and the
-    second one of that class ``Net:2``.
-    """
+    """The called models by the users' names: ``Net``; ``Net:2`` is the second of its class."""
 
     def __init__(self) -> None:
         self.seen: list[SeenModel] = []
         self._counted: Counter[str] = Counter()
         self._known: dict[int, tuple[weakref.ref[nn.Module], SeenModel]] = {}
-        self._trainers: set[int] = set()  # ids of the optimizers that were seen to step
+        self._trainers: set[int] = set()  # ids of the optimizers that have stepped
 
     def note(self, module: nn.Module) -> SeenModel:
-        """A module is called, or found to be what is trained; without its wrappers it may be known
-        already.
-        """
+        """Note a module that is called or trained; under its wrappers it may be known already."""
         inner = unwrapped(module)
         known = self._known.get(id(inner))
         if known is None or known[0]() is not inner:
@@ -125,9 +114,7 @@ class Models:
         return known[1]
 
     def mark_parts_of(self, model: nn.Module) -> None:
-        """Say of what was called apart that it is a part of a model, if it is: by a
-        parametrization, say, while the model was made.
-        """
+        """Mark parts of this model that were called alone, as by a parametrization."""
         whole = self.note(model)
         for reference, seen in self._known.values():
             module = reference()
@@ -136,9 +123,7 @@ class Models:
             )
 
     def trained(self, optimizer: Any, counts: bool) -> None:
-        """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which
-        takes time at each step.
-        """
+        """Note what a stepping optimizer trains; ``counts``: also count steps, which costs time."""
         known = id(optimizer) in self._trainers
         if known and not counts:
             return
@@ -159,16 +144,15 @@ def _shares(module: nn.Module | None, held: set[int]) -> bool:
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
-    """What is trained where a root is called: itself, or the module that it is a part of, whose
-    other parts are called apart.
+    """The trained model around a called root: itself, or the module whose parts are called.
 
-    An optimizer may hold parameters that are none of the root's: of the ``LightningModule`` around
-    it, which is never called itself; of a decoder beside the encoder. That module, or those, are
-    looked for among all that there are.
+    An optimizer may hold parameters outside the root: of the ``LightningModule`` around it, which
+    is never called itself, or of a decoder beside the encoder. Their module is searched among all
+    living ones.
 
     Args:
-        root: a module that is called from outside, of which the optimizers hold parameters.
-        optimizers: which hold parameters of it.
+        root: a module that is called from outside.
+        optimizers: those that hold parameters of it.
     """
     held = held_by(optimizers)
     if held <= _parameters(root):
@@ -191,9 +175,7 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
 
 
 def is_one_being_made() -> bool:
-    """Whether the code that runs was called by a module's ``__init__``: what that calls, to find a
-    shape or a weight, is a part of it.
-    """
+    """Whether a module's ``__init__`` is calling a part of it, to find a shape or a weight."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
@@ -208,7 +190,6 @@ def is_one_being_made() -> bool:
 
 
 def contains(model: nn.Module, module: nn.Module) -> bool:
-    """Whether a module is a model, or a part of it."""
     inner = unwrapped(module)
     return unwrapped(model) is inner or any(each is inner for each in model.modules())
 

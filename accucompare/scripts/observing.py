@@ -1,5 +1,4 @@
-"""What is done with the model of a script, once it is found: a capture of some steps, or a
-watch."""
+"""Captures some steps of a script's model, or watches it."""
 
 from __future__ import annotations
 
@@ -17,28 +16,23 @@ from accucompare.selection import Steps
 
 
 class Observation(Protocol):
-    """A capture or a watch that is running."""
-
     def step(self) -> None:
-        """A step is over; may be called by a hook of an optimizer's."""
+        """A step is over; an optimizer's hook may call this."""
 
     def rest(self) -> None:
-        """Steps follow that are not observed. Not to be called by a hook."""
+        """The next steps are not observed. Do not call it in a hook."""
 
     def wake(self) -> None:
-        """The next step is observed again. Not to be called by a hook."""
+        """The next step is observed again. Do not call it in a hook."""
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What runs meanwhile is not observed."""
+        """Observe nothing in this context."""
 
     def scaled_by(self, scaler: Any) -> None:
-        """This one scales the losses; ``None`` if none does. May be called by a hook of an
-        optimizer's.
-        """
+        """Set the scaler of the losses; ``None`` for none. An optimizer's hook may call this."""
 
     def close(self, error: BaseException | None) -> None:
-        """It is over; with the error that ended the script, if one did. Not to be called by a
-        hook."""
+        """End; ``error`` has ended the script, if given. Do not call it in a hook."""
 
 
 def observe(
@@ -49,14 +43,11 @@ def observe(
     steps: Steps | None,
     first: int,
 ) -> Observation:
-    """Begin to observe a model, from step ``first`` on. Errors as of ``accucompare.capture`` and
-    ``accucompare.watch``.
+    """Begin to observe a model. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
     Args:
-        plan: what to do.
-        model: of the script.
-        optimizers: that train it.
-        scaler: that likely scales its losses; ``None`` if none does.
+        optimizers: those that train it.
+        scaler: probably scales its losses; ``None`` for none.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
     """
@@ -68,7 +59,7 @@ def observe(
 
 
 def _log_nothing() -> None:
-    """The command tells what is to be told; the script's own logging is not for it."""
+    """The command tells everything; the script's logging must stay its own."""
     logger = logging.getLogger("accucompare")
     logger.propagate = False
     logger.addHandler(logging.NullHandler())
@@ -107,7 +98,7 @@ class _Capturing:
         return self._session.aside()
 
     def scaled_by(self, scaler: Any) -> None:
-        """What scales a loss is seen when it does."""
+        """A watch sees a scaler when it scales."""
 
     def close(self, error: BaseException | None) -> None:
         _close(self._stack, error)
@@ -131,15 +122,13 @@ class _Watching:
         self._watch.step()
 
     def rest(self) -> None:
-        """It takes its own hooks off in steps that it does not watch."""
+        """A watch takes its hooks off in steps that it skips."""
 
     def wake(self) -> None:
         pass
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What an evaluation computes must be finite, too; but a layer that hooks would keep from
-        its fused path computes other bits.
-        """
+        """Evaluations are watched, unless hooks would disable a fused path, changing bits."""
         return self._watch.aside() if self._fused else contextlib.nullcontext()
 
     def scaled_by(self, scaler: Any) -> None:
@@ -152,9 +141,7 @@ class _Watching:
 
 
 def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:
-    """Leave contexts as if the error, if there is one, had been raised in them; it has been raised
-    elsewhere already.
-    """
+    """Leave the contexts as if the error, if any, had been raised in them."""
     if error is None:
         stack.close()
         return

@@ -1,6 +1,4 @@
-"""What came of a script that was run: what its processes have seen, and what is wrong with that.
-Needs no torch.
-"""
+"""What came of a script: what its processes saw, and what is wrong with that. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from accucompare.scripts.plan import Plan, Seen, SeenModel
 from accucompare.text import counted, printable
 
-#: A command line is shown up to so many characters.
+#: Longest command line shown, in characters.
 _SHOWN = 80
 
 
 def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> list[str]:
-    """Why what was asked for was not done, one sentence each; none if it was. ``unheard``: why
-    processes could not say what they saw.
-    """
+    """Why the request was not fulfilled, one sentence each; ``unheard``: as in ``Ended``."""
     found = [f"{_process(each)}: {each.error}" for each in seen if each.error is not None]
     with_torch = [each for each in seen if each.torch]
     models = [model for each in seen for model in each.models]
@@ -61,9 +57,7 @@ def troubles(plan: Plan, seen: Sequence[Seen], unheard: str | None = None) -> li
 
 
 def others(seen: Sequence[Seen]) -> list[str]:
-    """What else a reader should know: other models that were trained, evaluations that were left
-    out, notes.
-    """
+    """Other news for a reader: other trained models, evaluations that were left out, notes."""
     found: dict[str, None] = {}
     for each in seen:
         for model in each.models:
@@ -83,7 +77,6 @@ def others(seen: Sequence[Seen]) -> list[str]:
 
 
 def listing(seen: Sequence[Seen]) -> Iterator[str]:
-    """What was seen, line by line."""
     for each in seen:
         rank = "" if each.rank is None else f", rank {each.rank}"
         yield f"{_process(each)}{rank}: torch {each.torch or 'not reached'}"

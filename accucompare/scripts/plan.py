@@ -1,6 +1,4 @@
-"""What the command tells the processes of a script, and what each of them leaves behind for it: its
-handshake. Needs no torch.
-"""
+"""The command's plan for a script's processes, and the handshake that each leaves. No torch."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ from accucompare.version import __version__
 
 #: The variable with the pids of the processes that started one.
 _WITHIN = "ACCUCOMPARE_SCRIPT_WITHIN"
-#: What a process leaves of each step.
+#: What a process writes for each step.
 _RECORDED, _PASSED = b"r", b"."
 
 
 class Action(str, Enum):
-    """What is done with the model that is found."""
+    """What is done with the found model."""
 
     CAPTURE = "capture"
     WATCH = "watch"
@@ -37,17 +35,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What every process of the script is to do.
 
     Attributes:
-        action: what is done with the model.
         folder: where processes leave their handshakes.
-        out: the bundle, or the directory of the watch's log; absolute, for a script may change its
-            directory.
-        options: of ``accucompare.capture`` or ``accucompare.watch``, under their names.
-        steps: numbers of the steps to record, or how many to watch; counted from the step where
-            ``arm`` appears, if that is given.
-        model: which model, as ``SeenModel.name``, or a class; ``None`` for the first that is
-            trained, or else called.
-        seed: for the generators of Python, NumPy and torch when torch is imported; ``None`` leaves
-            them alone.
+        out: the bundle, or the log's directory; absolute, since a script may change its directory.
+        options: of ``accucompare.capture`` or ``accucompare.watch``, by name.
+        steps: which to record, or how many to watch; from the step where ``arm`` appears, if given.
+        model: ``SeenModel.name`` or a class; ``None``: the first one trained, or else called.
+        seed: for Python, NumPy and torch when torch is imported; ``None`` leaves generators alone.
         deterministic: use deterministic algorithms from then on.
         arm: nothing is done before this file exists.
         version: of the package that made the plan.
@@ -66,7 +59,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Steps | None:
-        """The steps; ``None`` for all."""
         return None if self.steps is None else Steps.of(self.steps)
 
     def write(self, path: Path) -> None:
@@ -74,11 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan that the command has written.
-
-    Raises:
-        UsageError: if it is another version's.
-    """
+    """Read a plan that the command has written; UsageError if another version wrote it."""
     content = Path(path).read_bytes()
     version = msgspec.json.decode(content, type=_Version).version
     if version != __version__:
@@ -94,17 +82,16 @@ class _Version(msgspec.Struct):
 
 
 class SeenModel(msgspec.Struct, kw_only=True):
-    """A module that a process called, and no other module did.
+    """A module that a process called from outside all modules.
 
     Attributes:
-        name: its class; the second one of a class is ``Class:2``. Of a trained model that is never
-            called itself, but whose parts are, the class of the whole.
+        name: its class, ``Class:2`` for the second; the whole's if only parts of it are called.
         parameters: how many numbers.
         trained_by: the classes of the optimizers that updated it.
-        calls: how many were counted: as long as outermost calls are looked at.
-        steps: how many updates of it, of a list of what was seen.
-        part: whether it is called as a part of the model that was captured or watched.
-        chosen: whether it is the model that was captured or watched.
+        calls: how many were counted while outermost calls were looked at.
+        steps: how many updates, in a list of models.
+        part: whether it is called as a part of the chosen model.
+        chosen: whether it was captured or watched.
     """
 
     name: str
@@ -120,18 +107,15 @@ class Seen(msgspec.Struct, kw_only=True):
     """What one process has seen.
 
     Attributes:
-        pid, argv, python: which process.
         rank: under a launcher.
-        torch: its version; empty if ours did not come as far.
+        torch: its version; empty if our part never started.
         models: in the order of their first calls.
-        steps: how many steps the chosen model made, as far as they were counted.
-        recorded: the numbers of the steps that were captured, or watched.
-        evaluations: calls of the chosen model without gradients between steps of training; they are
-            not recorded.
-        notes: what a reader should know, one sentence each.
-        error: what went wrong with us; ``None`` if nothing did.
-        ended: whether the process came to its end as Python knows it; not if it was killed, or
-            called ``os._exit``.
+        steps: how many steps of the chosen model were counted.
+        recorded: the numbers of the steps that were captured or watched.
+        evaluations: the chosen model's calls without gradients between steps; not recorded.
+        notes: for a reader, one sentence each.
+        error: what failed in our code; ``None`` if nothing did.
+        ended: whether Python ended normally; false after a kill or ``os._exit``.
     """
 
     pid: int
@@ -151,14 +135,14 @@ class Seen(msgspec.Struct, kw_only=True):
     began: float = msgspec.field(default_factory=time.time)
 
     def write(self, folder: str | Path) -> None:
-        """Write it whole, in the place of what this process has written before."""
+        """Write it whole, in place of an earlier one."""
         path = Path(folder) / f"{self.pid}-{self.began:.6f}.json"
         part = path.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(self))
         os.replace(part, path)
 
     def count(self, folder: str | Path, recorded: bool) -> None:
-        """A step is over: leave word of it, in case this process is killed."""
+        """Note that a step is over, in case this process is killed."""
         if recorded:
             self.recorded.append(self.steps)
         self.steps += 1
@@ -172,7 +156,7 @@ class Seen(msgspec.Struct, kw_only=True):
                 os.close(descriptor)
 
     def begin_anew(self, folder: str | Path) -> None:
-        """What was counted was of another model."""
+        """Discard the counts, which were of another model."""
         self.steps, self.recorded = 0, []
         Path(self._counted(folder)).unlink(missing_ok=True)
 
@@ -181,9 +165,7 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 def read_seen(folder: str | Path) -> list[Seen]:
-    """The handshakes of all processes, in the order of their beginning; of one that was killed,
-    with the steps that it had counted.
-    """
+    """The handshakes of all processes, in starting order; with the counted steps of killed ones."""
     found = []
     for path in Path(folder).glob("*.json"):
         seen = msgspec.json.decode(path.read_bytes(), type=Seen)
@@ -199,8 +181,7 @@ class Claim(msgspec.Struct, kw_only=True):
     """Which process writes as a rank.
 
     Attributes:
-        pid: of it.
-        within: the pids of those that started it.
+        within: the pids of the processes that started it.
         trains: whether its model is trained.
     """
 
@@ -210,11 +191,11 @@ class Claim(msgspec.Struct, kw_only=True):
 
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
-    """Write as a rank from now on: the first process that asks may, or the one that started it,
-    once that one has ended.
+    """Claim a rank. The first process to ask gets it; the one that started it takes it over once it
+    has ended.
 
     Returns:
-        Whether it may, and what a reader should know of that.
+        Whether the claim holds, and a note for a reader.
     """
     path = Path(folder) / f"rank{rank}.claim"
     try:
@@ -223,7 +204,7 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
         return True, ""
     except FileExistsError:
         content = path.read_bytes()
-    # it is empty while another process writes it
+    # empty while another process writes it
     first = msgspec.json.decode(content, type=Claim) if content else None
     if (
         first is None
@@ -242,9 +223,7 @@ def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
 
 
 def started_by() -> list[int]:
-    """The processes of the script that started this one, as ``boot/sitecustomize.py`` notes them
-    when each begins.
-    """
+    """The pids of the processes that started this one, as ``boot/sitecustomize.py`` notes them."""
     return [
         int(each)
         for each in os.environ.get(_WITHIN, "").split(":")

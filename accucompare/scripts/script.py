@@ -1,6 +1,4 @@
-"""Inside a process of a script: finds the model, counts its steps, and begins and ends its capture
-or watch.
-"""
+"""Inside a script's process: finds the model, counts steps, begins and ends capture or watch."""
 
 from __future__ import annotations
 
@@ -50,15 +48,15 @@ from accucompare.scripts.plan import (
 )
 from accucompare.selection import Steps
 
-#: So many seconds ``os._exit`` waits for us at most.
+#: Seconds that ``os._exit`` waits for us at most.
 _PATIENCE = 60.0
-#: What the script itself shall get, since the user has asked for it.
+#: Errors that the script itself gets, since the user has asked for them.
 _MEANT = (NonFiniteError, WatchEndedError)
 
 
 def begin(path: str) -> None:
-    """Torch has been imported in this process: do what the plan of this path says, from now on."""
-    if not Path(path).exists():  # the command is over, and this process has outlived it
+    """Follow the plan at this path, from the import of torch on."""
+    if not Path(path).exists():  # this process has outlived the command
         return
     plan = read_plan(path)
     rank = os.environ.get("RANK", "")
@@ -71,7 +69,7 @@ def begin(path: str) -> None:
 
 
 def _prepare_numbers(plan: Plan) -> None:
-    """Seed the generators, and ask for deterministic algorithms, if that was asked."""
+    """Seed the generators and use deterministic algorithms, if asked to."""
     if plan.seed is not None:
         import numpy as np
 
@@ -87,9 +85,8 @@ class _Chosen:
     """The model that is observed.
 
     Attributes:
-        model: as a whole.
         seen: its entry in the handshake.
-        optimizers: that hold parameters of it; without any, each call of it is a step.
+        optimizers: hold its parameters; without any, each call is a step.
         steps: those to observe; ``None`` for all.
     """
 
@@ -100,10 +97,7 @@ class _Chosen:
 
 
 class Script:
-    """What is done in one process.
-
-    Nothing of ours that fails reaches the script: ours is taken off, and the handshake says what it
-    was."""
+    """Our work in one process. If it fails, our hooks come off, and the handshake tells why."""
 
     def __init__(self, plan: Plan, seen: Seen) -> None:
         self._plan = plan
@@ -121,18 +115,18 @@ class Script:
         self._awake = False
         self._over = False  # nothing is observed any more
         self._gone = False  # whether this process is a copy of ours, or a worker, and left alone
-        self._is_copy = False  # whether it was forked from one in which nothing had been seen
+        self._is_copy = False  # whether it was forked before anything was seen
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
-        self._failed: Exception | None = None  # what went wrong with ours
-        # by the id of a model's entry: why it could not be observed, while it is not trained
+        self._failed: Exception | None = None  # our own failure
+        # by the id of a model's entry: why it could not be observed before it is trained
         self._refused: dict[int, UsageError] = {}
-        self._claimed: int | None = None  # as which rank this process writes
+        self._claimed: int | None = None  # the rank that this process writes as
         self._updates = 0  # of any optimizer
-        # whether the step ends when the model is called again: one of several optimizers has
-        # stepped, or none may
+        # whether the step ends with the next call of the model: only one of several optimizers has
+        # stepped, or possibly none will
         self._updated = False
-        # what the hooks of the optimizer's step that is running were given
+        # the arguments of the optimizer step that is running, as its hooks get them
         self._stepping: tuple[Any, ...] | None = None
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
@@ -151,7 +145,6 @@ class Script:
     # what happens in the script
 
     def _before(self, module: nn.Module) -> None:
-        """An outermost call begins."""
         if _is_worker():
             self._leave()
             return
@@ -175,12 +168,11 @@ class Script:
             self._arrange()
 
     def _after(self, module: nn.Module, raised: BaseException | None) -> None:
-        """An outermost call is over."""
         if self._aside is not None:
             self._aside.close()
             self._aside = None
         elif raised is not None and not isinstance(raised, Exception):
-            return  # as of sys.exit: the step is not over, the script is
+            return  # after sys.exit: the script is over, not the step
         elif (
             self._chosen is not None
             and not self._chosen.optimizers
@@ -190,19 +182,18 @@ class Script:
             if torch.is_grad_enabled() and any(
                 parameter.requires_grad for parameter in module.parameters()
             ):
-                # a backward may follow, of parameters that the script updates by itself
+                # a backward may follow, and the script may update parameters by itself
                 self._updated = True
                 return
             self._end_step()
             self._arrange()
 
     def _steps(self, *given: Any) -> None:
-        """An optimizer begins to step."""
         self._stepping = given
         self._guarded(self._find_scaler, given[0])
 
     def _find_scaler(self, optimizer: Any) -> None:
-        """Before an optimizer steps, or that is left out: what scales the losses is known now."""
+        """Find the loss scaler: it is known by now, whether the optimizer steps or is skipped."""
         if self._observation is not None and self._is_ours(optimizer):
             self._observation.scaled_by(self._scaler)
 
@@ -216,7 +207,7 @@ class Script:
         )
 
     def _stepped(self, optimizer: Any, *arguments: Any) -> None:
-        """An optimizer has stepped, or its step was left out by a scaler."""
+        """An optimizer has stepped, or a scaler has skipped its step."""
         self._stepping = None
         self._updates += 1
         self._optimizers.note(optimizer)
@@ -225,8 +216,8 @@ class Script:
         if chosen is None or self._over or not self._is_ours(optimizer):
             return
         if len(chosen.optimizers) > 1 or self._scaler is not None:
-            # the others may be still to step, or the scale to be updated: the step ends then, or
-            # with the next call
+            # other optimizers may still step, or the scale change: the step ends then, or with the
+            # next call
             self._updated = True
         else:
             self._end_step()
@@ -237,13 +228,13 @@ class Script:
         self._guarded(self._optimizers.note, args[0])
         if self._chosen is not None and not self._chosen.optimizers and not self._gone:
             self._over = self._failed is not None
-            # what was taken for a model that only runs may be about to be trained
+            # a model that seemed only to run may be trained from now on
             self._calls.install()
 
     def _scaled(
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None] | None:
-        """A scaler is about to let an optimizer step, or to leave that out."""
+        """A scaler is about to step an optimizer, or to skip it."""
         updates, optimizer = self._updates, args[1] if len(args) > 1 else kwargs.get("optimizer")
         if optimizer is not None:
             self._guarded(self._scalers.steps, args[0], optimizer)
@@ -255,15 +246,12 @@ class Script:
     def _made_scaler(
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None]:
-        """A scaler is made."""
         return lambda result: self._guarded(self._scalers.note, args[0])
 
     def _scale_updates(
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None]:
-        """A scaler finds its next scale, from what the gradients of this step were: that is the
-        step's last part.
-        """
+        """A scaler updates its scale from this step's gradients: the last part of a step."""
         return lambda result: self._guarded(self._scale_updated, args[0])
 
     def _scale_updated(self, scaler: Any) -> None:
@@ -281,7 +269,7 @@ class Script:
     # the model and its steps
 
     def _is_trained_now(self, module: nn.Module) -> bool:
-        """Whether there is an optimizer now for what was taken for a model that only runs."""
+        """Whether a model that seemed only to run has an optimizer now."""
         chosen = self._chosen
         return (
             chosen is not None
@@ -290,7 +278,7 @@ class Script:
         )
 
     def _choose(self, module: nn.Module, seen: SeenModel) -> None:
-        """Take a model that is called for the one to observe, if it is."""
+        """Observe the called model if it is the wanted one."""
         optimizers = self._optimizers.of(module)
         if optimizers and not torch.is_grad_enabled():
             return  # an evaluation before the training
@@ -316,7 +304,7 @@ class Script:
         self._seen.write(self._plan.folder)
 
     def _start_again(self) -> None:
-        """Forget what was recorded of a model while it was not trained."""
+        """Forget what was recorded before the model was trained."""
         self._close(None)
         if self._chosen is not None:
             self._chosen.seen.chosen = False
@@ -325,9 +313,7 @@ class Script:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove what was recorded as this rank, of another model or by a process that this one had
-        started.
-        """
+        """Remove what this rank recorded of another model, or in a child process."""
         if (
             self._claimed is not None
             and self._plan.action is Action.CAPTURE
@@ -339,7 +325,7 @@ class Script:
         chosen, step, recorded = self._chosen, self._seen.steps, False
         self._updated = False
         if chosen is not None and self._observation is not None:
-            self._observation.step()  # also of a step that is not observed: they are numbered alike
+            self._observation.step()  # also without observing: steps are numbered alike
             recorded = self._is_wanted(step)
         self._seen.count(self._plan.folder, recorded)
 
@@ -355,7 +341,6 @@ class Script:
 
     @property
     def _is_last(self) -> bool:
-        """Whether no step is wanted any more."""
         return (
             self._chosen is not None
             and self._chosen.steps is not None
@@ -363,7 +348,7 @@ class Script:
         )
 
     def _arrange(self) -> None:
-        """Between two steps, outside of all hooks: observe the one that begins, or not."""
+        """Between two steps, outside all hooks: observe the next one, or not."""
         chosen = self._chosen
         if chosen is None:
             return
@@ -378,7 +363,7 @@ class Script:
                 self._observation.wake()
                 self._awake = True
             self._listen_to_updates()
-            # the model is called by a closure; those who have come too late are told
+            # a closure calls the model: run the hooks of observers that came too late for this step
             if self._stepping is not None:
                 for number, hook in _hooks_before_updates().items():
                     if number not in known:
@@ -389,9 +374,7 @@ class Script:
         self._look_at_calls()
 
     def _look_at_calls(self) -> None:
-        """Look at outermost calls only as long as there is something to be done at them: they cost
-        time.
-        """
+        """Look at outermost calls only while needed: they cost time."""
         chosen = self._chosen
         if self._over or chosen is None:
             needed = not self._over
@@ -432,7 +415,7 @@ class Script:
         except UsageError as error:
             if chosen.optimizers:
                 raise
-            # golden may be of a model to come, of which this is a part, or which is trained
+            # golden may be of a model to come: one that has this as a part, or is trained
             self._refused[id(chosen.seen)] = error
             chosen.seen.chosen, self._chosen = False, None
             return
@@ -440,7 +423,7 @@ class Script:
         self._seen.write(self._plan.folder)
 
     def _evaluates(self) -> None:
-        """The model is called without gradients, between two steps of its training."""
+        """The model is called without gradients between training steps."""
         self._seen.evaluations += 1
         if self._observation is not None and self._awake:
             self._aside = contextlib.ExitStack()
@@ -452,7 +435,7 @@ class Script:
             observation.close(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        """No more is to be observed: the script goes on as if we had never been there."""
+        """Stop observing: the script goes on as if we had never been there."""
         self._over = True
         if self._chosen is not None:
             self._models.mark_parts_of(self._chosen.model)
@@ -461,7 +444,7 @@ class Script:
         self._seen.write(self._plan.folder)
 
     def _listen_to_updates(self) -> None:
-        """Be told of updates after everybody else who is: a step is over when they have seen it."""
+        """Get told of updates last: a step is over when all others have seen it."""
         if self._handle is not None:
             self._handle.remove()
         for place in self._scaling:
@@ -477,13 +460,11 @@ class Script:
     # the end
 
     def _end_before_os_exit(self) -> None:
-        """Let ``os._exit``, which skips all that Python does at its end, write what there is
-        before; for a limited time.
-        """
+        """Write everything before ``os._exit``, which skips Python's end; for a limited time."""
         leave = os._exit
 
         def end() -> None:
-            with contextlib.suppress(BaseException):  # nobody is left who could be told
+            with contextlib.suppress(BaseException):  # nobody is left to tell
                 self.end()
 
         @functools.wraps(leave)
@@ -497,15 +478,15 @@ class Script:
         os._exit = leave_after_us
 
     def end(self) -> None:
-        """Python ends: write what there is."""
-        # as a worker that loads data
+        """Write everything at Python's end."""
+        # such as a worker that loads data
         if self._gone or self._ended or (self._is_copy and not self._seen.models):
             return
         self._ended = True
         if self._updated:
             self._guarded(self._end_step)
         if self._awake and isinstance(getattr(sys, "last_value", None), _MEANT):
-            self._seen.recorded.append(self._seen.steps)  # a step that the finding in it has ended
+            self._seen.recorded.append(self._seen.steps)  # a step that its finding has ended
         self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))
         if self._refused and self._chosen is None:
             error = [*self._refused.values()][-1]
@@ -515,9 +496,7 @@ class Script:
             self._seen.write(self._plan.folder)
 
     def _go_on_in_copy(self) -> None:
-        """This process was forked from ours. If no model had been called until then, it may be one
-        that trains, and is looked at itself.
-        """
+        """Observe a forked copy, which may train, if no model was called before the fork."""
         if self._models.seen or self._gone:
             self._leave()
             return
@@ -526,18 +505,14 @@ class Script:
         self._seen.models = self._models.seen
 
     def _leave(self) -> None:
-        """This process is another's: a copy of it, or a worker that loads data. It looks at nothing
-        and writes nothing.
-        """
+        """In a copy or a data worker: look at nothing and write nothing."""
         self._gone = True
         self._calls.remove()
         if self._observation is not None:
             self._observation.aside().__enter__()
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do something of ours; if it fails, ours is taken off at the next call of a module, for
-        this may be a hook of an optimizer's.
-        """
+        """Run our code; if it fails, our hooks come off at the next module call, outside hooks."""
         if self._gone:
             return
         try:
@@ -552,7 +527,7 @@ class Script:
 
 
 def _hooks_before_updates() -> dict[int, Any]:
-    """PyTorch's global hooks before an optimizer's step, by number, as they are now."""
+    """PyTorch's global hooks before an optimizer's step, by number."""
     return dict(getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {}))
 
 

@@ -1,3 +1,1 @@
-"""For test suites: an assertion that two models agree layer by layer, and a pytest plugin that
-keeps bundles beside the tests.
-"""
+"""For test suites: an assertion on two models, layer by layer, and a pytest plugin."""

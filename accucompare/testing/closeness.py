@@ -1,6 +1,4 @@
-"""``accucompare.assert_layers_close``: two models, bundles or captures agree layer by layer, or the
-error says where they do not.
-"""
+"""``accucompare.assert_layers_close``."""
 
 from __future__ import annotations
 
@@ -44,34 +42,31 @@ def assert_layers_close(
 ) -> None:
     """Assert that every layer of the candidate is close to golden's.
 
-    Each side is a model, a ``Case``, a bundle (its directory, or opened), or the session of a
-    capture that has ended. A model or a case is run here: golden first, then the baseline, then the
-    candidate, each where it is and in the mode and the type that it has.
+    Each side is a model, a ``Case``, a bundle (its directory, or opened), or the session of an
+    ended capture. Models and cases run here, golden first, then the baseline, then the candidate,
+    each on its own device and in its own mode and dtype.
 
     Args:
-        candidate: what is tested.
-        golden: what is trusted.
-        inputs: of the models, as a ``Case`` takes them: a tensor, a tuple of positional arguments,
-            a dict of keyword arguments, or a list of those, one a step. They are copied to each
-            model's device, and not cast: a model of another type takes a ``Case`` with inputs of
-            its own. A ``Case`` without inputs takes these.
-        baseline: what is trusted in the candidate's precision: errors are judged by how many times
-            as large they are as its own.
-        atol, rtol, rel_l2, cosine: limits, as of ``accucompare.Tolerance``. Without any, the
+        inputs: for models and for a ``Case`` without inputs: a tensor, a tuple of positional
+            arguments, a dict of keyword arguments, or a list of those, one a step. They are copied
+            to each model's device, but not cast: a model of another dtype takes a ``Case`` with its
+            own inputs.
+        baseline: trusted, in the candidate's precision: errors are judged as multiples of its
+            errors.
+        atol, rtol, rel_l2, cosine: limits, as in ``accucompare.Tolerance``. Without any, the
             baseline judges, or a table by dtype.
-        equal_nan: whether NaN in the same places on both sides is equal; as for
-            ``torch.testing.assert_close``, it fails otherwise.
-        report: where to write a report if the assertion fails: an Excel report, or a page if the
-            name ends in .html.
+        equal_nan: whether NaN in the same places on both sides is equal; by default it fails, as in
+            ``torch.testing.assert_close``.
+        report: where to write a report if the assertion fails: a page if it ends in .html, else an
+            Excel report.
         others: ``tolerances``, ``map``, ``only``, ``skip``, as for ``accucompare.diff``.
 
     Raises:
-        AssertionError: if a layer is not close, if nothing could be compared, or if closeness could
-            not be shown (of a capture that did not run to its end, for example). The message has
-            all culprits, counts, and the smallest limits that would pass.
+        AssertionError: if a layer is not close, nothing could be compared, or closeness could not
+            be shown (an incomplete capture, for example). The message has all culprits, counts, the
+            smallest limits that would pass, and why a report could not be written.
         UsageError: if an option makes no sense, a model has no inputs, or a side is something else.
-        BundleError, CaptureError: as those who read and capture do. A report that cannot be written
-            is said in the AssertionError.
+        BundleError, CaptureError: as from reading and capturing.
 
     Example:
         >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)
@@ -102,11 +97,11 @@ def require_close(
     made: Place | None = None,
     equal_nan: bool = False,
 ) -> None:
-    """Raise the AssertionError of a comparison that does not pass, after its report is written.
+    """Raise the AssertionError of a comparison that does not pass, after writing its report.
 
     Args:
-        comparison, report, equal_nan: as of ``assert_layers_close``.
-        made: the directory of what was captured for this comparison alone, and is removed after it.
+        comparison, report, equal_nan: as in ``assert_layers_close``.
+        made: the directory of captures made for this comparison alone, removed after it.
     """
     __tracebackhide__ = True
     nan = "" if equal_nan or not comparison.passed else nan_on_both(comparison)
@@ -126,7 +121,7 @@ def require_close(
         )
         try:
             lines.append(f"Report: {printable(str(write(report)))}")
-        except ReportError as error:  # the assertion is not lost for it
+        except ReportError as error:  # the assertion must not be lost for it
             lines.append(f"No report: {printable(str(error))}")
     raise AssertionError("\n".join(lines))
 
@@ -137,18 +132,17 @@ def bundle_of(
     """The directory of a side's bundle; a model or a case is captured into ``out``.
 
     Args:
-        inputs: of a model, or of a case without inputs of its own.
+        inputs: for a model, or a case without inputs.
         name: how an error calls the side.
-        options: of the capture.
 
     Raises:
-        UsageError: if it is nothing that has a bundle, or has no inputs.
+        UsageError: if it has no bundle and cannot be captured, or has no inputs.
     """
     if isinstance(side, (str, os.PathLike)):
         return place_of(os.fspath(side))
     if isinstance(side, Bundle):
         return side.path
-    # not before: bundles are compared without torch
+    # late: bundles are compared without torch
     from accucompare.recorder.session import (
         Session,
     )
@@ -159,7 +153,7 @@ def bundle_of(
 def captured(
     side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions
 ) -> Place:
-    """Capture a model or a case; arguments and errors as of ``bundle_of``."""
+    """Capture a model or a case; arguments and errors as for ``bundle_of``."""
     from torch import nn
 
     from accucompare.recorder.session import capture_model
@@ -181,7 +175,7 @@ def captured(
 
 
 def options_of(bundle: Place) -> CaptureOptions:
-    """The options to capture a model with, so that it is recorded as this bundle was.
+    """The options that record a model as this bundle was recorded.
 
     Raises:
         BundleError: if it is missing or damaged.

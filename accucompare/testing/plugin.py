@@ -1,8 +1,7 @@
-"""The pytest plugin: the fixture ``layers_regression``, and the option that writes what it compares
-with.
+"""The pytest plugin: the fixture ``layers_regression``, and the option that writes its bundles.
 
-Every run of pytest in an environment with accucompare imports this file: it imports nothing that
-such a run does not have already."""
+Every run of pytest in an environment with accucompare imports this file, so it imports nothing that
+pytest has not loaded already."""
 
 from __future__ import annotations
 
@@ -14,13 +13,11 @@ import pytest
 if TYPE_CHECKING:
     from accucompare.testing.regression import LayersRegression
 
-#: Under which name a test's report says which bundle it wrote; such properties also come from the
-#: workers of xdist.
+#: The property by which a test's report, also from workers of xdist, names the bundle it wrote.
 WRITTEN = "accucompare_written"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of ``layers_regression``."""
     group = parser.getgroup("accucompare", "layer-wise accuracy of PyTorch models (accucompare)")
     group.addoption(
         "--accucompare-update",
@@ -40,9 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersRegression:
-    """Compares each layer of a model with a bundle that is kept beside the test:
-    ``layers_regression.check(model, inputs)``.
-    """
+    """Compares each layer of a model with a bundle kept beside the test:
+    ``layers_regression.check(model, inputs)``."""
     from accucompare.testing.regression import LayersRegression
 
     config = request.config
@@ -51,7 +47,7 @@ def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersR
     if folder is None and (chosen := config.getini("accucompare_reports")):
         folder = Path(config.rootpath, chosen)
     file, _, test = request.node.nodeid.partition("::")
-    if folder is not None:  # two files of one name are in directories of their own
+    if folder is not None:  # files of one name get directories of their own
         folder = folder.joinpath(
             *(part for part in Path(file).with_suffix("").parts if part not in ("..", "/"))
         )
@@ -66,7 +62,6 @@ def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersR
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say which bundles were written."""
     for report in (each for reports in terminalreporter.stats.values() for each in reports):
         for name, path in (
             getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ()

@@ -1,6 +1,4 @@
-"""What the fixture ``layers_regression`` does: compare a model with a bundle that is kept beside
-its test.
-"""
+"""The fixture ``layers_regression``: compare a model with a bundle that is kept beside its test."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ class LayersRegression:
         file: the test's file; ``test_model.py`` keeps its bundles in ``test_model/``.
         test: the test's name in it.
         update: write bundles instead of comparing.
-        scratch: a directory of the test's own.
-        reports: where the failing tests of this file write their reports; ``scratch`` if ``None``.
+        scratch: the test's temporary directory.
+        reports: where failing tests of this file write reports; ``None`` for ``scratch``.
         note_written: called with each bundle that was written.
     """
 
@@ -58,26 +56,25 @@ class LayersRegression:
         equal_nan: bool = False,
         **limits: Any,
     ) -> None:
-        """Assert that every layer is as close to what was recorded as the limits ask.
+        """Assert that every layer is within the limits of the recorded bundle.
 
-        With ``--accucompare-update`` the bundle is written instead, in place of an earlier one.
+        With ``--accucompare-update`` the bundle is written anew instead.
 
         Args:
-            model: a model, or a ``Case``. It runs where it is, in the mode and the type that it
-                has.
-            inputs: of the model, as a ``Case`` takes them.
-            name: of a second check in the same test.
-            mode: of a bundle that is written: ``"sketch"`` keeps digests, statistics and at most 2
-                KiB of each tensor, kilobytes for git, by which errors are known to some percent.
-                ``"stats"`` keeps less, and a comparison sees neither values in another order nor
-                most small differences. ``"tensors"`` keeps all values.
+            model: runs on its own device, and in its own mode and dtype.
+            inputs: for the model, as a ``Case`` takes them.
+            name: tells several checks in one test apart.
+            mode: how a bundle is written: ``"sketch"`` keeps digests, statistics and at most 2 KiB
+                of each tensor, kilobytes for git, and errors are known to some percent. ``"stats"``
+                keeps less, and misses values in another order and most small differences.
+                ``"tensors"`` keeps all values.
             equal_nan: whether NaN in the same places is equal; else it fails.
             limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``,
                 ``map``, ``only``, ``skip``, as for ``accucompare.diff``.
 
         Raises:
-            AssertionError: if a layer is not close; the message names the report that was written.
-                Also if there is no bundle yet.
+            AssertionError: if a layer is not close, or there is no bundle yet; the message names
+                the report.
             UsageError: if an option makes no sense, or two checks of a test have one name.
         """
         __tracebackhide__ = True
@@ -117,9 +114,7 @@ class LayersRegression:
 
 
 def bundle_name(test: str, name: str = "") -> str:
-    """What the bundle of a test is called: its name where that is safe as a file's; else made safe,
-    and told apart by its digest.
-    """
+    """The name of a test's bundle: the test's, if safe as a file name; else with a digest."""
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]

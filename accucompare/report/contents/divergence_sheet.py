@@ -1,6 +1,4 @@
-"""The sheet *Divergence*: the relative L2 error of every output over the execution order, as a
-chart and the data behind it.
-"""
+"""The sheet *Divergence*: the relative L2 error of every output in execution order."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from accucompare.text import cut
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINES = 30
 
-#: Below the other curves, and wide enough to be seen where they cover it.
+#: Below the other curves, and wide enough to show where they cover it.
 _BASELINE = ChartSeries("baseline", looks.BASELINE_CURVE, width=3.5)
 _SERIES = (
     ChartSeries("relative L2", looks.CURVE),
@@ -44,9 +42,7 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class _Point:
-    """One output in the chart: its row, the row's number, its relative L2 error, the limit on that,
-    and the baseline's.
-    """
+    """An output: its row, the row's number, its relative L2 error, limit and baseline's error."""
 
     number: int
     row: Row
@@ -62,7 +58,7 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
     low, high = _bounds(shown)
 
     def drawn(error: float | None) -> float | None:
-        """Where an error is on the axis; at an end of it if it is outside."""
+        """An error on the axis, moved to the nearer end if outside."""
         return None if error is None else high if math.isnan(error) else min(max(error, low), high)
 
     columns = [
@@ -126,9 +122,7 @@ def _point(place: int, row: Row) -> _Point:
 
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
-    """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between
-    them.
-    """
+    """Powers of ten around every positive finite value, as the ends of a logarithmic axis."""
     values = [
         value
         for point in shown
@@ -142,11 +136,9 @@ def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
 
 
 def _label(name: str, most: int = _LABEL) -> str:
-    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as
-    much of the rest as fits.
+    """A layer's name cut to its numbers, its last part and what else fits.
 
-    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``.
-    """
+    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``."""
     parts = name.split(".")
     kept = {len(parts) - 1}
     wanted = [at for at, part in enumerate(parts) if part.isdigit()]
@@ -158,7 +150,7 @@ def _label(name: str, most: int = _LABEL) -> str:
 
 
 def _joined(parts: Sequence[str], kept: Collection[int]) -> str:
-    """The parts that are kept, with dots between neighbours and ``…`` for each gap."""
+    """The kept parts, with dots between neighbours and ``…`` for gaps."""
     name, before = "", -1
     for at in sorted(kept):
         name += ("." if name else "") if at == before + 1 else "…"

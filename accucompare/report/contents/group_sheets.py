@@ -1,6 +1,4 @@
-"""The sheets that sum up very many rows, or several ranks or steps: *By layer*, *By rank*, *By
-step*, and a heat map of each of the two.
-"""
+"""Summaries of many rows, ranks or steps: *By layer*, *By rank*, *By step*, heat maps."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ _SAME, _NARROW = "=", 6.5
 
 
 def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]:
-    """The sheets; their links lead to rows of *Layers*. None of a comparison that its rows tell all
-    about.
-    """
+    """The sheets, linked to rows of *Layers*; none if the rows tell everything."""
     if not found.summarised:
         return []
     tables = [_groups(comparison, layers, found, "layer", found.layers)]
@@ -54,9 +50,7 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
-    """What is shown of each group, whose number is the row; ``name`` says what the groups are:
-    ``layer``, ``rank`` or ``step``.
-    """
+    """Columns for groups, which are numbered rows; ``name``: ``layer``, ``rank`` or ``step``."""
 
     def measured(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]
@@ -133,7 +127,7 @@ def _heading(title: str, note: str) -> list[Line]:
 
 
 def _heat(heat: HeatMap) -> Table:
-    """A heat map, as logarithms: a cell shows how many powers of ten an error is over its limit."""
+    """A heat map of log10: a cell shows how many powers of ten an error is over its limit."""
     lines = [[_power(size) for size in line] for line in heat.sizes.tolist()]
 
     def cell(at: int) -> Any:

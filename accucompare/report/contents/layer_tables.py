@@ -1,6 +1,4 @@
-"""The large tables: *Layers*, one row per row of the comparison, and *Unmatched*, the rows that
-have only one side.
-"""
+"""The large tables: *Layers*, with all rows, and *Unmatched*, with the rows of one side only."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ _COLORING = (
 
 
 def all_layers(comparison: Result, found: Overview) -> Table:
-    """The table *Layers*, which links lead to: all rows, or of very many those that tell most."""
+    """The table *Layers*, which links lead to: all rows, or of very many the most telling."""
     rows: Sequence[Row] = comparison.rows
     numbers, heading = None, []
     if found.places is not None:
@@ -96,7 +94,6 @@ def all_layers(comparison: Result, found: Overview) -> Table:
 
 
 def unmatched(comparison: Result, found: Overview) -> Table:
-    """The table *Unmatched*."""
     columns = [column._replace(folded=0) for column in chosen(COLUMNS, *_UNMATCHED_TITLES)]
     rows = Chosen(comparison.rows, found.one_sided)
     more = found.one_sided_count - len(rows)
@@ -123,7 +120,7 @@ def unmatched(comparison: Result, found: Overview) -> Table:
 
 
 def sized(columns: Sequence[Column], names: Iterable[str]) -> list[Column]:
-    """The columns, that of the layers as wide as their names are."""
+    """The columns, with the layers' as wide as their names."""
     width = min(max(max(map(len, names), default=0) + 2, 16), _WIDEST_NAME)
     return [
         column._replace(width=width) if column.title == "layer" else column for column in columns

@@ -52,14 +52,14 @@ _WIDTHS = (3, 44, 40, 40, 15, 15, 15)
 _WIDTHS_OF_THREE = (3, 44, 40, 40, 20, 20, 15)  # room for what the baseline says
 _MOST_LISTED = 50  # pre-flight findings and damaged records; the rest is counted
 _MOST_CULPRITS = 20
-#: What stands before the date, which alone tells two reports of the same bundles apart.
+#: Begins the line with the date, which alone tells two reports of the same bundles apart.
 _MADE = "report made"
 _SHADE = "FFF3F4F6"
 _ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top")
 
 
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
-    """The sheet; its links lead to rows of *Layers*."""
+    """The sheet, linked to rows of *Layers*."""
     widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
     return Page(
         "Summary",
@@ -110,7 +110,6 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
 
 
 def meaning(comparison: Result) -> str:
-    """The verdict in one or two sentences."""
     counts = comparison.counts_by_status()
     passed, failed, total = counts[Status.PASS], counts[Status.FAIL], len(comparison.rows)
     first = comparison.first_divergence
@@ -141,7 +140,7 @@ def meaning(comparison: Result) -> str:
         sentences.append(
             f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides."
         )
-    if failed and comparison.incomplete:  # else it is the trouble itself
+    if failed and comparison.incomplete:  # otherwise it is the trouble itself
         sentences.append(
             f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end."
         )
@@ -157,9 +156,7 @@ def _short(place: str, most: int = 120) -> str:
 def _fact(
     name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0
 ) -> Line:
-    """A name, and beside it what is known of it; a text of more characters than fit in a line takes
-    more lines.
-    """
+    """A name and its value; ``per_line``: characters after which the value wraps."""
     return Line(
         [SheetItem(name, looks.MUTED_TEXT), SheetItem(value, look, link)],
         spread=1,
@@ -190,7 +187,7 @@ def _expectation(comparison: Result) -> Iterator[Line]:
 
 
 def _training(comparison: Result) -> Iterator[Line]:
-    """What two runs were told to do otherwise, where they part, and what came of a standard."""
+    """Which settings of two runs differ, where they part, and the result of a standard."""
     found, sentence = comparison.training, training_words.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
@@ -282,7 +279,7 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
 
 
 def _kind(row: Row) -> str:
-    """What of its module a row is, in words: ``Linear, output``."""
+    """A row's module and role in words: ``Linear, output``."""
     record = row.record
     if record is None:
         return "module"
@@ -316,9 +313,7 @@ def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
 
 
 def _height(message: str, characters: int) -> float:
-    """Points for a text that wraps at about so many characters, 0 for never; merged cells do not
-    grow by themselves.
-    """
+    """Points for text that wraps after ``characters`` (0: never); merged cells do not grow."""
     return 15 * min(1 + len(message) // characters, 8) if characters else 0
 
 
@@ -363,9 +358,7 @@ def _counts(comparison: Result) -> Iterator[Line]:
 
 
 def _worst(rows: Sequence[tuple[Row, str]]) -> Iterator[Line]:
-    """The rows with the largest relative L2 errors, those that fail first, each with what leads to
-    it.
-    """
+    """The rows with the largest relative L2 errors, failing ones first, each with its link."""
     yield from _section(
         "Furthest from golden, by relative L2 error: what fails, and then the others"
     )

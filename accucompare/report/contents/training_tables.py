@@ -1,6 +1,4 @@
-"""The sheet *Training*: every step of two runs, with charts of losses, their difference, gradient
-norms and learning rates.
-"""
+"""The sheet *Training*: every step of two runs, with charts of losses, gradient norms and rates."""
 
 from __future__ import annotations
 
@@ -38,21 +36,19 @@ from accucompare.report.table import (
 from accucompare.report.words import training_words as words
 
 _CHART_LINES = 17  # lines that a chart covers
-_MARKED = 60  # points of a chart, up to which each of them is marked
+_MARKED = 60  # up to this many points of a chart, each is marked
 _GOLDEN, _CANDIDATE, _LIMIT, _PARTING = looks.CURVE, looks.OTHER_CURVE, looks.AXIS, looks.OVER
 _PARTS = "parts here"
 
 #: Six digits, as losses are printed.
 _SIX = "[=0]0;[<0.001]0.00000E+00;0.000000"
 
-#: What of a step a chart shows.
+#: A value of a step, for a chart.
 _Get = Callable[[StepPair], Value]
 
 
 def training(comparison: Result) -> list[Table]:
-    """The table of steps with its charts, and the hidden one that these are drawn from; none
-    without training.
-    """
+    """The table of steps with its charts, and the hidden one behind them; none without training."""
     found = comparison.training
     if found is None:
         return []
@@ -152,9 +148,7 @@ def _skipped(side: str) -> _Get:
 
 
 def step_columns(found: TrainingResult) -> list[Column]:
-    """What is shown of each step: both sides' numbers, their differences and limits, and what the
-    sides were told to do.
-    """
+    """The columns for each step: both sides' numbers and settings, differences and limits."""
     columns = [Column("step", lambda pair: pair.step, COUNT, 8)]
     if found.several_ranks:
         columns.append(Column("rank", lambda pair: pair.rank, COUNT, 7))
@@ -200,9 +194,7 @@ def step_columns(found: TrainingResult) -> list[Column]:
 
 
 def _chart_data(found: TrainingResult) -> Table:
-    """The hidden table that the charts are drawn from: of neighbouring steps the one that is
-    furthest apart.
-    """
+    """The hidden table behind the charts: of neighbouring steps the one furthest apart."""
 
     def parts(pair: StepPair) -> bool:
         return found.parting is not None and (found.parting.rank, found.parting.step) == (
@@ -245,7 +237,7 @@ def _chart_data(found: TrainingResult) -> Table:
 
 
 def _finite(get: _Get) -> _Get:
-    """What a chart can show."""
+    """The value where a chart can show it."""
 
     def finite(pair: StepPair) -> Value:
         value = get(pair)
@@ -255,7 +247,7 @@ def _finite(get: _Get) -> _Get:
 
 
 def _positive(get: _Get) -> _Get:
-    """The size of a number, as a logarithmic axis can show it."""
+    """The magnitude where a logarithmic axis can show it."""
 
     def size(pair: StepPair) -> Value:
         value = get(pair)
@@ -269,7 +261,7 @@ def _positive(get: _Get) -> _Get:
 
 
 def _charts(found: TrainingResult, data: Table, letter: str) -> list[Chart]:
-    """What there is to draw, one chart below the other from this column on."""
+    """The charts that have data, one below the other, from this column on."""
     of_rank = f", rank {data.rows[0].rank}" if found.several_ranks and data.rows else ""
 
     def both(what: str) -> list[ChartSeries]:

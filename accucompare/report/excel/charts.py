@@ -21,13 +21,13 @@ from openpyxl.worksheet.worksheet import Worksheet
 from accucompare.report.table import TEXT, Chart, ChartSeries, Table, looks
 
 _POINT = 12_700  # in EMU
-_SMALL_MARKS = 400  # of more points than these
+_SMALL_MARKS = 400  # for more points than these
 
 
 def draw(sheet: Worksheet, chart: Chart, table: Table) -> None:
     """Add a chart of the table, which is on one sheet, to a sheet."""
     count = len(table.rows)
-    drawn: Any = LineChart()  # its type says that there may be no legend, title or gridlines
+    drawn: Any = LineChart()  # its type forbids removing legend, title and gridlines
     drawn.width, drawn.height = chart.size
     drawn.legend.position = "b"
     drawn.display_blanks = "span" if chart.spanned else "gap"

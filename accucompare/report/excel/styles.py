@@ -1,4 +1,4 @@
-"""The looks of cells, and the rules that colour them, as openpyxl writes them."""
+"""Cell styles and conditional formats for openpyxl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from accucompare.report.table import (
 
 
 def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = "") -> Cell:
-    """A cell. Text stays text, whatever it begins with. ``link`` is a place in the workbook."""
+    """A cell whose text is never a formula; ``link`` is a place in the workbook."""
     cell = WriteOnlyCell(sheet, number_or_text(value))
     if isinstance(cell.value, str):
         cell.data_type = "s"
@@ -51,7 +51,7 @@ def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = 
     return cell
 
 
-#: By workbook: the numbers that it has given to the parts of each look.
+#: By workbook: its style numbers for each look.
 _styles: WeakKeyDictionary[Workbook, dict[Look, Any]] = WeakKeyDictionary()
 
 
@@ -74,14 +74,11 @@ def _parts(look: Look) -> tuple[Font, PatternFill, Alignment, Border]:
 
 
 def hyperlink(cell: str, location: str) -> Hyperlink:
-    """A link from a cell to a row of the comparison."""
     return Hyperlink(ref=cell, location=location, tooltip="Show the row in Layers")
 
 
 def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> list[Rule]:
-    """The rules that colour the rows of a table; ``cells`` are those of its first row, by the
-    titles of their columns.
-    """
+    """The rules that colour a table's rows; ``cells``: those of its first row, by column title."""
     rules = []
     for formula, look in coloring:
         style = DifferentialStyle(
@@ -95,9 +92,7 @@ def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> li
 
 
 def heat_rules(first: str) -> list[Rule]:
-    """The rules that colour a heat map, whose first cell this is: white for what is far below its
-    limit, red for what is far over it.
-    """
+    """The rules that colour a heat map: white far below the limit, red far over it."""
     style = DifferentialStyle(
         font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
     )
@@ -119,7 +114,7 @@ def heat_rules(first: str) -> list[Rule]:
 
 
 def scale_rule(scale: Scale) -> Rule:
-    """The rule that shows a column's sizes at a glance."""
+    """The conditional format of a column's scale."""
     if scale is Scale.BAR:
         whole = [FormatObject(type="num", val=end) for end in (0, 1)]
         return Rule(

@@ -1,8 +1,4 @@
-"""The Excel report of a comparison.
-
-*Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or
-steps, *Divergence*, *Unmatched*, *Environment*.
-"""
+"""The Excel report of a comparison."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
         ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be
             written.
     """
-    # of a directory, that is said first
+    # a directory gets its own message first
     if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):
         raise ReportError(
             f"{path}: an Excel report's name must end in .xlsx, such as"

@@ -36,24 +36,16 @@ from accucompare.report.table import (
     row_looks,
 )
 
-_MOST_LINKS = 65_530  # that Excel opens in a sheet
+_MOST_LINKS = 65_530  # Excel's limit in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
-if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
+if LXML:  # openpyxl then writes with lxml and raises its errors
     from lxml.etree import LxmlError
 
     _WRITE_ERRORS = (LxmlError,)
 
 
 def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
-    """Write a workbook.
-
-    Args:
-        path: where to; directories that are not there are created.
-        title: of the workbook, among its properties.
-        sheets: what it consists of, in this order.
-
-    Returns:
-        ``path``.
+    """Write the sheets, and return ``path``; missing directories are created.
 
     Raises:
         ReportError: if the path is a directory or a terminal, or the file cannot be written.
@@ -75,9 +67,9 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
     workbook.properties.creator = "accucompare"
     workbook.properties.title = text(title)
     workbook.calculation.fullCalcOnLoad = (
-        False  # there is nothing to calculate, so closing it asks nothing
+        False  # nothing to calculate, so closing the workbook asks nothing
     )
-    without_rows = BytesIO()  # so small
+    without_rows = BytesIO()  # so it is small
     rows: list[SheetRows] = []
     try:
         for sheet in sheets:
@@ -93,7 +85,7 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
         workbook.save(without_rows)
     except BaseException:
         for each in workbook.worksheets:
-            # or Python warns about half-written sheets when it deletes them
+            # otherwise Python warns about half-written sheets when it deletes them
             with suppress(Exception):
                 each.close()
         raise
@@ -101,7 +93,7 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
 
 
 def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
-    """Add the sheets of a table, each down to its header, and return the rows that go below."""
+    """Add a table's sheets, each down to its header, and return the rows that go below."""
     sheets = [_add_rows(workbook, table, *page) for page in table.pages()]
     for chart in table.charts:
         draw(workbook[table.title], chart, chart.data or table)
@@ -154,9 +146,7 @@ def _add_sheet(
     pages_wide: int = 1,
     large: bool = False,
 ) -> Worksheet:
-    """A new sheet with these column widths, printed in landscape format on so many pages side by
-    side; large is A3.
-    """
+    """A new sheet, printed in landscape on ``pages_wide`` pages side by side; large is A3."""
     # a write-only sheet has the attributes used here, which its type does not list
     sheet = cast(Worksheet, workbook.create_sheet(title))
     for number, width in enumerate(widths, 1):
@@ -197,9 +187,8 @@ class _Facts(NamedTuple):
 
     Attributes:
         empty: the titles of sparse columns without any value.
-        several: the titles of columns that are to be seen if rows differ in them, and do.
-        fills: the rows' colours.
-        deepest: the deepest level of their outline.
+        several: the titles of columns shown only if rows differ in them, and do.
+        deepest: the deepest level of the rows' outline.
     """
 
     empty: set[str]
@@ -209,7 +198,7 @@ class _Facts(NamedTuple):
 
 
 def _facts(table: Table, start: int, stop: int) -> _Facts:
-    """Found in one pass, for a row may be made each time it is asked for."""
+    """One pass, since a row may be made each time it is asked for."""
     empty = {column.title: column.get for column in table.columns if column.sparse and column.get}
     alike: dict[str, set[Any]] = {
         column.title: set() for column in table.columns if column.several and column.get
@@ -235,12 +224,12 @@ def _facts(table: Table, start: int, stop: int) -> _Facts:
 
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], facts: _Facts) -> None:
-    """Hide columns without values, and fold those that not everybody needs."""
+    """Hide columns without values, and fold those that few readers need."""
     # openpyxl would write it before it counts the levels
     if most := max(column.folded for column in columns):
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
-    # hidden, not left out: every report has the same columns in the same places
+    # hidden, not left out: columns have the same places in every report
     for number, column in enumerate(columns, 1):
         dimension = sheet.column_dimensions[get_column_letter(number)]
         if column.title in facts.empty:
@@ -279,7 +268,7 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
 
 
 def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
-    """Add the links of the rows; openpyxl writes them at the end of the sheet."""
+    """Add the rows' links; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             links = enumerate(

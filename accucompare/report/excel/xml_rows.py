@@ -1,6 +1,4 @@
-"""Rows of a table, written as XML into the workbook that openpyxl made: one row in memory at a
-time.
-"""
+"""A table's rows, written as XML into openpyxl's workbook, one row in memory at a time."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
-    """Text that a cell can hold: invisible characters and those that XML forbids are escaped; a
-    text that is too long is cut.
-    """
+    """Text for a cell: invisible and forbidden characters are escaped, long text is cut."""
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
@@ -48,9 +44,7 @@ class SheetRows(NamedTuple):
     """The rows of a sheet that openpyxl wrote down to its header.
 
     Attributes:
-        sheet: the sheet.
-        table: what they are rows of.
-        start, stop: the indices of the first one and after the last one.
+        start, stop: the indices of the first row and after the last one.
         styles: the numbers of the columns' cell styles in the workbook, by the fill of a row.
     """
 
@@ -62,16 +56,10 @@ class SheetRows(NamedTuple):
 
 
 def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) -> None:
-    """Copy a workbook, and put the rows into its sheets.
+    """Copy a workbook that openpyxl saved to ``path``, and put the rows into its sheets.
 
-    openpyxl writes everything but these rows. For each of their millions of cells it would fill a
-    Cell, look up its style and write it tag by tag, which takes five times as long.
-
-    Args:
-        workbook: the file that openpyxl saved.
-        sheets: the rows of its tables.
-        path: where to.
-    """
+    For each of millions of cells openpyxl would fill a Cell, look up its style and write it tag by
+    tag, which takes five times as long."""
     by_part = {rows.sheet.path.lstrip("/"): rows for rows in sheets}
     with ZipFile(workbook) as source, ZipFile(path, "w", ZIP_DEFLATED) as target:
         for part in source.infolist():
@@ -80,8 +68,8 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
                 target.writestr(part, content)
                 continue
             above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
-            # zipfile must know in advance whether it exceeds 2 GB; on the report's own disk, so
-            # that what is said of a full one is true
+            # zipfile must know in advance whether it exceeds 2 GB; beside the report, so that a
+            # full disk is reported correctly
             sheet = path.with_name(f"{path.name}.sheet")
             try:
                 with sheet.open("wb") as file:
@@ -98,9 +86,7 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
 
 
 def _rows(sheet: SheetRows) -> Iterator[str]:
-    """The XML of every row, below the header; few rows are looked at together, column by column,
-    which is faster.
-    """
+    """The XML of every row. Few rows are read together, column by column, for speed."""
     table = sheet.table
     for start in range(sheet.start, sheet.stop, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, sheet.stop))
@@ -134,7 +120,7 @@ def _rows(sheet: SheetRows) -> Iterator[str]:
 def _column(
     letter: str, first: int, styles: Iterable[int], values: Iterable[Value], dense: bool
 ) -> list[str]:
-    """The XML of a few cells of a column, from a line on. Nearly all are numbers, or empty."""
+    """The XML of a few cells of a column. Nearly all are numbers, or empty."""
     return [
         f'<c r="{letter}{line}" s="{style}" t="n"><v>{value!r}</v></c>'
         if type(value) is int or (type(value) is float and isfinite(value))
@@ -146,9 +132,7 @@ def _column(
 
 
 def _cell(place: str, style: int, value: Value, dense: bool) -> str:
-    """The XML of a cell; an empty one is left out of a dense table. Text is marked as text, so it
-    is never taken for a formula.
-    """
+    """The XML of a cell, none for an empty one if dense. Text is marked, so never a formula."""
     if value is None or value == "":
         return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)
@@ -166,5 +150,5 @@ def _inline(value: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """As in XML's text. The libraries' own function imports 15 ms of tables."""
+    """Escaped for XML. The libraries' own function imports 15 ms of tables."""
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

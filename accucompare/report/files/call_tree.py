@@ -1,4 +1,4 @@
-"""The rows of a comparison as calls inside calls, in execution order: what the exports draw."""
+"""A comparison's rows as nested calls in execution order: what the exports draw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STAGE = {
     RoleGroup.GRADS: CallStage.UPDATE,
     RoleGroup.UPDATE: CallStage.UPDATE,
 }
-_MOST_DEPTH = 200  # calls inside calls; real models have some ten
+_MOST_DEPTH = 200  # nested calls; real models have some ten
 _Key = tuple[Any, ...]  # rank, step, stage, name, call; and the operator
 #: Roles of values that go into a call.
 ENTERS = (
@@ -45,13 +45,11 @@ ENTERS = (
 
 @dataclass
 class CallNode:
-    """A call of a module, or of an operator in a module's own code; or the update of a module's
-    parameters.
+    """A call of a module, or of an operator in its own code; or the update of its parameters.
 
     Attributes:
         name, call: the module's, as in a record.
-        operator: the operator with its number, ``aten.bmm.default#0``; ``""`` for the module's own
-            call.
+        operator: with its number, ``aten.bmm.default#0``; ``""`` for the module's call.
         type: the class of the module.
         rows: its rows, by their numbers (from 1).
         inside: the calls that it made.
@@ -65,9 +63,7 @@ class CallNode:
     inside: list[CallNode] = field(default_factory=list)
 
     def title(self, around: CallNode | None) -> str:
-        """Its name within the call that made it, ``attn.c_proj``; and which call it is, if not the
-        first.
-        """
+        """Its name within its caller, ``attn.c_proj``, and its call index unless 0."""
         if self.operator:
             return self.operator
         name = (
@@ -89,9 +85,7 @@ class Pass:
 
 
 def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
-    """All calls of a comparison by rank, step and stage, each of these in execution order. Modules
-    never called are left out.
-    """
+    """All calls by rank, step and stage, in execution order. Modules never called are left out."""
     found: dict[tuple[int, int, CallStage], Pass] = {}
     calls: dict[_Key, CallNode] = {}
     callers: dict[_Key, _Key] = {}
@@ -127,9 +121,7 @@ def passes(rows: Sequence[WrittenRow]) -> list[Pass]:
 
 
 def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
-    """Whether a call has more callers than the drawing has room for, or is among them: so says only
-    a damaged file.
-    """
+    """Whether a call is nested too deeply to draw, or in itself: only in damaged files."""
     for _ in range(_MOST_DEPTH):
         if key not in callers:
             return False
@@ -138,9 +130,7 @@ def _too_deep(callers: dict[_Key, _Key], key: _Key) -> bool:
 
 
 def worst(rows: Iterable[WrittenRow]) -> WrittenRow | None:
-    """The row that tells most: one that fails before one that passes, then the one furthest over
-    its limit, then from golden.
-    """
+    """The most telling row: a failing one, then furthest over its limit, then from golden."""
 
     def rank(row: WrittenRow) -> tuple[float, ...]:
         status = (Status.FAIL, Status.NOT_COMPARED, Status.PASS).index(row.status)

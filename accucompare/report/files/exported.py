@@ -1,4 +1,4 @@
-"""What every export says of a row and of a file."""
+"""The words and numbers that all exports share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from accucompare.files import written_whole
 from accucompare.report.files.written_comparison import WrittenMetrics, WrittenRow
 from accucompare.text import printable
 
-#: What log10 of an error is shown as, where it has no such number: of tensors that are equal, and
-#: of an error without bound.
+#: log10 of the error of equal tensors, and of an error without bound.
 LOG_OF_EQUAL, LOG_OF_UNBOUNDED = -20.0, 20.0
 
 
 def facts(row: WrittenRow) -> dict[str, str]:
-    """What is told of a row, in the words of the columns; what it does not have is left out."""
+    """A row's facts in the columns' words; missing ones are left out."""
     side = row.golden or row.candidate
     metrics = row.metrics or WrittenMetrics()
     told: dict[str, float | str | None] = {
@@ -42,8 +41,7 @@ def facts(row: WrittenRow) -> dict[str, str]:
 
 
 def log_of(value: float | None) -> float | None:
-    """log10 of an error, within the bounds above; ``None`` if there is none, or it is not a
-    number."""
+    """The log10 of an error within the bounds above; ``None`` if there is none, or no number."""
     if value is None or math.isnan(value):
         return None
     if value <= 0:

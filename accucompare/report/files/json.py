@@ -37,9 +37,8 @@ def write_json(comparison: Result, path: Path) -> Path:
     """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``,
     ``"inf"``, ``"-inf"``.
 
-    A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: the first is all but the rows,
-    with their number as ``row_count``, and each further one is a row. Of the rows one is in memory
-    at a time.
+    A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: first everything but the rows,
+    with their number as ``row_count``, then a row each. One row is in memory at a time.
 
     Raises:
         ReportError: if the file cannot be written.
@@ -54,7 +53,7 @@ def write_json(comparison: Result, path: Path) -> Path:
 
 
 def head(comparison: Result) -> dict[str, Any]:
-    """All but the rows, as JSON can hold it."""
+    """Everything but the rows, as JSON can hold it."""
     decided = decide(comparison)
     first, until = comparison.first_divergence, comparison.identical_until
     places = overview_of(comparison).culprits if comparison.culprits else []
@@ -116,7 +115,7 @@ def _document(comparison: Result) -> Iterator[bytes]:
 
 def _lines(comparison: Result) -> Iterator[bytes]:
     yield _line({**head(comparison), "row_count": len(comparison.rows)})
-    # ten times as fast, but it makes null of what JSON has no number for
+    # ten times as fast, but writes NaN and infinities as null
     encode = msgspec.json.Encoder().encode
     for row, producer in with_producers(comparison.rows):
         content = _row(row, producer)
@@ -142,9 +141,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _is_finite(row: dict[str, Any]) -> bool:
-    """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it
-    must be looked at closely.
-    """
+    """Whether JSON can hold every float of a row; a sum that overflows may be a false alarm."""
     sides = [side["statistics"] for side in (row["golden"], row["candidate"]) if side]
     tables = [row, *(table for table in (*sides, row["metrics"]) if table)]
     return isfinite(
@@ -153,9 +150,8 @@ def _is_finite(row: dict[str, Any]) -> bool:
 
 
 def _indented(value: Any, line: str) -> str:
-    """A value as ``json.dumps`` writes it with an indent of 1, in a quarter of the time; ``line``
-    is a new line with its indent.
-    """
+    """As ``json.dumps(indent=1)``, in a quarter of the time; ``line``: a line break and its
+    indent."""
     if isinstance(value, str):
         return _quoted(value)
     if value is None or isinstance(value, bool):
@@ -173,9 +169,7 @@ def _indented(value: Any, line: str) -> str:
 
 
 def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, Any]:
-    """A culprit; ``row`` is the number (from 1) of the row that shows it, which is at this place
-    (from 0).
-    """
+    """A culprit, whose row has this place (from 0); ``row`` is that row's number (from 1)."""
     number = None if at is None else at + 1
     shown = {
         name: getattr(culprit, name)
@@ -284,8 +278,7 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 
 
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
-    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one
-    did."""
+    """A row; ``producer``: the number (from 1) of the row that produced this very tensor."""
     record, verdict = row.record, row.verdict
     place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {

@@ -1,7 +1,7 @@
 """The comparison for Model Explorer: a graph of the calls, and values for its nodes.
 
-A stage of a step is a graph, a call a node, a module that calls others a group with two nodes: what
-goes into it, and what comes out. The field names are those of model_explorer/graph_builder.py and
+A stage of a step is a graph, a call a node, a module that calls others a group with two nodes: its
+inputs and its outputs. The field names are those of model_explorer/graph_builder.py and
 node_data_builder.py (ai-edge-model-explorer 0.1.34)."""
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class NodeData(NamedTuple):
 
     Attributes:
         suffix: of the file's name.
-        title: in the viewer.
         get: a row's value, of which log10 is shown.
         thresholds: upper bounds with their colours.
     """
@@ -89,10 +88,7 @@ class _Node:
 
 
 def write_model_explorer(written: Written, path: Path) -> list[Path]:
-    """Write the graph, and beside it one file for each kind of node data, named after it.
-
-    Returns:
-        the files, the graph first.
+    """Write the graph and, beside it, a file for each kind of node data; return their paths.
 
     Raises:
         ReportError: if one cannot be written.
@@ -119,12 +115,11 @@ def _title(each: Pass) -> str:
 
 
 def _part(name: str) -> str:
-    """A part of a namespace, in which a slash would begin another."""
+    """A part of a namespace, whose separator is a slash."""
     return printable(name).replace("/", "∕") or "(empty)"
 
 
 def _nodes(each: Pass) -> list[_Node]:
-    """The nodes in execution order."""
     nodes: list[_Node] = []
 
     def add(
@@ -165,7 +160,7 @@ def _nodes(each: Pass) -> list[_Node]:
 
 
 def _sides(rows: _Rows) -> tuple[_Rows, _Rows]:
-    """The rows of the values that go into a call, and of the others."""
+    """The rows of a call's inputs, and the others."""
     entering = {number: row for number, row in rows.items() if row.role in ENTERS}
     return entering, {number: row for number, row in rows.items() if number not in entering}
 
@@ -197,9 +192,7 @@ def _node(node: _Node, node_of: dict[int, _Node]) -> JSON:
 
 
 def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
-    """From what made the values that the node takes; where none is known, from what ran before it
-    in the same module.
-    """
+    """Edges from the producers of a node's inputs, or else from the node before it."""
     edges = []
     for number, row in takes.items():
         source = node_of.get(row.producer or 0)
@@ -219,9 +212,7 @@ def _edges(node: _Node, takes: _Rows, node_of: dict[int, _Node]) -> list[JSON]:
 
 
 def _node_data(kind: NodeData, nodes: Sequence[_Node]) -> JSON:
-    """A node's value is that of the row that tells most; one that fails without a number, as for
-    NaN, has its reason's colour.
-    """
+    """A node shows its most telling row; a failure without a number shows its reason's colour."""
     results: JSON = {}
     for node in nodes:
         row = worst(node.rows.values())

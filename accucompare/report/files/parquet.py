@@ -1,6 +1,4 @@
-"""Every row of a comparison as a Parquet file, for pandas, DuckDB and Polars: the columns of the
-sheet *Layers*, with types.
-"""
+"""Every row as a Parquet file: the columns of the sheet *Layers*, with types."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 #: Rows that are read together, and how many of these blocks are written together.
 _IN_BLOCK, _BLOCKS = 1 << 13, 8
 _DIGITS = 20  # of the largest integer of 64 bits
-#: Columns of which tensors of integers make integers, beyond what a float64 holds.
+#: Columns that are integers for tensors of integers, beyond what a float64 holds.
 _INTEGERS = (
     "golden there",
     "candidate there",
@@ -37,11 +35,10 @@ _INTEGERS = (
 def write_parquet(comparison: Result, path: Path) -> Path:
     """Write every row, in groups of 65,536, one of which is in memory.
 
-    Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` where
-    there is nothing, NaN where something is no number. An integer of a tensor that float64 cannot
-    hold is exact in a column of its own (``golden min (exact)``), which is ``null`` elsewhere; so
-    all files have the same columns. The metadata hold under ``accucompare`` what the JSON lines'
-    first line does.
+    Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` if
+    missing, NaN if not a number. An integer that float64 cannot hold is exact in a column of its
+    own (``golden min (exact)``), ``null`` elsewhere, so all files have the same columns. The
+    metadata ``accucompare`` hold the first of the JSON lines.
 
     Raises:
         ReportError: if pyarrow is missing, or the file cannot be written.
@@ -80,7 +77,7 @@ def write_parquet(comparison: Result, path: Path) -> Path:
 
 
 def require_pyarrow() -> Any:
-    """pyarrow, and its module for Parquet; neither is imported before.
+    """pyarrow and its Parquet module, imported only now.
 
     Raises:
         ReportError: if it is missing, or broken.
@@ -97,7 +94,7 @@ def require_pyarrow() -> Any:
 
 
 def _columns(arrow: Any) -> list[tuple[Column, pyarrow.DataType]]:
-    """Those of *Layers* with their types, and beside those that may hold integers one more."""
+    """The columns of *Layers* with types, and an exact one beside those that may hold integers."""
     columns = []
     for column in COLUMNS:
         columns.append((column, _kind(arrow, column)))

@@ -1,9 +1,8 @@
-"""The comparison as a trace for Perfetto: golden and candidate as two tracks of slices of one
+"""The comparison as a trace for Perfetto: golden and candidate as two tracks of slices of equal
 width, with arrows between the pairs.
 
-A step of a rank is a process, so that steps and ranks are apart; time says the order only. The
-format is the trace-event JSON of Chromium ("Trace Event Format", 2016), which Perfetto reads.
-"""
+Each step of a rank is a process; time shows the order only. Perfetto reads Chromium's trace-event
+JSON ("Trace Event Format", 2016)."""
 
 from __future__ import annotations
 
@@ -20,11 +19,9 @@ from accucompare.text import printable
 
 TraceEvent = dict[str, Any]
 
-#: In microseconds of the trace: a call without calls inside; what is left free at both ends of one
-#: with calls; and between stages.
+#: Trace microseconds: a call without calls inside; free ends of one with calls; gap between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
-#: A process has a number of tens; its tracks those after it, for Perfetto names a track by its own
-#: number alone.
+#: Processes are numbered in tens, then their tracks: Perfetto names a track by its number alone.
 TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 
@@ -35,7 +32,7 @@ def write_perfetto(written: Written, path: Path) -> Path:
         ReportError: if it cannot be written.
     """
     trace = _Trace()
-    begins: dict[int, int] = {}  # where the next step of a rank begins; ranks run beside each other
+    begins: dict[int, int] = {}  # where a rank's next step begins; ranks run beside each other
     processes: dict[tuple[int, int], int] = {}
     for each in passes(written.rows):
         place = each.rank, each.step
@@ -80,7 +77,7 @@ def _titles(process: int, each: Pass, written: Written) -> Iterator[TraceEvent]:
 
 @dataclass
 class _Trace:
-    """The events that were made so far."""
+    """The events so far."""
 
     events: list[TraceEvent] = field(default_factory=list)
     arrows: int = 0
@@ -112,7 +109,7 @@ class _Trace:
     def _call(
         self, call: CallNode, around: CallNode | None, process: int, begin: int, end: int
     ) -> Iterator[TraceEvent]:
-        """A call on both tracks, or on the one that has it; its arrow; and its error."""
+        """A call on both tracks, or on the one that has it, with its arrow and its error."""
         rows = call.rows.values()
         telling = worst(rows)
         title = printable(call.title(around))

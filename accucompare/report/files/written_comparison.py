@@ -1,4 +1,4 @@
-"""The comparison that ``accucompare diff --json`` wrote, read back: what the exports show of it."""
+"""A comparison read back from ``accucompare diff --json``, as far as exports need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
 
 
 class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
-    """What was measured of a pair; each as in ``compare.measuring.measure.Metrics``."""
+    """A pair's metrics, as in ``compare.measuring.measure.Metrics``."""
 
     rel_l2: float | None = None
     one_minus_cosine: float | None = None
@@ -28,8 +28,6 @@ class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
 
 
 class WrittenSide(msgspec.Struct, frozen=True, gc=False):
-    """One side's record."""
-
     name: str
     shape: tuple[Count, ...]
     dtype: str
@@ -59,7 +57,6 @@ class WrittenRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rel_l2(self) -> float | None:
-        """The relative L2 error; ``None`` if nothing was measured."""
         return None if self.metrics is None else self.metrics.rel_l2
 
     @property
@@ -70,8 +67,6 @@ class WrittenRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A comparison."""
-
     golden: str
     candidate: str
     conclusion: str
@@ -100,7 +95,7 @@ def read_written(path: Path) -> Written:
     try:
         written = _of_lines(content) if is_lines(path) else _decoded(content, Written)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # not over a report
+        # never over a report
         name = (
             path.name
             if path.suffix.lower() == ".json" or is_lines(path)

@@ -1,7 +1,7 @@
 // Charts, drawn by uPlot: errors over the execution order, and histories of steps.
 
 const CHART_HEIGHT = 260;
-const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power)); // between lines of the axis to the right
+const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power)); // distances between lines of the x axis
 
 // series: {title, color, values, dashed, points, width}; place(index) is what the tooltip says, choose(index) what a click does.
 class LineChart {
@@ -65,7 +65,7 @@ class LineChart {
   // Lines between steps, and where the runs part.
   marks(plot) {
     const { ctx, bbox } = plot;
-    let free = bbox.left; // where the next title has room
+    let free = bbox.left; // where space for the next title begins
     for (const mark of this.options.marks ?? []) {
       const x = Math.round(plot.valToPos(mark.at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -110,7 +110,7 @@ class LineChart {
   }
 }
 
-// Where a logarithmic axis has lines: at powers of ten, but not at too many of them; within one or two, also between.
+// Lines of a logarithmic axis: at powers of ten, thinned out if many; over one or two powers, also between.
 function lines(low, high) {
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
   const between = last - first <= 2 ? [1, 2, 5] : [1];
@@ -135,7 +135,7 @@ function decades(lists) {
   return [10 ** Math.max(Math.floor(Math.log10(low)) - 1, -300), 10 ** Math.min(Math.floor(Math.log10(high)) + 1, 300)];
 }
 
-// The errors of a part of a step: rows whose role is drawn, and those that glue has made wrong.
+// The errors of a part of a step: rows whose role is drawn, and those that glue made wrong.
 function divergence(box, note, table, phase, keep, choose) {
   const [role, reason, error, limit, baseline] = ["role", "reason", "relative L2", "limit on relative L2", "baseline relative L2"].map((title) => table.column(title));
   const roles = role.words.map((word) => phase.roles.includes(word));
@@ -190,7 +190,7 @@ function divergence(box, note, table, phase, keep, choose) {
   });
 }
 
-// A history over steps: one chart of columns of a table.
+// A history over steps: one chart of a table's columns.
 function stepChart(box, table, chart, options = {}) {
   const steps = table.column("step").numbers;
   const chosen = [];

@@ -1,6 +1,6 @@
 // The data of the page: one gzip stream in base64, with a head at its end that says where each column lies (see page_data.py).
 
-const MISSING = 0x7ffc0000; // the first bytes of what is no number at all; NaN has others
+const MISSING = 0x7ffc0000; // the first bytes of a missing value; NaN has others
 
 async function unpack() {
   const text = document.getElementById("data").textContent.trim();
@@ -23,7 +23,7 @@ function decode(bytes, at, length) {
   return new TextDecoder().decode(bytes.subarray(at, at + length));
 }
 
-// The upper and lower 32 bits of numbers, of which `count` bytes are kept in planes.
+// Restores the upper and lower 32 bits of numbers from their first `count` bytes, stored plane by plane.
 function unplane(bytes, at, rows, count, high, low, from) {
   for (let plane = 0; plane < count; plane++) {
     const target = plane < 4 ? high : low;
@@ -41,7 +41,7 @@ function toNumbers(high, low) {
   return new Float64Array(halves.buffer);
 }
 
-// A table; each of its columns is unpacked when it is first needed.
+// A table whose columns are unpacked on first use.
 class Table {
   constructor(bytes, about) {
     this.bytes = bytes;
@@ -93,13 +93,13 @@ class Column {
     return this;
   }
 
-  // Of numbers: all of them; what is missing is NaN here.
+  // A column's numbers; missing ones are NaN.
   get numbers() {
     if (!this.cached) this.cached = toNumbers(this.bits().high, this.low);
     return this.cached;
   }
 
-  // Of texts: the number of each row's text.
+  // For a column of texts: the index of each row's text.
   get indices() {
     return this.bits().high;
   }

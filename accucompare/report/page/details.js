@@ -4,7 +4,7 @@ const PLACE = ["role", "path", "call", "step", "rank"];
 const BOTH = ["shape", "dtype", "L2", "min", "max", "mean", "NaN", "Inf", "there"];
 const SAID_APART = new Set(["#", "layer", "type", ...PLACE, "reason", "status", "detail", "candidate layer", "nearest name", "source line"]);
 
-// Where a row is, in words: `encoder.0.fc1 call 1 output.0 (step 2)`.
+// A row's place in words: `encoder.0.fc1 call 1 output.0 (step 2)`.
 function placeOf(table, row) {
   const [role, path, call, step, rank] = PLACE.map((title) => table.value(title, row));
   const several = (title) => table.column(title).numbers.some((number) => number > 0);
@@ -12,7 +12,7 @@ function placeOf(table, row) {
   return [table.value("layer", row), call ? `call ${call}` : "", path ? `${role}.${path}` : role, where.length ? `(${where.join(", ")})` : ""].filter(Boolean).join(" ");
 }
 
-// What stands behind # in a link to a row; the same is written by page_comparison.anchor.
+// A row's link fragment, as page_comparison.anchor writes it.
 function anchorOf(table, row) {
   const parts = [encodeURIComponent(table.value("layer", row))];
   for (const title of PLACE) {
@@ -22,7 +22,7 @@ function anchorOf(table, row) {
   return parts.join(";");
 }
 
-// The row that a link leads to: of the place that it names, or of its layer the first that fails, or the first; -1 for none.
+// The row of a link fragment: at its place, or else its layer's first failing row, or its layer's first; -1 for none.
 function rowOf(table, anchor) {
   let layer;
   let wanted;
@@ -31,7 +31,7 @@ function rowOf(table, anchor) {
     layer = decodeURIComponent(name);
     wanted = rest.map((part) => [part.slice(0, part.indexOf("=")), decodeURIComponent(part.slice(part.indexOf("=") + 1))]);
   } catch {
-    return -1; // no link of ours
+    return -1; // not one of our links
   }
   const column = table.column("layer");
   const index = column.words.indexOf(layer);

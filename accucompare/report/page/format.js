@@ -21,7 +21,7 @@ function shown(column, value) {
   return value === 0 ? "0" : FORMATS[column.format](value);
 }
 
-// How large an error is, from 0 (1e-9 or less) to 1 (1 or more, or no number), on a logarithmic scale; null for none.
+// An error on a logarithmic scale from 0 (1e-9 or less) to 1 (1 or more, or no number); null for none.
 function heat(error) {
   if (error === null) return null;
   if (!(error < 1)) return 1;

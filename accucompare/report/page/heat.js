@@ -98,7 +98,7 @@ class HeatMap {
     if (over >= 0) this.scroll.scrollTop = Math.max(0, (Math.floor(over / columns) - 3) * this.row);
   }
 
-  // The number of each column above it, or of as many of them as there is room for.
+  // The columns' numbers above the cells, as many as fit.
   numbers(ctx) {
     ctx.fillStyle = color("muted");
     let free = 0;
@@ -141,7 +141,7 @@ class HeatMap {
   }
 }
 
-// A name without its middle, as wide as there is room.
+// A name cut in the middle to the available width.
 function shortened(ctx, name, room) {
   if (ctx.measureText(name).width <= room) return name;
   let kept = name.length;

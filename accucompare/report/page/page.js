@@ -1,4 +1,4 @@
-// Puts the parts together: of a comparison, or of a watch's log.
+// Assembles the page of a comparison or of a watch's log.
 
 addEventListener("DOMContentLoaded", async () => {
   try {
@@ -21,7 +21,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// Charts are drawn in colours that the system's choice of light or dark changes.
+// Redraws when the system switches between light and dark: charts have their own colours.
 function onTheme(draw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 }
@@ -76,7 +76,7 @@ class ComparisonPage {
     for (const about of this.head.heats) new HeatMap(byId("heats"), this.bytes, about, about.layers);
   }
 
-  // What all rows of each layer, rank or step come to.
+  // Summaries of all rows by layer, rank or step.
   summary(name, table) {
     if (!table) return;
     const box = byId(`by-${name}`);
@@ -129,7 +129,7 @@ class ComparisonPage {
     return this.members === undefined || this.members === null || this.members[this.table.column("layer").indices[row]] === 1;
   }
 
-  // Only rows of a module and what is in it; null for all.
+  // Shows only the rows of a module and of those inside it; null for all.
   inside(name) {
     this.module = name;
     const words = this.table.column("layer").words;
@@ -212,7 +212,7 @@ class ComparisonPage {
     byId("steps-box").ontoggle = () => (this.steps ??= new Grid(byId("steps"), steps, { what: "steps" }));
   }
 
-  // Show a row: in the table, if need be without the filter, and its details.
+  // Shows a row in the table, without the filter if that hides it, and its details.
   go(row) {
     this.unfilter(row);
     this.grid.choose(row, true);
@@ -260,7 +260,7 @@ class ComparisonPage {
   }
 }
 
-// A link to what is shown, without a step in the browser's history for each row; browsers refuse to change it many times a second.
+// Puts what is shown into the address, without a history entry per row; browsers refuse frequent changes.
 let linking;
 function linkTo(anchor) {
   clearTimeout(linking);

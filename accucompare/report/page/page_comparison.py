@@ -1,6 +1,4 @@
-"""The page of a comparison: the sentence, culprits, divergence, the model as a tree, every row, the
-two environments.
-"""
+"""The page of a comparison: verdict, culprits, divergence, the model's tree, rows, environments."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ _MOST_CULPRITS = 20
 
 
 def _glue_of(row: Row) -> str:
-    """The module whose own code made a failing value that it gave to another; ``""`` of all other
-    rows.
-    """
+    """The module whose own code made a failing value for another module; ``""`` for other rows."""
     record = row.record
     if (
         row.reason is not Reason.GLUE
@@ -87,7 +83,7 @@ _MORE = (
 )
 
 
-#: Over which heat maps show the worst error of each layer.
+#: Headings of the heat maps, which show the worst error of each layer.
 _HEAT_TITLES = {
     "rank": "x limit of each layer on each rank",
     "step": "x limit of each layer in each step",
@@ -95,12 +91,11 @@ _HEAT_TITLES = {
 
 
 class Phase(NamedTuple):
-    """A part of a step, whose errors are drawn in a chart of its own.
+    """A part of a step with its own chart of errors.
 
     Attributes:
-        title: its name.
         roles: of its rows.
-        drawn: those whose errors are drawn; of others only what glue has made wrong is.
+        drawn: roles that are drawn; of others only rows that glue made wrong.
     """
 
     title: str
@@ -124,9 +119,7 @@ PHASES = (
 
 
 class StepChart(NamedTuple):
-    """A chart of the steps of two runs: the titles of its columns, each with its look, and whether
-    its axis is logarithmic.
-    """
+    """A chart of two runs' steps: titles of columns with looks; a logarithmic y axis or not."""
 
     title: str
     series: tuple[tuple[str, str], ...]
@@ -157,12 +150,7 @@ STEP_CHARTS = (
 
 
 def write_comparison_page(comparison: Result, path: Path) -> Path:
-    """Write the page of a comparison, and return its path.
-
-    Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
-            written.
-    """
+    """Write the page of a comparison, and return its path. Errors as ``write_page``."""
 
     found = overview_of(comparison)
 
@@ -173,8 +161,8 @@ def write_comparison_page(comparison: Result, path: Path) -> Path:
 
 
 def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]:
-    """Write the tables, and return what the page's script has to know."""
-    places = None if found.places is None else np.sort(found.places)  # here in execution order
+    """Write the tables, and return what the page's script needs."""
+    places = None if found.places is None else np.sort(found.places)  # in execution order here
     rows = comparison.rows if places is None else Chosen(comparison.rows, places)
     numbers = None if places is None else (places + 1).tolist()
     tables = [data.table("rows", [*sized(COLUMNS, found.layers.names), *_MORE], rows, numbers)]
@@ -206,17 +194,14 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
 
 
 def _place(places: Array | None, place: int | None) -> int | None:
-    """Where the row of a place stands in the page's table, which holds the rows of these places, or
-    all.
-    """
+    """The index of a place in the page's table, which holds the rows of these places, or all."""
     return place if place is None or places is None else int(np.searchsorted(places, place))
 
 
 def _summaries(
     found: Overview, data: PageData
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Write the tables and heat maps that sum up all rows, and return what the head says of
-    each."""
+    """Write the tables and heat maps that sum up all rows, and return their heads."""
     groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
     tables = [
         data.table(f"by {name}", group_columns(name, each), range(len(each.names)))
@@ -240,9 +225,7 @@ def _summaries(
 
 
 def anchor(row: Row) -> str:
-    """The part of a link behind ``#`` that leads to a row, also on a page that is written anew:
-    ``a.fc;role=output;step=2``.
-    """
+    """A row's link fragment, stable when the page is written anew: ``a.fc;role=output;step=2``."""
     parts = [quote(printable(layer(row)), safe="")]
     if (record := row.record) is not None:
         known = (
@@ -260,7 +243,7 @@ def anchor(row: Row) -> str:
 
 
 def _content(comparison: Result, found: Overview) -> dict[str, Any]:
-    """What the template is filled with: words only, made by what every report says."""
+    """The template's content: only words, shared by all reports."""
     decided = decide(comparison)
     third = comparison.baseline
     listed = entries(
@@ -352,7 +335,7 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
 
 
 def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
-    """A culprit, with its numbers and what is said of it."""
+    """A culprit with its numbers and statements."""
     numbers = (
         ("excess", EXCESS, culprits.excess_words(culprit)),
         ("x limit", EXCESS, culprits.over_limit(culprit)),
@@ -372,7 +355,7 @@ def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
 
 
 def _training(comparison: Result) -> Iterator[tuple[str, str]]:
-    """Lines on the steps of two runs, each with how it looks."""
+    """Lines on the steps of two runs, each with its look."""
     found = comparison.training
     if found is None:
         return

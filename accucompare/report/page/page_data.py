@@ -1,10 +1,9 @@
-"""The data of a page: columns as bytes that a browser unpacks at once, with a head that says where
-each lies.
+"""A page's data: columns as bytes that a browser unpacks at once, with a head that locates each.
 
-A number is kept as the leading bytes of its float64: as many as its shown digits need, and rounded
-to those. All first bytes of a column come first, then all second ones, and so on, for so they
-compress best. A text is kept once, and a row holds its number. Everything is one gzip stream in
-base64, written while it is made, with the head at its end."""
+A number is rounded and kept as the leading bytes of its float64, as many as its shown digits need.
+All first bytes of a column come first, then all second ones, and so on, which compresses best. A
+text is stored once; rows hold its number. Everything is one gzip stream in base64, written while it
+is made, with the head at its end."""
 
 from __future__ import annotations
 
@@ -30,14 +29,12 @@ from accucompare.report.table import (
 )
 from accucompare.text import printable
 
-#: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all
-#: other numbers the whole.
+#: Bytes kept of a float64: 12 bits of mantissa for three digits, 20 for six; else all.
 _BYTES = {SCIENTIFIC: 3, NUMBER: 4}
-#: Digits that are shown of these: they are rounded to them first, or else the page would round
-#: twice and show another last digit.
+#: Digits to round to before bytes are cut; rounding twice would change the last shown digit.
 _DIGITS = {SCIENTIFIC: 3, NUMBER: 6}
 _WHOLE = 8
-#: What the page's script calls the formats.
+#: The formats' names in the page's script.
 _FORMATS = {
     TEXT: "text",
     COUNT: "count",
@@ -48,14 +45,14 @@ _FORMATS = {
 }
 _INDEX = 4  # bytes of a text's number
 _BLOCK = 1 << 14  # rows
-#: The first bytes of what stands for no number at all; a NaN is always written as the first.
+#: The first bytes of what is no number; a NaN is always written as the first.
 _NAN, _MISSING = (np.uint64(bits << 48) for bits in (0x7FF8, 0x7FFC))
 _EXPONENT = np.uint64(0x7FF << 52)
 _LEVEL = 2  # of isal's three: nearly as small as zlib's usual one, in a tenth of the time
 
 
 class PageData:
-    """Writes columns into a file, one after the other; only one is in memory."""
+    """Writes columns into a file; one is in memory at a time."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,12 +67,10 @@ class PageData:
         rows: Sequence[Any],
         numbers: Iterable[int] | None = None,
     ) -> dict[str, Any]:
-        """Write a table, block by block of its rows and in each column by column, and return what
-        the head says of it.
+        """Write a table in blocks of rows, column by column in each, and return its head.
 
-        A number of the candidate's is written as its difference in bits from golden's, since most
-        are nearly equal. ``numbers`` are the rows'; ``None`` for 1, 2, ….
-        """
+        The candidate's numbers are differences in bits from golden's, since most are nearly equal.
+        ``numbers``: the rows'; ``None`` for 1, 2, …."""
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
         for block in value_blocks(columns, rows, _BLOCK, numbers):
@@ -107,9 +102,7 @@ class PageData:
         return {"title": title, "rows": len(rows), "at": at, "block": _BLOCK, "columns": about}
 
     def matrix(self, numbers: Sequence[float | None]) -> int:
-        """Write the numbers of a heat map, row after row, in three bytes each, and return where
-        they lie.
-        """
+        """Write a heat map's numbers by rows, three bytes each, and return where they lie."""
         return self._add(_planes(leading_bits(numbers, 3), 3))
 
     def finish(self, head: dict[str, Any]) -> None:
@@ -122,9 +115,7 @@ class PageData:
         self._write(self._gzip.flush(), last=True)
 
     def _texts(self, known: dict[Value, int]) -> list[int]:
-        """Write the texts of a column, without characters that cannot be seen, and return where
-        they lie.
-        """
+        """Write a column's texts without invisible characters, and return where they lie."""
         texts = json.dumps(
             ["" if value is None else printable(str(value)) for value in known], ensure_ascii=False
         ).encode()
@@ -144,27 +135,25 @@ class PageData:
 
 
 def _width(column: Column) -> int:
-    """How many bytes a value takes."""
+    """Bytes of a value."""
     return _INDEX if column.format == TEXT else _BYTES.get(column.format, _WHOLE)
 
 
 def _other(column: Column) -> str:
-    """The column that the values of this one are differences from; ``""`` for none."""
+    """The column that this one's values are differences from; ``""`` for none."""
     side, _, what = column.title.partition(" ")
     return f"golden {what}" if side == "candidate" and column.format != TEXT else ""
 
 
 def _indices(values: list[Value], known: dict[Value, int]) -> Array:
-    """The numbers of texts, after more of them have become known."""
+    """The numbers of texts; ``known`` gets the new ones."""
     for value in dict.fromkeys(values):
         known.setdefault(value, len(known))
     return np.fromiter(map(known.__getitem__, values), np.uint32, len(values))
 
 
 def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -> bytes:
-    """The bytes of numbers; ``of_golden`` holds golden's of this block, which the candidate's are
-    told by.
-    """
+    """The bytes of numbers; the candidate's are differences from ``of_golden``'s of this block."""
     count = _width(column)
     bits = leading_bits(values, count, _DIGITS.get(column.format, 0))
     if column.title.startswith("golden "):
@@ -174,11 +163,9 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 
 
 def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
-    """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no
-    number has bits of its own.
+    """Numbers as bits of float64, zero beyond ``count`` bytes; NaN and missing ones are marked.
 
-    ``digits``: how many decimal digits they are rounded to before; 0 for all.
-    """
+    ``digits``: decimal digits to round to first; 0 for all."""
     if "" in values:
         values = [None if value == "" else value for value in values]
     numbers = np.array(values, np.float64)  # NaN for None
@@ -200,8 +187,7 @@ def leading_bits(values: Sequence[Value], count: int, digits: int = 0) -> Array:
 
 
 def _to_digits(numbers: Array, digits: int) -> Array:
-    """Numbers rounded to so many decimal digits, but for the few whose power of ten is no
-    float64."""
+    """Numbers rounded to decimal digits, except where the power of ten overflows float64."""
     with np.errstate(all="ignore"):
         power = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(numbers))))
         rounded = np.rint(numbers * power) / power
@@ -209,9 +195,7 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 
 def _planes(numbers: Array, count: int) -> bytes:
-    """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then
-    all second ones.
-    """
+    """The ``count`` leading bytes of 64-bit numbers (last bytes of smaller ones), by planes."""
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
     return (

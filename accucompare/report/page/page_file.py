@@ -1,6 +1,4 @@
-"""The file of a page: a template filled in, then the data, with nothing that a browser would fetch
-or run besides our own.
-"""
+"""The file of a page: a filled template and the data; a browser fetches and runs nothing else."""
 
 from __future__ import annotations
 
@@ -42,17 +40,15 @@ def write_page(
     """Write a page, and return its path.
 
     Args:
-        path: where to; its name must end in ``.html``.
-        template: the file in ``page/`` that says what stands in the page.
-        content: what the template is filled with; texts in it are escaped, and so are characters
-            that cannot be seen.
+        path: must end in ``.html``.
+        template: a file in ``page/``.
+        content: fills the template; its texts are escaped, invisible characters too.
         write_data: writes the columns, and returns the head.
 
     Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
-            written.
+        ReportError: if the path is a directory or no ``.html``, or the file cannot be written.
     """
-    # of a directory, that is said first
+    # a directory gets its own message first
     if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):
         raise ReportError(
             f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
@@ -91,5 +87,5 @@ def write_page(
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy calls a script or a style that stands in the page."""
+    """The name of an inline script or style in a Content-Security-Policy."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-// A table of which only the rows in view are in the document: filter, sorting, choice of columns, keyboard.
+// A table with filter, sorting, choice of columns and keyboard; only rows in view are in the document.
 
 const ROW = 24; // pixels, as in page.css
 const MOST_PIXELS = 8e6; // browsers draw nothing beyond some 17 million
@@ -80,7 +80,7 @@ class Grid {
     this.scroller.style.setProperty("--all", `${pixels.reduce((sum, width) => sum + width, 0)}px`);
   }
 
-  // How many characters the longest value of a column takes; of numbers, what the first ones do.
+  // Characters of a column's longest value; for numbers, of the first ones.
   longest(column) {
     if (column.longest === undefined) {
       const few = Math.min(this.table.rows, 200);
@@ -92,7 +92,7 @@ class Grid {
 
   sort(column) {
     const same = this.sorted?.column === column;
-    const first = !column.isText; // the largest number first, but the first letter
+    const first = !column.isText; // numbers begin with the largest, texts with the first letter
     if (!same) this.sorted = { column, down: first };
     else this.sorted = this.sorted.down === first ? { column, down: !first } : null;
     this.title();
@@ -142,7 +142,7 @@ class Grid {
 
   order() {
     const { column, down } = this.sorted;
-    const last = down ? -Infinity : Infinity; // of what is missing, whatever the direction
+    const last = down ? -Infinity : Infinity; // missing values come last in either direction
     let keys;
     if (column.isText) {
       const places = column.words.map((word, index) => index).sort((one, other) => (column.words[one] < column.words[other] ? -1 : 1));
@@ -150,7 +150,7 @@ class Grid {
       places.forEach((index, place) => (rank[index] = column.words[index] === "" ? last : place));
       keys = Float64Array.from(column.indices, (index) => rank[index]);
     } else {
-      // NaN and infinities are larger than all numbers: they are what people look for.
+      // NaN and infinities sort above all numbers: they are what people look for.
       const most = (number) => (number < 0 ? -Number.MAX_VALUE : Number.MAX_VALUE);
       keys = column.numbers.map((number, row) => (column.high[row] === MISSING ? last : Number.isFinite(number) ? number : most(number)));
     }
@@ -162,7 +162,7 @@ class Grid {
     return Math.max(1, Math.floor((this.scroller.clientHeight - this.header.offsetHeight) / ROW));
   }
 
-  // The first row in view. Beyond what browsers can scroll, the scroll bar's place stands for the share of all rows.
+  // The first row in view. If the table is taller than browsers can scroll, the scroll position stands for a share of all rows.
   get first() {
     const height = this.view.length * ROW;
     if (height <= MOST_PIXELS) return Math.floor(this.scroller.scrollTop / ROW);
@@ -170,7 +170,7 @@ class Grid {
     return Math.round((this.scroller.scrollTop / free) * (this.view.length - this.inView));
   }
 
-  // On paper nothing is scrolled, so that the first rows are all put into the document.
+  // Paper does not scroll: for printing, the first rows are all put into the document.
   print(rows) {
     this.printed = rows;
     this.draw();
@@ -221,7 +221,7 @@ class Grid {
     this.options.choose?.(row);
   }
 
-  // Scroll so that a row is in view; a row that is filtered out is not.
+  // Scrolls a row into view, unless it is filtered out.
   reveal(row) {
     const place = this.view.indexOf(row);
     if (place < 0) return false;

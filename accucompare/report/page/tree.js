@@ -13,11 +13,11 @@ class Tree {
     this.refresh(true);
   }
 
-  // Sum up all rows that are kept, module by module, and each into what it is in.
+  // Sums up the kept rows by module, and into the modules around it.
   refresh(open = false) {
     const layer = this.table.column("layer");
     const [error, status] = [this.table.column("relative L2"), this.table.column("status")];
-    const glue = this.table.column("glue of"); // the module whose own code made what this row's was given
+    const glue = this.table.column("glue of"); // the module whose own code made this row's input
     const failing = status.words.indexOf("fail");
     this.root = { name: ROOT, label: ROOT, inside: new Map(), worst: null, fails: 0, rows: 0, first: false };
     const nodes = layer.words.map((name) => this.node(name));
@@ -40,14 +40,14 @@ class Tree {
     this.draw();
   }
 
-  // How hot a module's square is: by its error among those of this model, and always hotter where a row fails.
+  // How hot a module's square is: its error relative to this model's, and always hotter where a row fails.
   level(node) {
     const { worst, fails } = node;
     const among = worst > this.least ? Math.min(Math.log(worst / this.least) / Math.log(this.most / this.least), 1) : Number(Number.isNaN(worst));
     return fails ? 0.6 + 0.4 * among : 0.55 * among;
   }
 
-  // The nodes from the root to a module, made where they are not there yet.
+  // The nodes from the root to a module; missing ones are made.
   node(name) {
     const path = [this.root];
     if (name === ROOT) return path;
@@ -64,7 +64,7 @@ class Tree {
     return path;
   }
 
-  // At first open: what leads to the first divergence, or else the outermost modules.
+  // Initially open: the way to the first divergence, or else the outermost modules.
   unfold(nodes) {
     const layer = this.table.column("layer");
     const first = this.options.first;

@@ -1,4 +1,4 @@
-"""The columns of the sheet *Layers*, as one table that every tabular report reads."""
+"""The columns of the sheet *Layers*, one table for every tabular report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 Value = str | int | float | None
 
-# Number formats, as Excel writes them. Zero is shown as a bare 0, so that what is not zero stands
-# out.
+# Number formats in Excel's notation. Zero is a bare 0, so that other numbers stand out.
 TEXT = "@"
 COUNT = "#,##0"
 SCIENTIFIC = "0.00E+00;-0.00E+00;0"
@@ -34,46 +33,38 @@ PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
 LOGARITHM = "+0.0;-0.0;0.0"
 EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
 GENERAL = "General"
-#: Shown for the candidate's value if it equals golden's.
+#: Shown for a candidate's value that equals golden's.
 SAME = "same"
 
 _DTYPE = {TEXT: "str", COUNT: "UInt64"}  # pandas'; everything else is a float
 
 
 class Scale(str, Enum):
-    """How sizes in a column are shown at a glance."""
+    """How a column visualises its numbers."""
 
     NONE = ""
     BAR = "bar"  # from 0 to 1
     HEAT = (  # a logarithm to base 10, over 0 for what fails; neighbouring columns have one scale
         "heat"
     )
-    SHADES = "shades"  # among those of the column
-    MATRIX = "matrix"  # among those of all such columns, which are neighbours
+    SHADES = "shades"  # relative to the column
+    MATRIX = "matrix"  # relative to all neighbouring columns of this scale
 
 
 class Column(NamedTuple):
     """One column.
 
     Attributes:
-        title: its header.
-        get: gives its value for a row (``""`` or ``None`` if there is none); is ``None`` if the
-            column shows the row's number.
-        format: one of the number formats above.
+        get: a row's value (``""`` or ``None`` if there is none); ``None`` to show the row's number.
+        format: a number format, as above.
         width: in characters, in Excel.
-        group: what it belongs to; neighbours of one group look alike.
-        sparse: whether Excel hides it if no row has a value, as those of the baseline if there is
-            none.
-        folded: its level in Excel's folded outline of columns: 0 if it is always shown, 1 for the
-            most telling of a further group, 2 for the rest of that group.
+        group: neighbours of one group look alike.
+        sparse: whether Excel hides it if no row has a value.
+        folded: its level in Excel's column outline: 0 always shown, 1 most telling, 2 the rest.
         several: whether it is folded only if all rows have the same value.
-        scale: how its sizes are shown at a glance.
-        wrap: whether its text is broken into lines.
-        link: where a click on it leads for a row, as links name it.
-        least: in a terminal: the fewest characters for names, which can be broken; 0 for numbers
-            and words, which cannot.
-        spare: in a terminal: 0 if it is always shown; in a narrow one, the columns with the largest
-            number are left out first.
+        link: where a click leads for a row, in links' notation.
+        least: in a terminal: the fewest characters of a name; 0 for a column that is never cut.
+        spare: in a terminal: 0 if always shown; the largest number is dropped first.
     """
 
     title: str
@@ -92,9 +83,7 @@ class Column(NamedTuple):
 
 
 def limit_on_error(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, or else the error divided by the
-    multiple of its limit.
-    """
+    """The limit on the relative L2 error: the one in force, else error divided by multiple."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -105,13 +94,12 @@ def limit_on_error(row: Row) -> float | None:
 
 
 def chosen(columns: Sequence[Column], *titles: str) -> list[Column]:
-    """The columns of these titles, in this order."""
     by_title = {column.title: column for column in columns}
     return [by_title[title] for title in titles]
 
 
 def layer(row: Row) -> str:
-    """The module that a row is about, as people read it."""
+    """A row's module, for people."""
     return row.module or (row.record.name if row.record else "") or display_name("")
 
 
@@ -121,13 +109,10 @@ def bracketed(numbers: tuple[int, ...]) -> str:
 
 
 class Of:
-    """Reads what a part of a row says; ``otherwise`` where the row has no such part.
+    """Reads a value from a part of a row; ``otherwise`` where the row has no such part.
 
     Attributes:
-        part: gives the part, ``None`` if there is none. Who reads many columns of a row looks for
-            it only once.
-        read: gives the value, from the part.
-        otherwise: the value where there is no part.
+        part: gives the part or ``None``; readers of several columns call it once per row.
     """
 
     __slots__ = ("otherwise", "part", "read")
@@ -158,13 +143,13 @@ def _measured(row: Row) -> Metrics | None:
 
 
 def _count(name: str) -> Callable[[Row], Value]:
-    """A count that is nearly always zero. Zeros are left out, so that other numbers stand out."""
+    """A count that is nearly always zero; zeros are left out, so that other numbers stand out."""
     read = attrgetter(name)
     return lambda row: (row.metrics and read(row.metrics)) or None
 
 
 def _other_shape(row: Row) -> str:
-    """The candidate's shape: ``same``, where it is golden's."""
+    """The candidate's shape: ``same`` if it equals golden's."""
     if row.candidate is None:
         return ""
     return (
@@ -175,9 +160,7 @@ def _other_shape(row: Row) -> str:
 
 
 def _other_name(row: Row) -> str:
-    """The candidate's qualified name: ``same``, where it is golden's, and no renaming made them
-    match.
-    """
+    """The candidate's name: ``same`` if it equals golden's and no renaming paired them."""
     if row.golden is None or row.candidate is None:
         return ""
     return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)
@@ -292,9 +275,7 @@ _AT_ONCE = 256  # rows that are read together, and stay in the processor's cache
 def value_blocks(
     columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
 ) -> Iterator[list[list[Value]]]:
-    """The values of so many rows at a time, by column; few of the rows are in memory. ``numbers``
-    are theirs; ``None`` for 1, 2, ….
-    """
+    """Values by column, in blocks of ``size`` rows; ``numbers``: the rows', or ``None``."""
     each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
     while True:
         values: list[list[Value]] = [[] for _ in columns]
@@ -310,9 +291,7 @@ def value_blocks(
 def _of_few(
     get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]
 ) -> Iterable[Value]:
-    """The values of a column in a few rows. A part that several columns read is looked for once,
-    and kept in ``parts``.
-    """
+    """A column's values in a few rows; ``parts`` caches what several columns read."""
     if get is None:
         return parts[None]
     if not isinstance(get, Of):
@@ -325,13 +304,11 @@ def _of_few(
 
 
 def to_dataframe(comparison: Result) -> pandas.DataFrame:
-    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all
-    of them.
+    """One line per row of the comparison, in its order, with all of ``COLUMNS``.
 
-    Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are
-    ``UInt64``, ``NA`` if there is none. Text is ``""`` if there is none. A column with an integer
-    that float64 cannot hold is ``Int64`` or ``UInt64``, with ``NA`` where there is none; if it has
-    floats too, its dtype is object."""
+    Floats keep NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA``
+    if missing. Missing text is ``""``. A column with an integer that float64 cannot hold is
+    ``Int64`` or ``UInt64`` with ``NA``, or object if it has floats too."""
     import pandas
 
     read = {column.title: _Read(_DTYPE.get(column.format, "float64")) for column in COLUMNS}
@@ -342,7 +319,7 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
 
 
 class _Read:
-    """The values of a column, block by block; floats take eight bytes each."""
+    """A column's values, block by block; floats take eight bytes each."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype, self._blocks, self._floats, self._exact = dtype, list[Any](), False, True
@@ -389,9 +366,7 @@ class _Read:
 
 
 def _exact_dtype(values: Sequence[Value]) -> str:
-    """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot
-    hold.
-    """
+    """pandas' dtype for exact numbers, one of them an integer that float64 cannot hold."""
     there = [value for value in values if value is not None]
     if all(isinstance(value, int) for value in there):
         least, most = min(map(int, there)), max(map(int, there))

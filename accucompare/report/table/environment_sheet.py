@@ -1,6 +1,4 @@
-"""The sheet *Environment*: what each bundle, or each rank of a watch, recorded of how it was made,
-entry by entry.
-"""
+"""The sheet *Environment*: how each bundle, or each rank of a watch, was made, entry by entry."""
 
 from __future__ import annotations
 
@@ -14,20 +12,19 @@ from accucompare.report.table.looks import AMBER, MUTED_TEXT, SECTION
 from accucompare.report.table.sheets import Line, SheetItem, Table
 
 ABSENT = "—"
-_LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
-#: Of one entry per layer or tensor: always shown as a number.
+_LONGEST = 20  # of a list or table that are shown; longer ones show their length
+#: With an entry per layer or tensor: always shown as a number.
 _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")
-#: Characters. A line that wraps breaks at a space or slash, and so holds fewer than fit.
+#: Characters. Lines break at a space or slash, and so hold fewer than fit.
 _WRAPS_AT, _A_LINE = 56, 40
 
-#: Entries that differ between any two captures and do not affect their numbers; never marked.
+#: Entries that always differ between captures and do not affect their numbers; never marked.
 _EXPECTED = (
     *("command", "command_line", "argv", "created", "time", "started", "finished", "duration"),
     *("seconds", "out", "pid", "upload"),
 )
 
-#: Entries for the summary, the most telling first: their dotted keys, or the beginning of these,
-#: and their names there; ``""`` for the key itself.
+#: Entries for the summary, the most telling first: keys or their beginnings; names or ``""``.
 _IMPORTANT = {
     "environment.created": "date",
     "environment.command": "command",
@@ -60,10 +57,9 @@ class EnvironmentEntry(NamedTuple):
     """One line.
 
     Attributes:
-        key: dotted.
-        values: what each column says: golden, the candidate and the baseline; or the ranks.
-        marked: for each, whether its difference from the others should catch the eye.
-        differs: whether that of golden and the candidate should.
+        values: by column: golden, the candidate and the baseline; or the ranks.
+        marked: for each, whether it differs from the others enough to be highlighted.
+        differs: whether golden's and the candidate's do.
     """
 
     key: str
@@ -105,8 +101,7 @@ def entry_table(
     listed: Sequence[EnvironmentEntry],
     *more: Column,
 ) -> Table:
-    """A sheet *Environment* with a column for each of these titles, and more columns to the
-    right."""
+    """A sheet *Environment* with a column for each title, and more columns to the right."""
 
     def height(entry: EnvironmentEntry) -> float:
         longest = max(map(len, entry.values))
@@ -126,7 +121,7 @@ def entry_table(
 
 
 def entry_columns(titles: Sequence[str]) -> list[Column]:
-    """The columns of entries: their keys, and what stands under each of these titles."""
+    """The entries' keys, and a column for each title."""
 
     def value(number: int) -> Callable[[EnvironmentEntry], str]:
         return lambda entry: entry.values[number]
@@ -139,7 +134,7 @@ def entry_columns(titles: Sequence[str]) -> list[Column]:
 
 
 def entry_fill(entry: EnvironmentEntry, more: int) -> tuple[str, ...]:
-    """The colours of an entry's cells, and of more cells to the right."""
+    """The colours of an entry's cells, and of ``more`` cells to the right."""
     return tuple(
         AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more)
     )
@@ -148,9 +143,7 @@ def entry_fill(entry: EnvironmentEntry, more: int) -> tuple[str, ...]:
 def entries(
     golden: Manifest, candidate: Manifest, baseline: Manifest | None = None
 ) -> list[EnvironmentEntry]:
-    """The manifests side by side, in the order of golden's; an entry that golden lacks stands
-    beside those of its table.
-    """
+    """The manifests side by side, in golden's order; what golden lacks follows in its table."""
     tables = [
         dict(_of_manifest(manifest))
         for manifest in (golden, candidate, baseline)
@@ -172,7 +165,7 @@ def entries(
 
 
 def important(listed: Sequence[EnvironmentEntry]) -> list[EnvironmentEntry]:
-    """The entries for the summary, called as it calls them."""
+    """The entries for the summary, with its names."""
     shown = []
     for start, name in _IMPORTANT.items():
         of_it = [
@@ -236,9 +229,7 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
 
 
 def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
-    """The values of a table under dotted keys; of a table or list with more entries than
-    ``longest``, their number.
-    """
+    """A table's values under dotted keys; anything longer than ``longest`` as its length."""
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
         yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):

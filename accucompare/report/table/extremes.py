@@ -8,7 +8,7 @@ import numpy as np
 
 from accucompare.numbers import Array
 
-#: Stands for an error that was not measured; all others are 0 or more.
+#: An error that was not measured; all others are 0 or more.
 NONE = -1.0
 
 
@@ -19,8 +19,8 @@ class Extremes(NamedTuple):
         groups: their numbers, in order.
         used: the largest error as a multiple of its limit; infinite if a row fails without a
             number; ``NONE`` if none was measured.
-        places: of the first rows with that.
-        rel_l2, excess: the largest ones, wherever they are.
+        places: of the first rows with that error.
+        rel_l2, excess: the largest ones, in any row.
     """
 
     groups: Array
@@ -30,7 +30,7 @@ class Extremes(NamedTuple):
     excess: Array
 
     def by(self, groups: Array) -> Extremes:
-        """The same of larger groups, whose number for each group is given."""
+        """Merged into larger groups; ``groups`` gives the new number of each."""
         order = np.argsort(groups, kind="stable")
         groups, used, places = groups[order], self.used[order], self.places[order]
         starts = (

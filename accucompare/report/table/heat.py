@@ -1,5 +1,4 @@
-"""Heat maps of layers by ranks and by steps: the largest error of each as a multiple of its
-limit."""
+"""Heat maps of layers by ranks and by steps: largest errors as multiples of their limits."""
 
 from __future__ import annotations
 
@@ -22,12 +21,11 @@ class HeatMap:
     Attributes:
         across: what its columns are: ``rank`` or ``step``.
         layers: the names of its lines, in execution order.
-        columns: the numbers of the ranks or steps; where there are too many, of neighbours the
-            first and the last: ``0–7``.
+        columns: numbers of ranks or steps; ranges such as ``0–7`` where there are too many.
         sizes: lines by columns: the largest error as a multiple of its limit; 0 where nothing
             differs, infinite where a row fails without a number, ``NONE`` where nothing was
             compared.
-        left_out: how many layers it leaves out, none of which is worse than those that it shows.
+        left_out: how many layers are left out, none worse than those shown.
         together: how many neighbours share a column.
     """
 
@@ -40,7 +38,7 @@ class HeatMap:
 
 
 def heat_maps(found: Overview) -> list[HeatMap]:
-    """Those that have several columns."""
+    """The heat maps with several columns."""
     sides = (("rank", found.ranks, found.pairs_by_rank), ("step", found.steps, found.pairs_by_step))
     return [
         _heat_map(across, groups, pairs, found.layers)

@@ -14,10 +14,10 @@ PALE_GREEN, PALE_RED = "FFE2F0D9", "FFFFC7CE"
 INK, MUTED, LINE, BLUE = "FF1F2933", "FF6B7280", "FFD5D9DF", "FF1B5FAA"
 WHITE, DARK_RED, SLATE = "FFFFFFFF", "FF9C0006", "FF4B5563"
 
-#: From far below a limit over the limit itself to far over it.
+#: Far below a limit, at the limit, far over it.
 HEAT_SCALE = ("FFFFFFFF", AMBER, "FFE05252")
 
-#: Colours of charts, which have no alpha channel: curves, and what is around them.
+#: Colours of charts, without alpha: curves, and what is around them.
 CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = (
     BLUE[2:],
     "E07B00",
@@ -26,7 +26,7 @@ CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = (
     "A5D6A7",
     "2F6F73",
 )
-#: Of curves side by side.
+#: For curves side by side.
 CURVES = (CURVE, "E07B00", "2E7D32", "8E44AD", "C62828", "00838F", "6D4C41", "9AA5B1")
 GRID, AXIS, LETTERS = "E5E7EB", "9CA3AF", SLATE[2:]
 
@@ -46,7 +46,7 @@ GREYED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Rea
 
 
 class Look(NamedTuple):
-    """One style of cell: everything that differs from plain text on white."""
+    """A cell's style: everything that differs from plain text on white."""
 
     size: float = 10
     bold: bool = False
@@ -75,7 +75,7 @@ CELL_TOP = Look(line=LINE, vertical="top")
 LINK = Look(line=LINE, color=BLUE, underline=True)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 
-#: How a reason's name looks in the table of counts: as its rows do in *Layers*.
+#: A reason's name in the table of counts looks as its rows do in *Layers*.
 REASON_LOOK = {
     **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
     **{
@@ -105,7 +105,6 @@ def row_looks(
 
 
 def header_look(column: Column) -> Look:
-    """The look of a column's title."""
     look = Look() if column.format == TEXT else Look(align="right")
     return look._replace(
         bold=True,
@@ -117,9 +116,7 @@ def header_look(column: Column) -> Look:
 
 
 def _look(column: Column) -> Look:
-    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps
-    clear of them.
-    """
+    """Numbers, and text for one (NaN), are aligned right; other text is indented."""
     look = (
         Look(indent=1, format=TEXT)
         if column.format == TEXT

@@ -1,9 +1,7 @@
-"""What a report shows of a comparison of any size, found in one pass over its rows: which of them,
-and what all of them come to.
+"""What a report shows of a comparison of any size, found in one pass over its rows.
 
-Up to ``MOST_ROWS`` rows, a workbook and a page hold every row. Of more they hold those that fail,
-those near their limit, and those that something in the report leads to; summaries by layer, rank
-and step count all of them."""
+A workbook and a page hold up to ``MOST_ROWS`` rows. Of more they hold those that fail, those near
+their limit, and those that the report links to; summaries by layer, rank and step count all."""
 
 from __future__ import annotations
 
@@ -27,18 +25,18 @@ from accucompare.report.table.columns import layer
 from accucompare.report.table.extremes import NONE, Extremes, second_of
 from accucompare.report.table.sheets import Table, thinned
 
-#: The most rows of a comparison that a workbook, or a page, holds.
+#: The most rows that a workbook or a page holds.
 MOST_ROWS = 100_000
 #: Rows by the largest relative L2 error.
 _FURTHEST = 10
-_BLOCK = 512  # rows that are looked at together; more would not stay in the processor's cache
+_BLOCK = 512  # rows at a time; more would not stay in the processor's cache
 
 _NOWHERE = -1  # the rank and step of a module that was never called
 _CODES = {id(reason): code for code, reason in enumerate(Reason)}  # an Enum's own hash is slow
 
 
 def _mask(*reasons: Reason) -> Array:
-    """Whether a reason, by its code, is one of these."""
+    """By code of a reason: whether it is one of these."""
     return np.array([reason in reasons for reason in Reason])
 
 
@@ -54,9 +52,7 @@ _ONE_SIDE, _GLUE, _TOO_PRECISE = (
 
 
 class Chosen(Sequence[Row]):
-    """Some rows of a comparison, taken from it when they are asked for; ``places`` are theirs in
-    it, from 0.
-    """
+    """Some rows of a comparison, taken from it on demand; ``places`` are theirs in it, from 0."""
 
     def __init__(self, rows: Sequence[Row], places: Array) -> None:
         self._rows, self._places = rows, places
@@ -78,12 +74,11 @@ class Chosen(Sequence[Row]):
 
 @dataclass(frozen=True)
 class Groups:
-    """All rows, by what they have in common: their layer, rank or step.
+    """All rows, grouped by layer, rank or step.
 
     Attributes:
-        names: of the groups: of layers, or the numbers of ranks and steps.
-        rows, failing, not_compared: how many rows each has.
-        worst: of each group, in the same order.
+        names: layers, or the numbers of ranks and steps.
+        rows, failing, not_compared: how many rows each group has.
         layers_failing: in how many layers of each group a row fails.
     """
 
@@ -97,14 +92,11 @@ class Groups:
 
 @dataclass(frozen=True)
 class Points:
-    """The outputs that were measured, in execution order, for the chart; in a fed capture also the
-    inputs that glue made wrong.
+    """The measured outputs in execution order; in a fed capture also inputs that glue made wrong.
 
     Attributes:
-        places: of their rows.
         errors: relative L2; NaN where nothing is finite.
-        fails: whether the row does.
-        shown: the numbers of those that are drawn: of neighbours the worst, if there are too many.
+        shown: indices of the drawn ones: if there are too many, the worst of neighbours.
     """
 
     places: Array
@@ -115,24 +107,20 @@ class Points:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a report shows.
+    """What a report shows. Places count a comparison's rows from 0.
 
     Attributes:
-        total: how many rows there are.
-        places: of the rows that are held, in the order in which a workbook shows them; ``None`` if
-            all are, in their own.
-        failing, near: how many rows fail, and are near their limit (or are closer to golden than
-            they should be).
+        places: of the rows held, in the workbook's order; ``None`` if all are, in their own.
+        failing, near: how many rows fail, and are near their limit (or suspiciously close to
+            golden).
         failing_held, near_held: how many of these are held.
         left_out: how many rows of each reason are not held.
         layers, ranks, steps: all rows, in groups.
-        pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; the
-            second number of each pair is that of ``ranks.names`` or ``steps.names``.
-        points: for the chart.
-        furthest: the places of the rows that fail, and then of the others, with the largest
-            relative L2 errors.
-        one_sided: the places of rows with one side only, or no side; as many as are held.
-        one_sided_count: how many of those there are.
+        pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; a
+            pair's second number indexes ``ranks.names`` or ``steps.names``.
+        furthest: places of the largest relative L2 errors: of failing rows, then of the others.
+        one_sided: the places of held rows with one side or none.
+        one_sided_count: how many of those there are, held or not.
         first, until: the places of the first divergence, and of the row until which all is
             identical; ``None`` if there is none.
         culprits: the places of the culprits' rows, in the culprits' order.
@@ -160,13 +148,11 @@ class Overview:
 
     @property
     def summarised(self) -> bool:
-        """Whether there are several ranks or steps, or more rows than are held, so that summaries
-        tell more than rows.
-        """
+        """Whether there are several ranks or steps, or more rows than are held."""
         return self.places is not None or len(self.ranks.names) > 1 or len(self.steps.names) > 1
 
     def link(self, layers: Table, place: int | None) -> str:
-        """What leads to a row in the table of the rows that are held; ``""`` if it is not there."""
+        """The link to a row in the table of held rows; ``""`` if it is not held."""
         position = None if place is None else self.position(place)
         return "" if position is None else layers.place(position, "layer")
 
@@ -179,14 +165,12 @@ class Overview:
         )
 
     def position(self, place: int) -> int | None:
-        """Where the row of this place stands among those that are held; ``None`` if it is not."""
+        """A row's position among those held, by its place; ``None`` if it is not held."""
         return place if self.places is None else self._positions.get(place)
 
 
 def what_is_held(found: Overview, where: str, leads: str) -> str:
-    """Which rows a report of very many holds and leaves out, in words; ``leads``: what the others
-    are held for.
-    """
+    """Which rows a large report holds and leaves out; ``leads``: why it holds the rest."""
     assert found.places is not None
     kinds = (
         (found.failing_held, found.failing, "that fail"),
@@ -212,9 +196,7 @@ _last: tuple[weakref.ref[Result], Overview] | None = None
 
 
 def overview_of(comparison: Result) -> Overview:
-    """What a report shows of a comparison. That of the last one is kept, since several reports are
-    written of it.
-    """
+    """The overview of a comparison; the last one is cached for several reports."""
     global _last
     if _last is None or _last[0]() is not comparison:
         _last = weakref.ref(comparison), _looked_over(comparison)
@@ -222,7 +204,6 @@ def overview_of(comparison: Result) -> Overview:
 
 
 def blocks(rows: Iterable[Row], size: int = _BLOCK) -> Iterator[list[Row]]:
-    """The rows, so many at a time."""
     each = iter(rows)
     while block := list(islice(each, size)):
         yield block
@@ -241,24 +222,22 @@ def _looked_over(comparison: Result) -> Overview:
 
 
 class Finder:
-    """Finds the places of a few rows, which may be made anew whenever they are asked for: by what
-    they are about.
+    """Finds the places of a few rows by content, since a row may be a new object each time.
 
     Attributes:
-        places: of the rows that were given, from 0; ``None`` of those that were not found (yet),
-            and of ``None``.
+        places: of the given rows, from 0; ``None`` for ``None`` and for those not found (yet).
     """
 
     def __init__(self, wanted: Sequence[Row | None]) -> None:
         self.places: list[int | None] = [None] * len(wanted)
-        self._itself: set[int] = set()  # of which numbers of these the very object was found
+        self._itself: set[int] = set()  # numbers of the rows whose very object was found
         self._by_module: dict[str, list[tuple[int, Row]]] = {}
         for number, row in enumerate(wanted):
             if row is not None:
                 self._by_module.setdefault(row.module, []).append((number, row))
 
     def look(self, rows: Sequence[Row], first: int) -> None:
-        """Look at rows, the first of which has this place."""
+        """Search these rows; ``first`` is the place of the first one."""
         if not self._by_module:
             return
         for place, row in enumerate(rows, first):
@@ -275,15 +254,13 @@ def _about(row: Row) -> Any:
 
 
 def _fails_first(errors: Array, fails: Array) -> Array:
-    """Numbers in whose order rows that fail come before the others, and both by their errors."""
+    """Sort keys: rows that fail first, and then by error."""
     finite = np.minimum(errors, 1e300)
     return fails + finite / (1.0 + finite)
 
 
 class _Columns(NamedTuple):
-    """Of each row: its reason's code, its layer's number, its rank and step, whether it is an
-    output; and its errors.
-    """
+    """By row: the codes of reason and layer, rank, step, whether it is an output, and errors."""
 
     codes: Array
     layers: Array
@@ -297,9 +274,7 @@ class _Columns(NamedTuple):
 
 
 class _Pass:
-    """One pass over all rows, block by block, which keeps of each row the few numbers that an
-    overview is made of.
-    """
+    """One pass over all rows by blocks; it keeps the few numbers that an overview needs."""
 
     def __init__(self, fed: bool, finder: Finder) -> None:
         self.fed, self.finder, self.total = fed, finder, 0
@@ -389,14 +364,14 @@ class _Pass:
         )  # fmt: skip
 
     def _points(self, rows: _Columns, fails: Array) -> Points:
-        """The outputs that were measured; in a fed capture, only the inputs show errors of glue."""
+        """The measured outputs; in a fed capture, only inputs show errors of glue."""
         errors = np.where(rows.nothing_finite, np.nan, rows.measured)
         places = np.flatnonzero((rows.outputs | (self.fed & _GLUE[rows.codes])) & (errors != NONE))
         errors, fails = errors[places], fails[places]
         heights = np.where(np.isnan(errors), NONE, errors)
 
         def worst(group: Sequence[int]) -> int:
-            """Of neighbours: the largest error of those that fail, or else the largest error."""
+            """The largest error among neighbours that fail, or else among all."""
             part = slice(group[0], group[-1] + 1)
             own = np.where(fails[part], heights[part], -2.0) if fails[part].any() else heights[part]
             return group[int(np.argmax(own))]
@@ -405,9 +380,7 @@ class _Pass:
 
 
 def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array:
-    """The places of the rows that are held: those that fail, those near their limit, and those that
-    something leads to.
-    """
+    """The places of the rows held: failing, near their limit, or linked to."""
     of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
     led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
     led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
@@ -421,19 +394,19 @@ def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array
 
 
 def _largest(places: Array, values: Array, most: int) -> Array:
-    """The places of the largest values, the largest first; of equal ones those that come first."""
+    """The places of the largest values, the largest first; equal ones in their order."""
     found: Array = places[np.argsort(-values, kind="stable")[:most]]
     return found
 
 
 def _counts(groups: Array, masks: tuple[Array, Array], count: int) -> tuple[Array, Array, Array]:
-    """How many rows each group has; how many of these fail, and were not compared."""
+    """How many rows each group has, how many of these fail, and how many were not compared."""
     fails, not_compared = (np.bincount(groups[mask], minlength=count) for mask in masks)
     return np.bincount(groups, minlength=count), fails, not_compared
 
 
 def _of(numbers: Array, masks: tuple[Array, Array], known: Extremes) -> tuple[Groups, Extremes]:
-    """By rank or by step, in the order of their numbers; and by layer and these, as pairs."""
+    """By rank or step, in the order of their numbers; and by pairs of layer and rank or step."""
     names, groups = np.unique(numbers, return_inverse=True)
     pairs = known.by(known.groups << 32 | groups)
     over = np.bincount(second_of(pairs.groups)[pairs.used > 1], minlength=len(names))
@@ -449,7 +422,7 @@ def _of(numbers: Array, masks: tuple[Array, Array], known: Extremes) -> tuple[Gr
 
 
 def _of_all(known: Extremes, count: int) -> Extremes:
-    """Those of all layers: of modules that were never called nothing is known."""
+    """The worst of all layers; ``NONE`` for modules that were never called."""
     whole = Extremes(
         np.arange(count),
         np.full(count, NONE),
@@ -473,8 +446,7 @@ def _measured(metrics: Sequence[Metrics | None]) -> tuple[Array, Array]:
 
 
 def _sizes(used: Array, fails: Array, not_compared: Array) -> Array:
-    """The errors as multiples of their limits: over 1 of what fails, infinite if that has no
-    number; ``NONE`` of what was not compared.
-    """
+    """The errors as multiples of their limits: over 1 for what fails, infinite if it fails without
+    a number; ``NONE`` for what was not compared."""
     passing = np.where(used > 0, np.minimum(used, 1.0), 0.0)
     return np.where(fails, np.where(used > 1, used, np.inf), np.where(not_compared, NONE, passing))

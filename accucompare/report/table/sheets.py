@@ -1,6 +1,4 @@
-"""What a report consists of, as data: pages of lines, and tables with their columns, rows and
-charts. Formats write them.
-"""
+"""A report as data for every format: pages of lines, and tables with columns, rows and charts."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Line(NamedTuple):
 
     Attributes:
         items: its cells, from the first column in use on.
-        spread: which of them (from 0) reaches over several columns; ``None`` for none.
+        spread: which item (from 0) reaches over several columns; ``None`` for none.
         height: in points; 0 for the usual one.
         free: how many columns on the right it leaves to the items after it.
         margin: what stands before the first column in use.
@@ -59,9 +57,7 @@ class ChartSeries(NamedTuple):
 
     Attributes:
         column: the title of the column with its values.
-        color: red, green and blue, in hexadecimal.
         width: in points; 0 for marks without a line.
-        dashed: whether the line is.
         marked: up to so many points are also marked.
     """
 
@@ -79,14 +75,13 @@ class Chart:
     Attributes:
         at: the cell at its upper left corner.
         series: its lines; the first ones are below.
-        under: the title of the column whose values stand under the axis.
-        titles: of the chart, of the axis to the right, of the axis upwards; ``""`` for none.
+        under: the title of the column whose values label the x axis.
+        titles: of the chart, the x axis, the y axis; ``""`` for none.
         size: width and height in cm.
-        labels: so many fit under the axis.
-        bounds: what the axis upwards runs between; ``None`` for as far as the values reach.
+        labels: how many fit under the x axis.
+        bounds: of the y axis; ``None`` for the values' range.
         spanned: whether lines go on where a value is missing.
-        data: the table with the columns, if it is not the one that the chart stands beside.
-        logarithmic: whether the axis upwards is.
+        data: the table with the columns; ``None`` for the table beside the chart.
     """
 
     at: str
@@ -106,27 +101,21 @@ class Table:
     """A table, on as many sheets as its rows need.
 
     Attributes:
-        title: of the sheet; further sheets are numbered.
-        columns: what is shown of each row.
-        rows: of any type that the columns can read.
         nothing: the text shown if there are no rows.
         numbers: the rows' numbers; ``None`` for 1, 2, …
         heading: lines above the header.
-        space: so many empty lines between heading and header, as for a chart.
-        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and
-            has a filter. ``None`` for neither.
-        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as
-            for large tables.
+        space: how many empty lines between heading and header, as for a chart.
+        frozen: how many columns stay in view, with a header that has a filter; ``None`` for
+            neither.
+        dense: for large tables: no empty cells, and grid lines instead of borders.
         fill: gives the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins.
-            ``{reason}`` stands for the row's cell in the column *reason*.
+        coloring: Excel formulas that colour rows; the first that holds wins. ``{reason}`` stands
+            for the row's cell in the column *reason*.
         depth: a row's level in the outline; ``None`` for a table without one.
         height: a row's height in points; 0 for the usual one.
-        charts: what is drawn, on the first sheet.
-        pages_wide: on how many pages it is printed beside each other.
+        charts: drawn on the first sheet.
+        pages_wide: how many printed pages side by side.
         large: whether on large paper, if on one.
-        tab: the colour of the sheet's tab.
-        hidden: whether the sheet is.
     """
 
     title: str
@@ -150,17 +139,16 @@ class Table:
 
     @property
     def header(self) -> int:
-        """The line that the titles of the columns stand in."""
+        """The line of the columns' titles."""
         return len(self.heading) + self.space + 1
 
     @property
     def _capacity(self) -> int:
-        """How many rows a sheet holds; those below their chart stay with it."""
+        """How many rows a sheet holds; fewer if a chart stands above them."""
         return MAX_POINTS if self.space else LINES_PER_SHEET - self.header
 
     @cached_property
     def letters(self) -> dict[str, str]:
-        """The columns' letters, by their titles."""
         return {
             column.title: column_letter(number) for number, column in enumerate(self.columns, 1)
         }
@@ -175,16 +163,14 @@ class Table:
             )
 
     def place(self, index: int, title: str) -> str:
-        """The cell of a row in the column of this title, as links name it; quoted, since a sheet's
-        title may hold a space.
-        """
+        """A row's cell in the column of this title, in links' notation."""
         page, offset = divmod(index, self._capacity)
         sheet = f"{self.title} {page + 1}" if page else self.title
         return f"'{sheet}'!{self.letters[title]}{self.header + 1 + offset}"
 
 
 def column_letter(number: int) -> str:
-    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …."""
+    """Excel's name of a column, counted from 1: A, …, Z, AA, …."""
     letters = ""
     while number:
         number, digit = divmod(number - 1, 26)
@@ -203,9 +189,7 @@ def table_lines(
     below: Callable[[Any], Iterable[Line]] = lambda row: (),
     numbered: bool = False,
 ) -> Iterator[Line]:
-    """A small table among the lines of a page: a header and its rows; below each what ``below``
-    gives, before it its number.
-    """
+    """A small table within a page: header, rows, and the lines of ``below`` under each row."""
     count = Column("#", None, COUNT)
     margin = SheetItem(count.title, header_look(count)) if numbered else None
     yield Line(

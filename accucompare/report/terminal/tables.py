@@ -1,6 +1,4 @@
-"""Tables in a terminal: as wide as it is; a name that is too long is cut in its middle, and a
-number never. In a pipe, names are whole.
-"""
+"""Tables as wide as the terminal: long names are cut, numbers never. In a pipe, names are whole."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from accucompare.report.console import print_heading
 from accucompare.report.table import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
 from accucompare.text import cut, printable
 
-#: Characters that a column of names is given at least.
+#: The least width of a column of names.
 NAME_WIDTH = 24
 
 _GAP = 2  # spaces between columns
@@ -24,7 +22,7 @@ _LEAST_NAME = 6  # characters of a name where a terminal is too narrow for anyth
 
 
 def shown(column: Column, value: Value) -> str:
-    """A value as a terminal shows it: in few characters, without control characters."""
+    """A value in few characters, without control characters."""
     if value is None or isinstance(value, str):
         return printable(value or "")
     if column.format == COUNT:
@@ -44,15 +42,11 @@ def print_table(
 ) -> None:
     """Print a table.
 
-    If a terminal is too narrow, columns that can be spared are left out and named below the table,
-    and long names are cut in the middle. In a pipe or a file, all columns and names are printed
-    whole, each row in one line.
+    In a narrow terminal, columns that can be spared are left out and named below the table, and
+    long names are cut in the middle. In a pipe or a file everything is whole, a row in one line.
 
     Args:
-        console: where to.
-        columns, rows: of the table; of a row without any value only ``above`` and ``below`` are
-            printed.
-        title: its heading, if it has one.
+        rows: of a row without any value only ``above`` and ``below`` are printed.
         style: of a cell.
         above, below: lines around a row; those below are wrapped, and begin at the second column.
     """
@@ -121,9 +115,7 @@ def print_table(
 
 
 def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int]:
-    """The widths of columns: what each needs; names share what the others leave, if that is less
-    than they need.
-    """
+    """The widths of columns: what each needs, except that names share what is left."""
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])

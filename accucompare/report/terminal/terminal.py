@@ -50,9 +50,7 @@ _WORST_SHOWN = 8
 
 
 def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
-    """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first
-    divergence, the worst rows, counts.
-    """
+    """Print verdict, first difference, pre-flight findings, culprits, worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
@@ -99,7 +97,7 @@ def _verdict_line(comparison: Result) -> Text:
 
 
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
-    """What is concluded, and how many rows say so."""
+    """The conclusion, and how many rows support it."""
     failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
     if comparison.acceptance is not None and decided.answer is not Answer.NOT_SURE:
         yield training.acceptance_sentence(comparison.acceptance)
@@ -133,9 +131,7 @@ def _print_preflight(console: Console, comparison: Result) -> None:
 
 
 def _print_training(console: Console, comparison: Result) -> None:
-    """What two runs were told to do otherwise, where they part, how they wander, and what came of a
-    standard.
-    """
+    """Print different settings of two runs, their parting and drift, the result of a standard."""
     found, sentence = comparison.training, training.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
@@ -165,7 +161,7 @@ def _print_training(console: Console, comparison: Result) -> None:
 
 
 def _print_culprits(console: Console, comparison: Result) -> None:
-    """The first few, each with the shape of its error and what that may come from."""
+    """The first few, each with the shape of its error and likely causes."""
     shown = comparison.culprits[:_CULPRITS_SHOWN]
     if not shown:
         return
@@ -192,7 +188,7 @@ def _print_culprits(console: Console, comparison: Result) -> None:
     print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
-#: What stands before statements on a culprit, and how they look.
+#: The prefix and style of statements on a culprit.
 _STATEMENTS = {"its module": ("", "yellow"), culprits.HINT: ("hint, ", "bright_black")}
 
 
@@ -249,9 +245,7 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
 
 
 def _print_worst(console: Console, comparison: Result) -> None:
-    """The rows furthest over their limit; where none fails, those that use more than half of it, if
-    there are such.
-    """
+    """Print the rows furthest over their limit; if none fails, those beyond half of it."""
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
@@ -261,7 +255,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
         return
 
     def measured(name: str) -> Callable[[Row], str]:
-        """A difference; of rows that are judged by their statistics, what it is at least."""
+        """A metric as text; for rows judged by their statistics, its lower bound."""
 
         def get(row: Row) -> str:
             assert row.metrics is not None
@@ -309,9 +303,7 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
 
 
 def _ranks_and_steps(comparison: Result) -> str:
-    """Which rank is worst, and in which step failing begins, where there are several of each;
-    ``""`` if none fails.
-    """
+    """The worst rank, and the step where failing begins, if there are several; or ``""``."""
     manifests = (comparison.golden.manifest, comparison.candidate.manifest)
     several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
     if not several or not comparison.counts_by_status()[Status.FAIL]:

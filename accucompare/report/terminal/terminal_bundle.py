@@ -1,6 +1,4 @@
-"""What ``capture``, ``show`` and ``verify`` print of a bundle: what there is, its records, one
-tensor, whether all is as it was written.
-"""
+"""What ``capture``, ``import``, ``show`` and ``verify`` print of a bundle."""
 
 from __future__ import annotations
 
@@ -29,11 +27,10 @@ from accucompare.text import counted
 _DAMAGE_SHOWN = 10
 #: Bytes: a smaller tensor is read whole, and verified, before a part of it is shown.
 _VERIFIED = 256 << 20
-_VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
+_VALUES_SHOWN = 200  # larger tensors show the ends of each axis
 
 
 def print_capture(path: Place) -> None:
-    """Say what a capture wrote."""
     with open_bundle(path) as bundle:
         steps = bundle.steps()
         records = sum(entry.records for _, entry in steps)
@@ -63,14 +60,13 @@ def _sizes(path: Place) -> Iterable[int]:
 def print_import(
     path: Place, tool: str, records: int, without_values: int, weights: int, notes: list[str]
 ) -> None:
-    """Say what was imported, and what was left out of it.
+    """Say what was imported, and what was left out.
 
     Args:
         path: the bundle.
         tool: whose dump it was made of.
-        records, without_values: how many there are, and how many of them have statistics only, or
-            are no tensors.
-        weights: whose digests the manifest has.
+        records, without_values: all records; those with statistics only, or of no tensor.
+        weights: how many weights' digests the manifest has.
         notes: sentences, among them what was left out.
     """
     console = open_console()
@@ -84,7 +80,6 @@ def print_import(
 
 
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
-    """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
     of_tensors = (
         f", {_size(verified.nbytes)} read"
@@ -119,13 +114,10 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
 def print_records(
     bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None
 ) -> None:
-    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN
-    and Inf.
+    """List a bundle's records with type, role, shape, dtype and statistics.
 
     Args:
-        bundle: the bundle.
-        step, rank: list these only; ``None`` for all.
-        glob: list the layers that match only; ``None`` for all.
+        step, rank, glob: list matching records only; ``None`` for all.
 
     Raises:
         UsageError: if none matches, or no record is of that step or rank.
@@ -161,7 +153,7 @@ def _statistic(name: str) -> Callable[[Record], Value]:
 
 
 def _least(record: Record) -> Value:
-    """The smallest value; of a value that is never recorded, its layout."""
+    """The smallest value; the layout of a value that is never recorded."""
     if record.statistics is not None:
         return record.statistics.min
     return None if record.layout.has_data else record.layout.value
@@ -199,12 +191,10 @@ _RECORDS = (
 
 
 def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:
-    """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if
-    asked to.
+    """Print one tensor's statistics and values, or a part of them; save the values as ``.npy``.
 
     Raises:
-        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for
-            and were not recorded.
+        RecordError: if it is damaged, or its values were not recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
@@ -258,9 +248,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
 
 
 def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
-    """The values of a part, as NumPy prints them; of a large one only those that it shows are read,
-    three at each end of each axis.
-    """
+    """A part's values as NumPy prints them. Of a large one only the printed ends are read."""
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:
         return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)

@@ -16,12 +16,8 @@ from accucompare.report.watched import headline
 
 
 def write_health_json(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write every check with its result; NaN and infinities as the strings ``"nan"``, ``"inf"``,
-    ``"-inf"``.
-
-    Raises:
-        ReportError: if the file cannot be written.
-    """
+    """Write every check with its result; NaN and infinities as ``"nan"``, ``"inf"``, ``"-inf"``.
+    ReportError if the file cannot be written."""
     content = {
         "log": str(ranks.path),
         "status": health.status.value,

@@ -37,12 +37,8 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
 
 
 def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the checklist as an Excel report, with the norms of each parameter behind it, and
-    return its path.
-
-    Raises:
-        ReportError: if it cannot be written.
-    """
+    """Write the checklist and each parameter's norms as a workbook, and return its path.
+    ReportError if it cannot be written."""
     from accucompare.report.excel import write_workbook
 
     return write_workbook(

@@ -1,6 +1,4 @@
-"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers,
-warnings, the checklist.
-"""
+"""The page of a watch's log: answer, findings, frames, steps, heat maps, warnings, checklist."""
 
 from __future__ import annotations
 
@@ -33,12 +31,7 @@ _CHARTS = (
 
 
 def write_log_page(ranks: Ranks, path: Path) -> Path:
-    """Write the page of the last run of every rank, and return its path.
-
-    Raises:
-        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be
-            written.
-    """
+    """Write the page of every rank's last run, and return its path. Errors as ``write_page``."""
     health = judge_vitals(ranks)
     verdict, _, sentence = verdict_line(ranks, health).plain.partition("  ")
     words = {
@@ -53,11 +46,7 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
 
 
 def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the same page with the checklist's result as its sentence, and return its path.
-
-    Raises:
-        ReportError: as ``write_log_page``.
-    """
+    """The same page with the checklist's result as its first sentence. Errors as ``write_page``."""
     words = {
         "title": f"the checklist of {ranks.path.name}",
         "verdict": headline(health),
@@ -91,7 +80,7 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
 
 
 def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
-    """Write the tables and heat maps, and return what the page's script has to know."""
+    """Write the tables and heat maps, and return what the page's script needs."""
     contents = {
         "findings": findings_table(ranks),
         "frames": frames_table(ranks),
@@ -116,9 +105,7 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
 
 
 def _step_columns(ranks: Ranks) -> list[Column]:
-    """The columns of every report's steps, with the loss and the learning rate that the backward
-    and the update were seen to have.
-    """
+    """The columns of steps, with the loss and learning rate seen in backward and update."""
     seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
 
     def loss(row: log.StepRow) -> float | None:
@@ -142,9 +129,7 @@ def _step_columns(ranks: Ranks) -> list[Column]:
 
 
 def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
-    """Write the heat maps that the log has numbers for, and return the names of their rows, and
-    what the head says of each.
-    """
+    """Write the heat maps that have numbers; return the names of their rows, and their heads."""
     names: list[str] = []
     heats = []
     for measure in log.MEASURES:

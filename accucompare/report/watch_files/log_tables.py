@@ -1,4 +1,4 @@
-"""The tables of a watch's log: what the workbook and the page show alike."""
+"""The tables of a watch's log, shared by the workbook and the page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from accucompare.report.watched import watch_columns as log
 
 
 class LogTable(NamedTuple):
-    """Columns and rows; the columns that tell ranks apart are there only if there are several."""
+    """Columns and rows; only with several ranks are there columns that tell them apart."""
 
     columns: list[Column]
     rows: list[Any]
 
 
 def log_table(ranks: Ranks, columns: Sequence[Column], rows: Iterable[Any]) -> LogTable:
-    """These rows, with the columns that such a log needs."""
+    """These rows, with the columns that this log needs."""
     needed = [
         column for column in columns if ranks.several or column.title not in ("rank", "coordinates")
     ]
@@ -28,14 +28,12 @@ def log_table(ranks: Ranks, columns: Sequence[Column], rows: Iterable[Any]) -> L
 
 
 def findings_table(ranks: Ranks) -> LogTable:
-    """Every finding of every rank."""
     return log_table(
         ranks, log.FINDINGS, (log.FindingRow(run, finding) for run, finding in ranks.findings)
     )
 
 
 def frames_table(ranks: Ranks) -> LogTable:
-    """Every tensor of every frame."""
     rows = (
         row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)
     )
@@ -43,12 +41,10 @@ def frames_table(ranks: Ranks) -> LogTable:
 
 
 def steps_table(ranks: Ranks, columns: Sequence[Column] = log.STEPS) -> LogTable:
-    """Every step that was watched."""
     return log_table(ranks, columns, (row for run in ranks.ranks for row in log.step_rows(run)))
 
 
 def warnings_table(ranks: Ranks) -> LogTable:
-    """Every warning, by step and rank."""
     rows = (row for run in ranks.ranks for row in log.warning_rows(run))
     return log_table(
         ranks, log.WARNINGS, sorted(rows, key=lambda row: (row.alert.step, row.run.start.rank))
@@ -56,5 +52,4 @@ def warnings_table(ranks: Ranks) -> LogTable:
 
 
 def checks_table(ranks: Ranks, health: Health) -> LogTable:
-    """Every check with its result, in the order of the checklist."""
     return log_table(ranks, HEALTH, health.results)

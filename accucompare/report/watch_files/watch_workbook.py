@@ -1,6 +1,4 @@
-"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, numbers by parameter, *Warnings*,
-*Health*, *Environment*.
-"""
+"""The workbook of a watch."""
 
 from __future__ import annotations
 
@@ -48,16 +46,12 @@ from accucompare.report.watched import checks_fail, norm_sheets, rank_entries, v
 from accucompare.report.watched import watch_columns as log
 
 _CHART_LINES = 17  # lines that a chart covers
-_MARKED = 60  # points of a chart, up to which each of them is marked
+_MARKED = 60  # up to this many points of a chart, each is marked
 _NOT_FINITE = "not finite (drawn at the top)"
 
 
 def write_watch(ranks: Ranks, path: Path) -> Path:
-    """Write the Excel report of the last run of every rank, and return its path.
-
-    Raises:
-        ReportError: if it cannot be written.
-    """
+    """Write the workbook of every rank's last run, and return its path; ReportError on failure."""
     from accucompare.report.excel import write_workbook
 
     health = judge_vitals(ranks)
@@ -77,7 +71,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
 def _table(
     ranks: Ranks, title: str, content: LogTable, heading: Sequence[tuple[str, Look]], **more: Any
 ) -> Table:
-    """A sheet whose first columns, which tell ranks apart if there are several, stay in view."""
+    """A sheet whose first columns stay in view: those that tell several ranks apart."""
     return Table(
         title,
         *content,
@@ -147,7 +141,7 @@ def _warnings(ranks: Ranks) -> Table:
 
 
 def _steps(ranks: Ranks) -> list[Table]:
-    """The table *Steps* with its charts, and the hidden one that these are drawn from."""
+    """The table *Steps* with its charts, and the hidden one that feeds them."""
 
     def fill(row: log.StepRow) -> str:
         if not row.step.finite and not row.skipped:
@@ -175,9 +169,7 @@ def _steps(ranks: Ranks) -> list[Table]:
 
 
 def _chart_data(steps: Sequence[Step]) -> Table:
-    """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the
-    first that is not finite.
-    """
+    """The hidden table behind the charts: of neighbouring steps the first not finite, or last."""
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
     top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
     columns = [
@@ -194,12 +186,12 @@ def _is_bad(step: Step) -> bool:
 
 
 def _positive(number: Number | None) -> float | None:
-    """A number that a logarithmic axis can show; it has neither 0 nor infinity."""
+    """A number on a logarithmic axis, which has neither 0 nor infinity."""
     return float(number) if number is not None and 0 < float(number) < math.inf else None
 
 
 def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
-    """What there is to draw, one chart below the other from this column on."""
+    """The charts that have data, one below the other, from this column on."""
     norm, scale = (
         ChartSeries("grad_norm", looks.CURVE, marked=_MARKED),
         ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED),
@@ -224,9 +216,7 @@ def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
 
 
 def _environment(ranks: Ranks) -> Table:
-    """How each rank ran; what is not as in the first column is marked, but for what is each rank's
-    own.
-    """
+    """How each rank ran; unexpected differences from the first column are marked."""
     shown, listed = rank_entries(ranks)
     left_out = len(ranks.ranks) - len(shown)
     note = f"{left_out:,} more ranks are not shown." if left_out else ""

@@ -1,4 +1,4 @@
-"""The words of what a watch found, of the checklist and of a gradcheck; a diff starts without."""
+"""The words of a watch's findings, the checklist and a gradcheck; a diff starts without them."""
 
 from accucompare.report.watch_words.check_words import CHECK_WORDS, THRESHOLD_WORDS
 from accucompare.report.watch_words.finding_words import (

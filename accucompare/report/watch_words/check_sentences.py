@@ -1,4 +1,4 @@
-"""What the checklist says: a sentence for each remark of its checks."""
+"""A sentence for each remark of the checklist's checks."""
 
 from __future__ import annotations
 

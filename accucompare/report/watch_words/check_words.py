@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class CheckWords(NamedTuple):
-    """What a check looks at, what a fault of this kind does, and what to do."""
-
     looks_at: str
     why: str
     cure: str = ""
@@ -420,7 +418,7 @@ CHECK_WORDS = {
     ),
 }
 
-#: By a threshold's name: what it is, and where its default is from.
+#: By a threshold's name: its meaning, and where its default is from.
 THRESHOLD_WORDS = {
     "input-range": ("magnitude", "issue 15"),
     "constant-features": (

@@ -1,6 +1,4 @@
-"""One finding in words: what and where, made how, what went in and came out, what to try. Without
-torch.
-"""
+"""One finding in words: what, where, made how, what went in and out, what to try. No torch."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def smallest(tensor: TensorRange) -> float | None:
 
 
 def called(tensor: TensorRange) -> str:
-    """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
+    """A tensor's role in its call: ``input 0``, ``output``, ``weight bias``."""
     return printable_value(
         tensor.role if tensor.path in ("", tensor.role) else f"{tensor.role} {tensor.path}", 60
     )
@@ -74,17 +72,12 @@ def where(start: WatchStart) -> str:
 def answer(
     finding: Finding, start: WatchStart, directory: Path | None = None, scale: float | None = None
 ) -> str:
-    """A finding in five lines at most.
+    """A finding in at most five lines: what and where; made how; what went in and out; what to try;
+    the reproducer and the log.
 
     Args:
-        finding: to be described.
-        start: of its run.
-        directory: of the watch, where its log and reproducer are; ``None`` if nothing was written.
-        scale: the loss scale in its step, if there is one.
-
-    Returns:
-        What and where; made how; what went in and came out; what to try; the reproducer and the
-        log.
+        directory: of the watch, with log and reproducer; ``None`` if nothing was written.
+        scale: the loss scale in its step, if any.
     """
     tried = "; ".join(
         printable_value(hint, 300) for hint in hints(finding, start, scale)[: _MOST["hints"]]
@@ -106,7 +99,7 @@ def answer(
 
 
 def kinds(finding: Finding) -> str:
-    """What kind of values: ``NaN and +Inf``."""
+    """The kinds of values: ``NaN and +Inf``."""
     return printable_value(" and ".join(finding.kinds) or "not finite", 60)
 
 
@@ -128,9 +121,7 @@ def finding_headline(finding: Finding, start: WatchStart) -> str:
 
 
 def how(finding: Finding) -> str:
-    """How it came to be there: made by which operator at which line, from what; or where it came
-    from.
-    """
+    """Which operator made it at which line and from what; or where it came from."""
     by = (f" by {printable_value(finding.operator, 80)}" if finding.operator else "") + (
         f" at {printable_value(finding.line)}" if finding.line else ""
     )
@@ -181,7 +172,6 @@ def how(finding: Finding) -> str:
 
 
 def _aside(finding: Finding) -> str:
-    """In words, what went in."""
     if finding.cause is Cause.INPUTS:
         return ""
     if finding.cause is Cause.RANKS:

@@ -1,7 +1,4 @@
-"""What to try: hints, by the facts of a finding. Without torch.
-
-The facts that a hint asks for are the properties of ``Facts``; the hints themselves are one table,
-the likeliest first."""
+"""What to try: a table of hints, the likeliest first, over the properties of ``Facts``."""
 
 from __future__ import annotations
 
@@ -28,13 +25,7 @@ _EXPLODED = 1e6
 
 
 class Facts:
-    """What a hint may ask about a finding.
-
-    Attributes:
-        finding: to be explained.
-        start: of its run.
-        scale: the loss scale in its step, if there is one.
-    """
+    """What a hint may ask about a finding; ``scale`` is the loss scale in its step, if any."""
 
     def __init__(self, finding: Finding, start: WatchStart, scale: float | None = None) -> None:
         self.finding, self.start, self.scale = finding, start, scale
@@ -54,12 +45,12 @@ class Facts:
         return self.finding.origin and self.site(Site.MODULE, Site.GLUE, Site.POINT)
 
     def of(self, *names: str) -> bool:
-        """Whether the operator is known to be one of these."""
+        """Whether the operator is known and one of these."""
         return self.inside and self.operator in names
 
     @cached_property
     def inputs(self) -> list[TensorRange]:
-        """What went into the operator, or else into the module."""
+        """The operator's inputs, or else the module's."""
         return [
             tensor
             for tensor in self.finding.operator_tensors or self.finding.tensors
@@ -68,13 +59,12 @@ class Facts:
 
     @cached_property
     def outputs(self) -> list[TensorRange]:
-        """What came out."""
         tensors = self.finding.operator_tensors or self.finding.tensors
         return [tensor for tensor in tensors if tensor.role in ("output", "grad")]
 
     @property
     def dtype(self) -> str:
-        """Of what came out and is not finite."""
+        """Of the output that is not finite."""
         wrong = (
             [tensor for tensor in self.outputs if not tensor.finite] or self.outputs or self.inputs
         )
@@ -82,21 +72,17 @@ class Facts:
 
     @property
     def half(self) -> bool:
-        """Whether it is of a type with less range than float32."""
+        """Whether its dtype has less range than float32."""
         return self.dtype in _HALVES
 
     @property
     def overflow(self) -> bool:
-        """Whether what is too large was made here, so that a type of more range, or smaller values,
-        help.
-        """
+        """Whether a value became too large here: a dtype of more range, or smaller values, help."""
         return self.large and self.inside and not self.of(*_AT_ZERO)
 
     @property
     def nearest(self) -> tuple[float, float]:
-        """Of what went in, the largest magnitude that is finite, and the limit of its dtype; 0 if
-        there is none.
-        """
+        """The largest finite input magnitude, and its dtype's limit; 0 if there is none."""
         sized = [
             (tensor.abs_max, _limit(tensor))
             for tensor in self.inputs
@@ -106,16 +92,12 @@ class Facts:
 
     @property
     def exploded(self) -> bool:
-        """Whether what went in had grown far beyond what layers hand on, in a type whose range is
-        not what is short.
-        """
+        """Whether the inputs were already far too large, in a dtype whose range suffices."""
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
     def outside_of_powers(self) -> bool:
-        """Whether what was raised to a power reaches 0 or below it, and its square would be no
-        overflow.
-        """
+        """Whether the base of a power reaches 0 or below, and its square would not overflow."""
         base = self.inputs[:1]
         return not any(
             float(each.low) > 0 or each.abs_max > math.sqrt(_limit(each) or math.inf)
@@ -124,7 +106,7 @@ class Facts:
 
     @property
     def negative_variance(self) -> bool:
-        """Whether the running variance that went in is negative somewhere."""
+        """Whether an input running variance is negative somewhere."""
         return any(
             tensor.path == "running_var" and float(tensor.low) < 0
             for tensor in [*self.inputs, *self.finding.weights]
@@ -132,7 +114,7 @@ class Facts:
 
     @property
     def masked(self) -> bool:
-        """Whether -Inf went in, as a mask puts it there."""
+        """Whether -Inf went in, as masks put it."""
         return bool(self.finding.legal) or any(
             float(tensor.low) == -math.inf for tensor in self.inputs
         )
@@ -144,9 +126,7 @@ def _limit(tensor: TensorRange) -> float:
 
 
 class _Hint(NamedTuple):
-    """A hint, and when it is given. The text may hold {name}, {dtype}, {limit}, {step}, {near},
-    {low} and {high}.
-    """
+    """A hint and its condition; ``hints_for`` fills the names in braces."""
 
     when: Callable[[Facts], bool]
     text: str
@@ -452,13 +432,7 @@ def _snake(type: str) -> str:
 
 
 def hints_for(finding: Finding, start: WatchStart, scale: float | None = None) -> list[str]:
-    """What to try, the likeliest first; empty if nothing is known.
-
-    Args:
-        finding: to be explained.
-        start: of its run.
-        scale: the loss scale in its step, if there is one.
-    """
+    """What to try, the likeliest first; ``scale`` is the loss scale in its step, if any."""
     facts = Facts(finding, start, scale)
     low, high = facts.nearest
     limit = DTYPES[facts.dtype].largest if facts.dtype in DTYPES else 0.0

@@ -1,4 +1,4 @@
-"""The sentence of a remark: what a watch, a check or a gradcheck has to say."""
+"""The sentence of a remark of a watch, a check or a gradcheck."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from accucompare.report.watch_words.watch_sentences import WATCH_SENTENCES
 from accucompare.text import counted, printable
 
 #: By remark. ``{name}`` is a value; ``{name:how}`` is shown as ``format`` does, or by a function of
-#: ``_SHOWN``. What stands in brackets is left out where a value in it is empty.
+#: ``_SHOWN``. Text in brackets is left out if a value in it is empty.
 SENTENCES = CHECK_SENTENCES | WATCH_SENTENCES
 _FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
 def said(what: WatchRemark | str) -> str:
-    """A remark in words; a text, as of an error or of an earlier version's log, as it is."""
+    """A remark in words; text, such as an error's or an earlier version's, is unchanged."""
     if isinstance(what, str):
         return what
     if what.fact not in SENTENCES:  # of a later version's log
@@ -73,9 +73,7 @@ def _ranges(numbers: Iterable[int], _: str) -> str:
 
 
 def printable_value(text: str, most: int = 160) -> str:
-    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out
-    of a long one.
-    """
+    """A text in one printable line (see ``accucompare.text``), cut in the middle if long."""
     text = printable(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

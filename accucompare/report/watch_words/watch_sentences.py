@@ -1,4 +1,4 @@
-"""What a watch and a gradcheck say: a sentence for each remark."""
+"""A sentence for each remark of a watch and a gradcheck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch wrote: its rows and columns, and what the terminal prints of it."""
+"""A watch's rows and columns, and what the terminal prints of it."""
 
 from accucompare.report.watched import watch_columns
 from accucompare.report.watched.health_columns import HEALTH, headline

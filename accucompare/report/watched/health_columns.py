@@ -1,4 +1,4 @@
-"""The checklist as rows and columns; every report of it reads them."""
+"""The checklist as rows and columns, for every report of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from accucompare.report.watch_words import CHECK_WORDS, said
 
 
 def headline(health: Health) -> str:
-    """The result in a line, with what was not looked at: ``WARN in 1 of 27 checks, 38 not looked
-    at``.
-    """
+    """The result in a line: ``WARN in 1 of 27 checks, 38 not looked at``."""
     counts = health.counts()
     unseen = counts.pop(CheckStatus.NOT_LOOKED_AT)
     wrong = [
@@ -28,7 +26,7 @@ def headline(health: Health) -> str:
 
 
 def limits(result: Checklist) -> str:
-    """The thresholds of a check, as they were in force: ``loss-spike=10``."""
+    """A check's thresholds, as they were in force: ``loss-spike=10``."""
     return ", ".join(f"{name}={value:g}" for name, value in result.limits.items())
 
 

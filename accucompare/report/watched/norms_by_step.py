@@ -1,6 +1,4 @@
-"""The sheets of a watch's log with a number of each parameter in each step: shaded as a heat map,
-and a few of them as curves.
-"""
+"""The sheets with a number of each parameter in each step: a heat map, and a few curves."""
 
 from __future__ import annotations
 
@@ -32,17 +30,15 @@ from accucompare.report.watched.watch_columns import (
 )
 from accucompare.text import printable
 
-#: A sheet has a column for each of so many parameters.
+#: The most parameters of a sheet; each has a column.
 _MOST = 500
-#: So many of the largest, and as many of the smallest at the end, are drawn.
+#: How many of the largest, and of the smallest at the end, are drawn.
 _DRAWN = 4
 _CHART_LINES = 17
 
 
 def norm_sheets(ranks: Ranks) -> list[Table]:
-    """A sheet for each number of each parameter that the log has, of the rank of which all is
-    shown; none of a log without.
-    """
+    """A sheet for each number of the parameters in the main rank's log; none without numbers."""
     run = main_run(ranks)
     of_rank = f", rank {run.start.rank}" if ranks.several else ""
     return [
@@ -90,9 +86,7 @@ def _number(name: str) -> Callable[[LayerStep], float | None]:
 
 
 def _ends(rows: Sequence[LayerStep], names: Sequence[str]) -> list[str]:
-    """The parameters with the largest and the smallest numbers at the end, of those that a
-    logarithmic axis can show.
-    """
+    """Parameters with the largest and smallest last numbers that a logarithmic axis can show."""
     known = {
         name: [each for row in rows if (each := row.numbers.get(name)) is not None]
         for name in names

@@ -28,10 +28,7 @@ _ON_PURPOSE = (
 
 
 def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
-    """Print the verdict; then a line for each custom Function in each form of its calls.
-
-    ``quiet``: print the verdict line only.
-    """
+    """Print the verdict, and unless ``quiet`` each custom Function in each form of its calls."""
     console = open_console()
     counts = {
         status: len(found.of(status))

@@ -1,4 +1,4 @@
-"""What the terminal shows of the checklist: all of it, or counts and what is wrong."""
+"""The checklist in the terminal: all of it, or counts and what is wrong."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _WORDS = {
 
 
 def print_health(ranks: Ranks, health: Health, *, quiet: bool = False) -> None:
-    """Print the checklist, layer by layer: of each check what was measured and its thresholds, and
-    what to do where it is not passed.
-
-    ``quiet``: print the line with the counts only.
-    """
+    """Print each check's measurement, thresholds and cure, by layer; only counts if ``quiet``."""
     console = open_console()
     console.print(_counts(ranks, health), soft_wrap=True)
     if quiet:
@@ -66,7 +62,7 @@ def _counts(ranks: Ranks, health: Health) -> Text:
 
 
 def _print(console: Console, result: Checklist, with_limits: bool = False) -> None:
-    """A check in a line; below it its thresholds, and what to do if it is not passed."""
+    """A check in a line; below it its thresholds, and what to do unless passed."""
     outcome = result.outcome
     line = Text(f"  {_WORDS[result.status]:<13} ", _STYLES[result.status])
     line.append(f"{result.check.id}: ", "bold")

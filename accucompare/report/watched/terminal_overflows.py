@@ -1,4 +1,4 @@
-"""What ``overflow`` prints of a folder in which CANN noted the operators that overflowed."""
+"""What ``overflow`` prints of a folder in which CANN noted overflowing operators."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ _UNREADABLE_SHOWN = 5
 
 
 def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> None:
-    """Print the verdict, and each operator that overflowed, in the order of time.
-
-    Args:
-        path: the folder.
-        overflows: what it holds.
-        quiet: print the verdict line only.
-    """
+    """Print the verdict, and unless ``quiet`` each operator that overflowed, by time."""
     console = open_console()
     found, unreadable = overflows.found, overflows.unreadable
     word, style = (

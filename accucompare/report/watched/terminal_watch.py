@@ -1,6 +1,4 @@
-"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the
-analysis of a log, on stdout.
-"""
+"""What a watch prints: findings with frames on stderr while it runs; a log's analysis on stdout."""
 
 from __future__ import annotations
 
@@ -69,15 +67,12 @@ def print_finding(
     with_answer: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from
-    the output of the training loop.
+    """Print the answer and the last frames to stderr, apart from the training's output.
 
     Args:
-        finding: the finding.
-        start: of its run.
-        frames: the last calls before it, if they were recorded.
+        frames: the last calls before it, if they were recorded; the finding's is marked.
         directory: of the watch, with its log and reproducer.
-        scale: the loss scale in its step, if there is one.
+        scale: the loss scale in its step, if any.
         with_answer: false if an exception will give the answer.
         console: where to print; stderr if not given.
     """
@@ -111,14 +106,11 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
 def print_analysis(
     ranks: Ranks, health: Health | None, reports: Sequence[Path], quiet: bool = False
 ) -> None:
-    """Print the verdict, the answer to the first origin, the findings, the frames, what led to it,
-    and the report's path.
+    """Print the verdict, first answer, findings, frames, history, paths; only the verdict if quiet.
 
     Args:
         ranks: the last run of every rank.
-        health: what the checklist says of it, if it was judged.
-        reports: what was written.
-        quiet: print the verdict line only.
+        health: the checklist's result, if judged.
     """
     console = open_console()
     console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
@@ -157,13 +149,10 @@ def print_analysis(
 
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
-    """Print the verdict and the answer to the first origin, after a run, what was warned of, and
-    where there is more.
+    """After a run, print verdict, first answer, warnings, paths; only the verdict if quiet.
 
     Args:
-        ranks: what the run wrote.
-        health: what the checklist says of it, if it was judged.
-        quiet: print the verdict line only.
+        health: the checklist's result, if judged.
     """
     console = open_console()
     console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
@@ -193,14 +182,12 @@ def _is_told(ranks: Ranks, run: Analysis) -> bool:
 
 
 def checks_fail(health: Health | None) -> bool:
-    """Whether a checklist was judged, and a check fails."""
+    """Whether a judged checklist has a failing check."""
     return health is not None and health.status is CheckStatus.FAIL
 
 
 def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
-    """The verdict in a line: ``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``;
-    and what and where, if it stands alone.
-    """
+    """The headline, such as ``FINITE, CHECKS FAIL``; alone, also what and where."""
     path = printable_value(str(ranks.path), 400)
     outcome = judge_finite(ranks)
     if outcome.status is CheckStatus.NOT_LOOKED_AT:
@@ -284,7 +271,7 @@ def _rows(trail: Trail) -> list[FindingRow]:
 
 
 def inputs_of(finding: Finding) -> str:
-    """The inputs of a finding in a word or two."""
+    """A finding's inputs in a word or two."""
     return (
         "not all looked at"
         if finding.unseen and finding.cause is not Cause.INPUTS
@@ -293,7 +280,7 @@ def inputs_of(finding: Finding) -> str:
 
 
 def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
-    """The frame that the finding is of, if it is among them."""
+    """The finding's frame, if it is among these."""
     same = [
         frame
         for frame in frames
@@ -313,7 +300,7 @@ _TENSORS = [
 
 
 def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
-    """A line for each frame, over the whole width, and below it a line for each tensor."""
+    """A full-width line for each frame, and below it a line for each tensor."""
     guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
         console,

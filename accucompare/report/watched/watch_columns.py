@@ -1,6 +1,4 @@
-"""What a watch's log holds, as rows and columns: findings, the frames' tensors, steps, warnings.
-Every report of a watch reads them.
-"""
+"""A watch's log as rows and columns, for every report: findings, tensors, steps, warnings."""
 
 from __future__ import annotations
 
@@ -35,14 +33,12 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
 
 def main_run(ranks: Ranks) -> Analysis:
-    """The run of which all is shown: the one with the first origin, or the first; all ranks' would
-    be too many.
-    """
+    """The run shown in full, since all are too many: that of the first origin, or the first."""
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
 
 
 def main_answer(ranks: Ranks) -> str:
-    """The answer to the first finding, in lines; none if there is no finding."""
+    """The answer to the first finding, in lines; empty without findings."""
     if ranks.first is None:
         return ""
     run, finding = ranks.first
@@ -57,9 +53,7 @@ def _number(value: Number | None) -> Value:
 
 
 class FindingRow(NamedTuple):
-    """A finding; where not all that its origin passed through is shown, the last one counts how
-    many more there are.
-    """
+    """A finding; the last one shown of an origin counts how many more it passed through."""
 
     run: Analysis
     finding: Finding
@@ -177,9 +171,7 @@ FINDINGS = (
 
 
 class TensorRow(NamedTuple):
-    """A tensor of a frame, or ``None`` for a frame without any; whether it is its frame's first;
-    whether the frame is an origin.
-    """
+    """A tensor of a frame; ``first`` in the frame; ``origin``: whether the frame is one."""
 
     run: Analysis | None
     frames: Frames
@@ -246,7 +238,6 @@ class StepRow(NamedTuple):
 
 
 def step_rows(run: Analysis) -> Iterator[StepRow]:
-    """A row for each step."""
     skipped = {each.step for each in run.scaled if each.skipped}
     alarms = {each.step for each in run.alarms}
     jumps = {jump.step.step for jump in run.jumps}
@@ -290,7 +281,7 @@ class WarningRow(NamedTuple):
 
 
 def warning_rows(run: Analysis) -> Iterator[WarningRow]:
-    """The warnings and, among them, what became of the loss scale."""
+    """The warnings and, among them, the changes of the loss scale."""
     alarms = {id(each) for each in run.alarms}
     for alert in run.warnings:
         yield WarningRow(run, alert, False)
@@ -321,10 +312,10 @@ WARNINGS = (
 
 
 class WatchMeasure(NamedTuple):
-    """What is shown of each parameter in each step that was looked at closely.
+    """A number of each parameter in each step that was looked at closely.
 
     Attributes:
-        name: of the measurement in ``Vitals.layers``.
+        name: in ``Vitals.layers``.
         title: of a heat map.
         sheet: of a workbook.
     """
@@ -349,7 +340,7 @@ class LayerStep(NamedTuple):
 
 
 def layer_steps(run: Analysis, measure: WatchMeasure) -> tuple[list[str], list[LayerStep]]:
-    """The names of all parameters, and a measurement of theirs in each step that has it."""
+    """The names of all parameters, and their measurement in each step that has it."""
     names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
     of_steps = [vitals for vitals in run.vitals if measure.name in vitals.layers]
     return names, [
@@ -361,7 +352,7 @@ def layer_steps(run: Analysis, measure: WatchMeasure) -> tuple[list[str], list[L
 def _by_name(
     setups: Sequence[TrainingSetup], step: int, numbers: Sequence[Number | None]
 ) -> dict[str, float | None]:
-    """The numbers of a step by the parameters' names, which stand in the setup that held then."""
+    """A step's numbers by the parameters' names, from the setup valid at that step."""
     setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
     names = [fact.name for each in setup for fact in each.parameters]
     return {

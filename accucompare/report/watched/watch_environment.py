@@ -11,13 +11,11 @@ from accucompare.report.watch_words import said
 from accucompare.report.watched.watch_columns import main_run
 
 MAX_RANKS = 8  # columns
-_OWN = ("log", "rank", "time", "device")  # what each rank has of its own
+_OWN = ("log", "rank", "time", "device")  # differs between ranks as a matter of course
 
 
 def rank_entries(ranks: Ranks) -> tuple[list[Analysis], list[EnvironmentEntry]]:
-    """The ranks that are shown, the main one first, and what each recorded of how it ran; what
-    differs is marked.
-    """
+    """The ranks shown, the main one first, and how each ran; what differs is marked."""
     first = main_run(ranks)
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
     tables = [dict(_entries(run)) for run in shown]

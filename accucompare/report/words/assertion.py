@@ -1,6 +1,4 @@
-"""What a failed assertion says of a comparison, in the manner of ``torch.testing.assert_close``:
-culprits, counts, what would pass.
-"""
+"""The message of a failed assertion, in the manner of ``torch.testing.assert_close``."""
 
 from __future__ import annotations
 
@@ -22,17 +20,14 @@ _UNMATCHED_SHOWN = 10
 
 
 def failure(comparison: Result) -> str:
-    """The message of an AssertionError; its first line alone is what a test runner lists.
+    """The message of an AssertionError; a test runner lists its first line alone.
 
-    Names come from models and files: what a terminal would obey is escaped.
-    """
+    Names come from models and files: what a terminal would obey is escaped."""
     return "\n".join(map(printable, _lines(comparison)))
 
 
 def nan_on_both(comparison: Result) -> str:
-    """The message of an AssertionError where golden and the candidate both hold NaN; ``""`` if
-    nowhere.
-    """
+    """The message if golden and the candidate both hold NaN; ``""`` if nowhere."""
     rows = [row for row in comparison.rows if _holds_nan(row.golden) and _holds_nan(row.candidate)]
     if not rows:
         return ""
@@ -107,9 +102,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
-    """The smallest limits with which every row would pass, as they are given: ``Would pass:
-    rel_l2=1.01e-02``; or that none would.
-    """
+    """The smallest limits that every row passes: ``Would pass: rel_l2=1.01e-02``; or none."""
     if hopeless := [row for row in failing if not _has_limit(row)]:
         more = f", and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
         return (
@@ -120,8 +113,7 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
         return "Would pass: the limits at each culprit, since limits by layer judge here"
     rows = [row for row in comparison.rows if row.metrics is not None and _has_limit(row)]
     given = comparison.tolerances.otherwise
-    # where a table by dtype or the baseline judged, one limit in their place has to hold for every
-    # row
+    # where a table by dtype or the baseline judged, one limit in their place holds for every row
     own = {
         name: float(value) for name in _MEASURED if (value := getattr(given, name)) is not None
     } or {"rel_l2": 0.0}
@@ -139,7 +131,7 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
     return f"Would pass{how}: {', '.join(f'{name}={value}' for name, value in limits.items())}"
 
 
-#: What is measured for each limit.
+#: The metric for each limit.
 _MEASURED = {"atol": "max_abs", "rtol": "max_rel", "rel_l2": "rel_l2", "cosine": "one_minus_cosine"}
 
 
@@ -159,9 +151,7 @@ def _has_limit(row: Row) -> bool:
 
 
 def _smallest(name: str, rows: list[Row], own: float) -> str:
-    """The smallest limit of a kind that passes all rows, and no less than the one that was given;
-    ``""`` if none does.
-    """
+    """The smallest limit that passes all rows, at least the given one; ``""`` if none does."""
     errors = []
     for row in rows:
         exact = [each.error for each in row.verdict.smallest if each.name == name]

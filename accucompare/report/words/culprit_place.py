@@ -18,7 +18,7 @@ from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of
 from accucompare.markup import line
 from accucompare.report.words.verdict_words import difference_words, option_words
 
-#: What an update's culprit shows, by the role of its row; for all other roles the update itself.
+#: What an update's culprit shows, by its row's role; for other roles the update itself.
 _UPDATE_WORDS = {
     Role.PARAM_GRAD: "the sum of the gradients",
     Role.STATE_BEFORE: "what the update is given",
@@ -33,7 +33,7 @@ _CHANGED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedCulprit(Culprit):
-    """A culprit as ``accucompare.diff`` gives it: one that tells its place."""
+    """A culprit of ``accucompare.diff``, with its place in words."""
 
     @classmethod
     def of(cls, culprit: Culprit) -> NamedCulprit:
@@ -48,16 +48,16 @@ class NamedCulprit(Culprit):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What its error looks like."""
+        """The shape of its error."""
         return error_words(self)
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Where else it shows, and what such an error often comes from."""
+        """Where else it shows, and frequent causes of such an error."""
         return culprit_hints(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the place, how large its error is, and what that looks like."""
+        """The place, how large its error is, and the error's shape."""
         sizes = {"excess": self.excess, "x limit": self.over_limit}
         size = ", ".join(f"{name} {value:.3g}" for name, value in sizes.items() if value)
         about = [*self.words, *(f"hint, {hint}" for hint in self.hints)]
@@ -66,7 +66,6 @@ class NamedCulprit(Culprit):
 
 
 def culprit_place(culprit: Culprit) -> str:
-    """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
     if culprit.scaled is not None:
         return _of_scaled(culprit.scaled)
     call = f" call {culprit.call}" if culprit.call else ""
@@ -90,7 +89,7 @@ def culprit_place(culprit: Culprit) -> str:
     if culprit.stage is not Stage.FORWARD and not culprit.cut:
         return _place_in_training(culprit)
     own = culprit.before.removeprefix(f"{culprit.name}.") if culprit.name else culprit.before
-    # which may be of another call than the one that the cut is before
+    # it may be of another call than the one that the cut is before
     behind = None if culprit.cut else culprit.row.record
     own += f" call {behind.call}" if own and behind is not None and behind.call else ""
     where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[
@@ -195,7 +194,7 @@ _CAUSES = {
 
 
 def error_words(culprit: Culprit) -> tuple[str, ...]:
-    """What its error looks like, one statement each."""
+    """The shape of its error, one statement each."""
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
     match culprit.shape:
@@ -208,7 +207,7 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
 
 
 def culprit_hints(culprit: Culprit) -> tuple[str, ...]:
-    """Where else it shows, and what such an error often comes from."""
+    """Where else it shows, and frequent causes of such an error."""
     if culprit.scaled is not None:
         cause, parts = culprit.scaled.cause
         return (_CAUSES[cause].format(parts=parts),)
@@ -239,7 +238,7 @@ def operator_words(operator: OperatorPlace | None) -> str:
 
 
 def different_values(row: Row) -> str:
-    """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
+    """``3 of 1000 differ``, for integers, booleans and masks; else ``""``."""
     different, metrics = differing_choices(row), row.metrics
     if not different or metrics is None:
         return ""

@@ -1,6 +1,4 @@
-"""What every report says of the culprits: where, how far beyond what is expected, and how certain
-that is.
-"""
+"""Culprits in every report: where, how far beyond what is expected, and how certain."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from accucompare.report.words import verdict_words
 from accucompare.report.words.culprit_place import culprit_hints, culprit_place, error_words
 from accucompare.report.words.decision_words import trust
 
-#: What a culprit is, and what the two measures of its error mean.
+#: The meaning of a culprit, and of the two measures of its error.
 _CULPRIT = "where errors are made, the most certain first"
 _EXCESS = (
     "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
@@ -26,7 +24,7 @@ _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
 
 def agreement(comparison: Result) -> str:
-    """How far the rows agree of a comparison that passes."""
+    """How far the rows of a passing comparison agree."""
     if decide(comparison).answer not in (Answer.IDENTICAL, Answer.IDENTICAL_SO_FAR):
         return "within tolerance"
     if not comparison.by_digests:
@@ -36,12 +34,12 @@ def agreement(comparison: Result) -> str:
 
 
 def mark(row: Row) -> str:
-    """What stands before an error that was not measured: a lower bound, or an estimate."""
+    """The sign before an error that was not measured: a lower bound, or an estimate."""
     return "≥" if row.by_statistics else "≈" if row.by_sketch else ""
 
 
 def tolerance(comparison: Result) -> str:
-    """What judged: what the user gave, then the baseline, then the table by dtype."""
+    """What judged: the user's limits, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
     if comparison.baseline is None or limits.otherwise.given:
         return verdict_words.tolerances(limits)
@@ -69,9 +67,7 @@ def note(comparison: Result) -> str:
 
 
 def identical_until(comparison: Result) -> str:
-    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where
-    there is no such row.
-    """
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; or ``""``."""
     row = comparison.identical_until
     if row is None:
         return ""
@@ -93,12 +89,12 @@ def _difference(row: Row) -> str:
     return f"relative L2 {known}{metrics.rel_l2:.2e}"
 
 
-#: What stands before what else a culprit tells.
+#: The prefix of further statements on a culprit.
 HINT = "hint"
 
 
 def statements(culprit: Culprit) -> list[tuple[str, list[str]]]:
-    """What is said of a culprit, each with what it is said of; nothing of what is not known."""
+    """Statements on a culprit, by their subjects; nothing of what is not known."""
     said = (
         ("its module", [configuration_words(culprit)]),
         ("its error", list(error_words(culprit))),
@@ -117,21 +113,17 @@ def fed(comparison: Result) -> str:
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
-    """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before
-    fc1) (step 2)``.
-    """
+    """``encoder.0 (glue, before fc1) (step 2)``; step and rank where there are several."""
     return culprit_place(culprit) + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for
-    integers.
-    """
+    """Its excess; ``None`` without a baseline, for integers, another shape or kind of dtype."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
 
 def over_limit(culprit: Culprit) -> float | None:
-    """Its error as a multiple of its limit, likewise."""
+    """Its error as a multiple of its limit; ``None`` in the same cases."""
     return None if is_choice(culprit.row) else culprit.over_limit or None
 
 
@@ -142,9 +134,7 @@ def error(culprit: Culprit) -> float | None:
 
 
 def configuration_words(culprit: Culprit) -> str:
-    """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01
-    in the candidate``; or ``""``.
-    """
+    """``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
     options = [
         f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate"
         for option in culprit.configured

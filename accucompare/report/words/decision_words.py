@@ -1,4 +1,4 @@
-"""What every report says of a decision: a sentence for each fact, and the verdict in one word."""
+"""A decision in every report: a sentence for each fact, and the verdict in one word."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ FREE_WITH_BASELINE = (
 
 
 def verdict(answer: Answer) -> str:
-    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE, a function of the answer."""
+    """The answer as IDENTICAL, PASS, FAIL or TROUBLE."""
     return _VERDICTS[answer].value
 
 
 def words(decision: Decision, result: Result) -> str:
-    """The facts in one sentence; of an all-clear it begins with the answer."""
+    """The facts in one sentence; an all-clear begins with the answer."""
     return "; ".join(_said(fact, result) for fact in decision.facts)
 
 
@@ -65,12 +65,12 @@ def conclusion(decision: Decision, result: Result) -> str:
 
 
 def trouble(decision: Decision, result: Result) -> str:
-    """Why there is no answer to rely on; ``""`` if there is one."""
+    """Why no answer can be relied on; ``""`` if one can."""
     return words(decision, result) if decision.answer is Answer.NOT_SURE else ""
 
 
 def trust(result: Result) -> str:
-    """How far the first culprit can be trusted; ``""`` where it is the right one nearly always."""
+    """How far the first culprit can be trusted; ``""`` where it is nearly always right."""
     if result.fed or not result.culprits:
         return ""
     return FREE if result.baseline is None else FREE_WITH_BASELINE
@@ -197,7 +197,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
 def _by_how_much(row: Row) -> str:
     if row.metrics is None:
         return ""
-    if row.metrics.rel_l2 > 1:  # as of a gradient that is 0 but for rounding
+    if row.metrics.rel_l2 > 1:  # such as a gradient that is 0 but for rounding
         return f" by {row.metrics.rel_l2:.3g} times golden's own size"
     return f" by rel_l2 {row.metrics.rel_l2:.3g}"
 

@@ -1,4 +1,4 @@
-"""What every report says of a finding of pre-flight: its topic, and a line."""
+"""A pre-flight finding in every report: its topic, and a line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from accucompare.text import printable
 
 @dataclasses.dataclass(frozen=True)
 class ToldFinding(PreflightFinding):
-    """A finding as ``accucompare.diff`` gives it: one that tells its topic and its message."""
+    """A finding of ``accucompare.diff``, with its topic and message."""
 
     @classmethod
     def of(cls, finding: PreflightFinding) -> ToldFinding:
@@ -50,12 +50,10 @@ def sides_words(sides: Iterable[BesideGolden], between: str) -> str:
 
 
 def topic(finding: PreflightFinding) -> str:
-    """What a finding is about, in one or two words."""
     return f"baseline {_topic(finding.fact)}" if finding.beside_baseline else _topic(finding.fact)
 
 
 def message(finding: PreflightFinding) -> str:
-    """A finding in one line."""
     fact = finding.fact
     said = _of_baselines(fact) or _of_captures(fact) or _of_settings(fact) or _of_options(fact)
     return f"baseline: {said}" if finding.beside_baseline else said
@@ -126,7 +124,7 @@ def _table(table: DigestTable) -> str:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """``0 to 3, 7`` of sorted steps."""
+    """``0 to 3, 7``; the steps are sorted."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:
@@ -177,7 +175,7 @@ _MOST_SURROUNDINGS = 5
 
 
 def _of_captures(fact: FindingFact) -> str:
-    """How captures ended, what they hold and were given; ``""`` of any other fact."""
+    """How captures ended, what they hold and were given; ``""`` for any other fact."""
     match fact:
         case facts.CaptureStopped(side, rank, module, step, error):
             place = f" in {module}" if module else ""
@@ -227,7 +225,7 @@ def _of_captures(fact: FindingFact) -> str:
 
 
 def _of_settings(fact: FindingFact) -> str:
-    """What was set, or asked, otherwise; ``""`` of any other fact."""
+    """Settings and requests that differ; ``""`` for any other fact."""
     match fact:
         case facts.SettingDiffers(setting, golden, other, side):
             name = _SETTINGS[setting]
@@ -267,7 +265,7 @@ def _of_settings(fact: FindingFact) -> str:
 
 
 def _of_options(fact: FindingFact) -> str:
-    """What was asked in vain, or of two models; ``""`` of any other fact."""
+    """Options without effect, or of two models; ``""`` for any other fact."""
     match fact:
         case OtherModel():
             return other_model_words(fact)
@@ -293,7 +291,7 @@ def _of_options(fact: FindingFact) -> str:
 
 
 def _of_baselines(fact: FindingFact) -> str:
-    """Which baseline judges, or would; ``""`` of any other fact."""
+    """Which baseline judges, or would; ``""`` for any other fact."""
     match fact:
         case RefusedBaseline():
             return f"{refused_words(fact)}; fixed limits judge"
@@ -336,14 +334,13 @@ def other_model_words(found: OtherModel) -> str:
 
 
 def refused_words(refused: RefusedBaseline) -> str:
-    """Why a baseline may not judge."""
     which = "a baseline made here" if refused.path is None else f"the baseline {refused.path}"
     why = other_code_words(refused.why)
     return f"{which} cannot judge, for it does not run golden's code ({why})"
 
 
 def suggestion_words(suggestion: Suggestion) -> str:
-    """The command; for a script with what it has to compute in."""
+    """The command; for a script also the precision to compute in."""
     script = f" (COMMAND: golden's script, computing in {suggestion.computes_in} on the CPU)"
     return suggestion.command + (script if suggestion.computes_in else "")
 
@@ -372,7 +369,7 @@ def surrounding_words(found: Surrounding, side: BesideGolden) -> str:
     """``KERNEL=fast in the candidate, not set or not read in golden``."""
     if found.library:
         return f"{found.name} is another build in the {side.value} than in golden"
-    # of others than a library's, those that the code reads are recorded
+    # only libraries' variables are always recorded; others if the code reads them
     absent = "not set" if is_a_librarys(found.name) else "not set or not read"
     ours, theirs = (absent if each is None else each for each in (found.golden, found.other))
     if found.other is None:
@@ -381,7 +378,7 @@ def surrounding_words(found: Surrounding, side: BesideGolden) -> str:
 
 
 def not_proved_words(why: str | tuple[Surrounding, ...]) -> str:
-    """What makes a proof of the baseline due."""
+    """Why the baseline needs a proof."""
     if isinstance(why, str):
         return why
     return "; ".join(surrounding_words(each, BesideGolden.BASELINE) for each in why)

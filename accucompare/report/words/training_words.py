@@ -1,4 +1,4 @@
-"""What every report says of the steps of two runs of training."""
+"""The steps of two training runs in every report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JUDGED_BY = {
 
 
 def clipped(golden: float | None, candidate: float | None) -> str:
-    """To what norms both sides clip gradients; ``None`` for a side that clips none."""
+    """The norms to which both sides clip gradients; ``None`` for a side that clips none."""
     if golden is None or candidate is None:
         clips, other = (
             ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
@@ -115,7 +115,7 @@ def evidence(parting: Parting) -> str:
 
 
 def proves_nothing(training: TrainingResult) -> str:
-    """Why steps that are within their limits prove nothing."""
+    """Why steps within their limits prove nothing."""
     if training.beyond is not None:
         pair, quantity, apart = training.beyond
         off = percent(abs(apart.relative))
@@ -130,7 +130,7 @@ def proves_nothing(training: TrainingResult) -> str:
     )
 
 
-#: What is said of steps that have no sentence of their own.
+#: For steps that have no sentence of their own.
 FED_STEPS = (
     "Each step was fed with golden's values: what its losses are off was made in the loss, or by"
     " rounding"
@@ -138,9 +138,7 @@ FED_STEPS = (
 
 
 def steps_sentence(comparison: Result) -> str:
-    """``The runs part at step 12 in the gradients: …``, or how far they agree; ``""`` where nothing
-    of training was compared.
-    """
+    """``The runs part at step 12 in the gradients: …``, or how far they agree; or ``""``."""
     training = comparison.training
     if training is None or training.judged_by is JudgedBy.NOTHING or not training.compared:
         return ""
@@ -159,7 +157,7 @@ def steps_sentence(comparison: Result) -> str:
 
 
 def judged_by(training: TrainingResult) -> str:
-    """What said how far the runs may be apart."""
+    """The source of the steps' limits."""
     return _JUDGED_BY.get(
         training.judged_by,
         f"the default limits of {training.dtype}: no baseline, nor a second golden run, tells more",
@@ -167,16 +165,14 @@ def judged_by(training: TrainingResult) -> str:
 
 
 def settings(training: TrainingResult) -> list[str]:
-    """What the two sides were told to do otherwise, one line each."""
+    """Settings of the two sides that differ, one line each."""
     lines = [setting(each) for each in training.settings[:_SETTINGS_SHOWN]]
     more = len(training.settings) - len(lines)
     return lines + ([f"and {more} more settings"] if more else [])
 
 
 def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
-    """What more there is to say of the steps: where bits first differ, drift and scatter, steps on
-    one side, what was not compared.
-    """
+    """Where bits first differ, drift and scatter, one-sided steps, what was not compared."""
     bits = training.other_bits
     if bits is not None and bits != training.parting and training.same_type:
         before = (
@@ -250,7 +246,7 @@ def acceptance_trouble(
     training: TrainingResult | None,
     incomplete: Sequence[BesideGolden],
 ) -> str:
-    """Why it cannot be said whether the standard is met."""
+    """Why the standard cannot be judged."""
     return _trouble(acceptance, acceptance.trouble_of(training, incomplete), training, incomplete)
 
 
@@ -298,7 +294,7 @@ def acceptance_sentence(acceptance: Acceptance) -> str:
 
 
 def measured(met: Met) -> str:
-    """What was measured for a rule: ``0.0012, or 0.03 %``."""
+    """A rule's measured value: ``0.0012, or 0.03 %``."""
     if not met.judged:
         return why_not_measured(met)
     parts = [] if met.rule.absolute is None or met.absolute is None else [f"{met.absolute:.3g}"]

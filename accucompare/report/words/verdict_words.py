@@ -1,4 +1,4 @@
-"""What every report says of a row's verdict: what there is to add, and what judged it."""
+"""A row's verdict in every report: further details, and what judged it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
 from accucompare.text import printable
 
-#: The meaning of each reason that a row of a result may have.
+#: The meaning of each reason that a result's row may have.
 MEANING = {
     Reason.IDENTICAL: "bit for bit the same",
     Reason.OK: "within tolerance",
@@ -59,7 +59,7 @@ BY_STATISTICS = (
     "by statistics alone, which show neither values in another order nor most small differences"
 )
 
-#: The same of a row whose errors were estimated.
+#: The same for a row whose errors were estimated.
 BY_SKETCH = "by sketches, whose estimates are right to some percent"
 
 
@@ -67,7 +67,7 @@ _SIDE = {True: "golden", False: "the candidate"}
 
 
 def detail(row: Row) -> str:
-    """What there is to add to a row's reason; ``""`` if there is nothing."""
+    """Details beyond a row's reason; ``""`` if there are none."""
     verdict = row.verdict
     if not (verdict.remarks or verdict.not_all_fed or verdict.begins):
         return ""
@@ -86,7 +86,7 @@ def option_words(option: Option) -> str:
 
 
 def difference_words(difference: Difference) -> str:
-    """What operators only one side runs, and which options differ."""
+    """Operators that only one side runs, and options that differ."""
     sides = (
         ("golden runs", difference.only_golden),
         ("the candidate runs", difference.only_candidate),
@@ -129,7 +129,7 @@ def _of_row(remark: PairRemark, row: Row) -> str:
 
 
 def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[str]:
-    """What needs the pair's records to be said."""
+    """Remarks that need the pair's records."""
     both = f"golden is {_described(golden)}, the candidate {_described(candidate)}"
     known = _described(golden) if _described(golden) == _described(candidate) else both
     shapes = f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}"
@@ -177,7 +177,7 @@ def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[
 
 
 def _described(record: Record) -> str:
-    """What is known of a value without its data: ``float32``, ``a sparse_coo float32 tensor``."""
+    """A value without its data: ``float32``, ``a sparse_coo float32 tensor``."""
     if record.layout is Layout.OPAQUE:
         return record.detail_and_line
     if record.layout is Layout.STRIDED:
@@ -311,14 +311,14 @@ _NOT_ON_SIDE = {
 
 
 def remark_words(remark: PairRemark) -> str:
-    """A remark that says all without its row."""
+    """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
     return _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
 
 
 def _why_alone(remark: PairRemark) -> str:
-    """Why one side has no record, or no baseline judges it; ``""`` of any other remark."""
+    """Why one side has no record, or no baseline judges it; ``""`` for any other remark."""
     match remark:
         case remarks.NotInDump(gap, tool, kind):
             return _NOT_IN_DUMP[gap].format(tool=tool, kind=kind)
@@ -343,7 +343,7 @@ def _why_alone(remark: PairRemark) -> str:
 
 
 def _about_runs(remark: PairRemark) -> str:
-    """What baselines, second runs and updates show; ``""`` of any other remark."""
+    """What baselines, second runs and updates show; ``""`` for any other remark."""
     match remark:
         case remarks.ByRounding(calls, golden, candidate, baseline):
             what = "calls: golden makes" if calls else "golden is"
@@ -386,7 +386,7 @@ def _about_runs(remark: PairRemark) -> str:
 
 
 def _of_numbers(remark: PairRemark) -> str:
-    """What was measured of the values."""
+    """A remark on measured values."""
     match remark:
         case remarks.NoneMayDiffer(different, elements):
             return f"{different} of {elements} differ, and none may"
@@ -464,7 +464,6 @@ _SOURCE = {
 
 
 def source(origin: LimitOrigin) -> str:
-    """Where limits come from."""
     match origin:
         case DefaultOfDtype(dtype, before, of_step):
             number = "a number of a step in " if of_step else ""
@@ -476,7 +475,7 @@ def source(origin: LimitOrigin) -> str:
 
 
 def tolerance_words(limits: Tolerance | LimitsOfPair) -> str:
-    """``atol 0.001, rel_l2 0.01``, a user's own as they were given; ``exact`` if there are none."""
+    """``atol 0.001, rel_l2 0.01``, a user's own as given; ``exact`` if there are none."""
     values = {name: getattr(limits, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
     shown = "{:.3g}".format if limits.by_default else _exact
     known = (f"{name} {shown(value)}" for name, value in values.items() if value is not None)
@@ -484,7 +483,7 @@ def tolerance_words(limits: Tolerance | LimitsOfPair) -> str:
 
 
 def _exact(value: float) -> str:
-    """A number in six digits, or in as many as it needs to be exact."""
+    """A number in six digits, or as many as it needs to be exact."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
@@ -495,7 +494,6 @@ def by_rules(limits: Tolerances) -> str:
 
 
 def by_dtype(limits: Tolerances) -> str:
-    """The limits that hold by default."""
     if limits.fed:
         return (
             f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums"
@@ -505,6 +503,5 @@ def by_dtype(limits: Tolerances) -> str:
 
 
 def tolerances(limits: Tolerances) -> str:
-    """All limits in force."""
     rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))

@@ -1,3 +1,1 @@
-"""On the PYTHONPATH of a script that is captured; makes the directory part of the installed
-package.
-"""
+"""On the PYTHONPATH of captured scripts; makes the directory part of the installed package."""

@@ -1,8 +1,7 @@
-"""Runs at the start of every Python process whose PYTHONPATH has this directory, and waits for
-``import torch``.
+"""Runs in every Python process with this directory on PYTHONPATH; waits for ``import torch``.
 
-It costs a process without torch next to nothing: it imports nothing. The machine's own
-``sitecustomize``, which this one hides, is run too."""
+A process without torch pays next to nothing: nothing is imported. The machine's own
+``sitecustomize``, which this one hides, runs too."""
 
 from __future__ import annotations
 
@@ -15,9 +14,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 
 
 class _WaitForTorch:
-    """A finder that finds ``torch`` as the others do, once, and lets the capture be set up when it
-    is imported.
-    """
+    """Finds ``torch`` as the other finders do, once, and sets up the capture after its import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -45,24 +42,20 @@ def _run_afterwards(loader: Any) -> None:
 
 
 def _install() -> None:
-    """Set the capture up; whatever goes wrong is left for the command to say, and does not reach
-    the script.
-    """
+    """Set the capture up; errors go to the command, never to the script."""
     try:
         if "accucompare" not in sys.modules:
             _import_this_package()
         from accucompare.scripts.entry import install
 
         install()
-    # the package, or one that it needs, is not in this environment, or does not fit
+    # the package or a dependency is missing in this environment, or does not fit
     except Exception as error:
         _tell(f"{type(error).__name__}: {error}")
 
 
 def _import_this_package() -> None:
-    """Import the very package that this file belongs to, wherever it lies, so that it is the one
-    that the command runs.
-    """
+    """Import the package that this file belongs to, wherever it lies: the command's."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(
@@ -100,9 +93,7 @@ def _tell(error: str) -> None:
 
 
 def _run_the_machines_own() -> None:
-    """Run the ``sitecustomize`` that would have run without this one; its errors are shown by
-    ``site``, as ever.
-    """
+    """Run the ``sitecustomize`` that this one hides; ``site`` shows its errors, as ever."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     mine = sys.modules.pop("sitecustomize", None)
     try:
@@ -117,7 +108,7 @@ def _run_the_machines_own() -> None:
 
 if os.environ.get("ACCUCOMPARE_SCRIPT"):
     sys.meta_path.insert(0, _WaitForTorch())
-    # what this process starts finds who has started it
+    # tells child processes who has started them
     _within = os.environ.get("ACCUCOMPARE_SCRIPT_WITHIN")
     os.environ["ACCUCOMPARE_SCRIPT_WITHIN"] = (
         f"{_within}:{os.getpid()}" if _within else str(os.getpid())
