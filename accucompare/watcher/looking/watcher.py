@@ -48,12 +48,14 @@ class Watcher(NoteListener):
         overflowed: Callable[[], bool | None] | None = None,
         distributed: bool = False,
     ) -> None:
-        """Args:
-        outermost: is called for outermost calls.
-        overflowed: returns and clears the device's overflow flag, if it is to be asked at every
-            call.
-        distributed: whether gradients are summed over ranks, so that this rank's own must be
-            looked at before.
+        """Hook nothing yet.
+
+        Args:
+            outermost: is called for outermost calls.
+            overflowed: returns and clears the device's overflow flag, if it is to be asked at every
+                call.
+            distributed: whether gradients are summed over ranks, so that this rank's own must be
+                looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)

@@ -74,12 +74,8 @@ class VitalSigns:
         schedulers: Iterable[Any],
         every: int,
     ) -> None:
-        """Args:
-        modules: of the model.
-        watcher: its meter reads the numbers, its hooks see the calls.
-        optimizers, schedulers: those that the watch was given.
-        every: look closely at every n-th step; 0: at none.
-        """
+        """``watcher`` reads the numbers and sees the calls; ``every``: look closely at every n-th
+        step, or at none (0)."""
         self.cycle = 0
         self._watcher = watcher
         self._meter: Meter = watcher.meter
