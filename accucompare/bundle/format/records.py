@@ -28,10 +28,9 @@ class Role(str, Enum):
     #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins;
     #: its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
-    # What a write leaves behind for later calls. The path is the argument's, or the buffer's name;
-    # after a ``/`` the qualified name, for a buffer of another module than the writer.
-    # ``BUFFER_UPDATE``: a write into a buffer during a call. The others: a write by no call,
-    # between two steps, or in a step after a call.
+    # What a write leaves behind for later calls: by a call into a buffer or an argument; by no
+    # call, into a buffer between two steps (before), or in a step after a call (after). The path is
+    # the argument's, or the buffer's name, qualified after a ``/`` if another module wrote it.
     BUFFER_UPDATE = "buffer_update"
     ARGUMENT_UPDATE = "argument_update"
     BUFFER_BEFORE = "buffer_before"

@@ -45,7 +45,7 @@ QUEUE_BYTES = 1 << 30
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
 # bytes; counting each small array takes longer than copying it
 _COUNTED_TOGETHER = 64 << 10
-#: Seconds between two manifests while no step ends.
+#: Seconds between two manifests while steps write no other file.
 _BETWEEN_MANIFESTS = 1.0
 
 
@@ -133,7 +133,7 @@ class BundleWriter:
         self._steps = [*manifest.steps]
         self._series = [*manifest.series]
         self._inputs = {**manifest.inputs}
-        self._manifest_due = 0.0  # when it may be written again if no step ends
+        self._manifest_due = 0.0  # when it may be written without another file
         self._changed = threading.Condition()
         self._publishing = threading.Lock()
         self._stopped: dict[str, Any] | None = None  # set when nobody waits for the thread any more

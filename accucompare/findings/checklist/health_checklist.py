@@ -118,7 +118,7 @@ def judge_finite(ranks: Ranks) -> CheckOutcome:
 def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
     """Judge the last run of every rank.
 
-    A check made on each rank has its worst outcome, and the first rank that has it.
+    For a check made on each rank, the worst outcome counts, with the first rank that has it.
 
     Args:
         ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.

@@ -244,7 +244,7 @@ class Watch:
         self._vitals.gave(call.name, call.module, output)
 
     def _forget(self) -> None:
-        """Drop what was seen in an endless step, if nothing was found in it."""
+        """Drop what was seen in a step without an end, if nothing was found in it."""
         self._read()
         if not self._reader.findings:
             self._watcher.forget()
