@@ -36,8 +36,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """The numbers of a repeated field of integers, packed or single. Raises ValueError if it is
-    truncated."""
+    """The numbers of a repeated field, packed or single. Raises ValueError if it is truncated."""
     if isinstance(value, int):
         yield value
         return

@@ -100,7 +100,7 @@ def buffer(*shape: int) -> torch.Tensor:
 
 
 class _Writer:
-    """Writes expressions and collects their imports; ``names`` are the names in them."""
+    """Writes expressions and collects their imports; ``names``: what names in them stand for."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -111,7 +111,7 @@ class _Writer:
         }
 
     def imports_of(self, text: str) -> list[str]:
-        """The lines that an expression needs, each once: paths, imports, names. They use
+        """The lines that an expression needs, each once: paths, imports, names; they use
         ``sys``."""
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
         lines = list(

@@ -89,7 +89,8 @@ class Reproducer:
     def open(cls, script: str | Path) -> Reproducer:
         """Open the bundle beside a script.
 
-        Scripts call this outside of any ``try``: an error prints a line and exits."""
+        Scripts call this where nothing catches errors, so it prints a line and exits instead of
+        raising."""
         try:
             return cls(open_bundle(Path(script).resolve().with_suffix("")))
         except AccucompareError as error:

@@ -286,8 +286,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is of a parameter group (``AdamW.0.lr``), not a parameter
-        (``cls.exp_avg``)."""
+        """Whether it is of a parameter group (``AdamW.0.lr``), not of a parameter."""
         _, _, number = self.path.partition(".")
         return (
             self.role is Role.STATE_BEFORE

@@ -147,7 +147,7 @@ class Watcher(NoteListener):
                     self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
-        """Whether a function transform differentiates the call: autograd's hooks do not run
+        """Whether a function transform differentiates the call; autograd's hooks do not run
         then."""
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False

@@ -130,8 +130,7 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings in execution order: origins, and calls that passed on what came from
-        them."""
+        """All findings in execution order: origins, and calls that passed on what began there."""
         return self._reporter.findings
 
     @property
