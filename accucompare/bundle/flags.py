@@ -1,6 +1,4 @@
-"""The flags of a device that change numbers, and the formats that they let products be rounded to:
-one table for all who ask.
-"""
+"""Device flags that change numbers, and the formats that they let products be rounded to."""
 
 from __future__ import annotations
 
@@ -15,13 +13,10 @@ class Flag(NamedTuple):
     """A flag, as ``Backend.flags`` names it, that changes numbers when it has some value.
 
     Attributes:
-        values: the values that do.
-        effect: what they do.
-        cure: how to set it otherwise.
-        types: of the devices that it matters for.
+        types: the device types that it matters for.
         products: the float32 products that it lets round: ``"matmul"``, ``"conv"`` or ``""``.
-        format: what these are rounded to if it is True; ``""`` where its value says so.
-        saturates: whether what overflows is then no longer infinite.
+        format: what the products are rounded to if it is True; ``""`` where its value says so.
+        saturates: whether overflow then gives the largest finite value instead of infinity.
     """
 
     name: str
@@ -34,9 +29,7 @@ class Flag(NamedTuple):
     saturates: bool = False
 
     def rounds_to(self, value: Any) -> str:
-        """The format that products are rounded to if the flag has this value; ``""`` if they are
-        not.
-        """
+        """The format that products are rounded to with this value; ``""`` if they are not."""
         if value is True:
             return self.format
         return value if self.products and isinstance(value, str) and value in MANTISSA else ""

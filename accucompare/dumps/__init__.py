@@ -1,6 +1,4 @@
-"""Dumps of other tools, put into a bundle: ``accucompare import``. A reader per format; only what
-reads a ``.pt`` imports torch.
-"""
+"""Bundles from other tools' dumps: ``accucompare import``. Only ``.pt`` files need torch."""
 
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming

@@ -1,4 +1,4 @@
-"""Kernel dumps of CANN: a call for each kernel that ran, in the order of their timestamps."""
+"""Kernel dumps of CANN: one call per kernel, in the order of their timestamps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         name = _module_name(kernel.name or match["name"])
         for role, tensors in ((Role.INPUT, kernel.inputs), (Role.OUTPUT, kernel.outputs)):
             for number, tensor in enumerate(tensors):
-                # as of a module's only output
+                # as for a module's only output
                 path_in_call = "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)
                 place = Item(name, role, path_in_call, calls[name], type=match["type"])
                 yield _item(place, tensor, path)

@@ -1,9 +1,9 @@
 """Hashes of operators, as torch's ``DebugMode`` logs them: the text of ``debug_string()`` under
 ``DebugMode.log_tensor_hashes()``.
 
-Each operator that ran is a line, with ``# {'hash': …}`` at its end: of each tensor its L1 norm in
-float64 (``norm``), the XOR of its values' bits (``hash_tensor``), or a tuple of both. Lines
-``[nn.Mod] Root.layers.0``, by their indentation, say which module called."""
+Each operator that ran is a line that ends in ``# {'hash': …}``: each tensor's L1 norm in float64
+(``norm``), the XOR of its values' bits (``hash_tensor``), or a tuple of both. The indentation of
+lines ``[nn.Mod] Root.layers.0`` says which module called."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
 
 _MOST = 256 << 20  # bytes of a log
-_LONGEST = 1 << 20  # characters of a line; of an operator on lists of tensors it has some thousands
-_LOOKED_AT = 64 << 10  # bytes, to recognise one
+_LONGEST = 1 << 20  # characters of a line; an operator on lists of tensors takes some thousands
+_LOOKED_AT = 64 << 10  # bytes read to recognise a log
 _MODULE = re.compile(r"(?P<indent> *)\[nn\.Mod\] (?P<name>\S.*)")
 _CALL = re.compile(r"(?P<indent> *)(?P<operator>\w+::\w+(?:\.\w+)?)\(")
 _LOGGED = "  # {"
 #: ``nan`` and ``inf`` as Python prints them, which are no literals.
 _NO_LITERAL = re.compile(r"(?<![\w'\"])(nan|inf)(?![\w'\"])")
-# a stack trace, or what else stands above operators
+# a stack trace, or anything else between operators
 _OTHER = re.compile(r"\s*(?:#.*|\[(?!triton\]).*)?")
-#: By the type of a hash, what it is.
+#: The kind of a hash, by its type.
 _KINDS = {float: "norm", int: "hash_tensor"}
 
 
@@ -143,18 +143,14 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _leave(modules: list[tuple[int, str]], indent: int) -> None:
-    """Take off the modules that ended before a line with this indentation."""
+    """Drop the modules that ended before a line with this indentation."""
     while modules and modules[-1][0] >= indent:
         modules.pop()
 
 
 def _hashes(line: str) -> Iterator[tuple[Role, str, float | int]]:
-    """The hashes that stand at the end of a line: role, path and value, inputs first.
-
-    Raises:
-        ValueError, SyntaxError, TypeError, RecursionError, MemoryError: if it is no table of plain
-            values.
-    """
+    """The hashes at the end of a line: role, path and value, inputs first. Raises ValueError,
+    SyntaxError, TypeError, RecursionError, MemoryError if it is no table of plain values."""
     at = line.rfind(_LOGGED)
     if at < 0:
         return
@@ -189,7 +185,7 @@ def _leaves(
 
 
 def _is_both(value: tuple[Any, Any]) -> bool:
-    """Whether a tuple is both hashes of one tensor; those of two tensors are of one kind."""
+    """Whether a tuple is both hashes of one tensor; hashes of two tensors have one kind."""
     return {
         float if each in ("nan", "inf") else type(each)
         for each in value

@@ -1,9 +1,9 @@
 """The files that dumps are made of: JSON, ``.npy``, ``.npz``, ``.safetensors``, ``.pt``. Every size
-is checked before it is read.
+is checked before reading.
 
-Nothing is ever unpickled, but for a ``.pt``, by ``torch.load(weights_only=True)``, which builds
-tensors and plain containers only. A ``.safetensors`` is read here since its library's NumPy side
-knows neither bfloat16 nor float8."""
+Only a ``.pt`` is unpickled, by ``torch.load(weights_only=True)``, which builds tensors and plain
+containers only. A ``.safetensors`` is read here, since its library's NumPy side knows neither
+bfloat16 nor float8."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from accucompare.dumps.items import LoadedItem, UnreadableError
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Array
 
-_JSON_LIMIT = 1 << 30  # of a model of 100,000 calls, msprobe's index has about 200 MB
-_HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it
+_JSON_LIMIT = 1 << 30  # msprobe's index of 100,000 calls has about 200 MB
+_HEADER_LIMIT = 100_000_000  # of a .safetensors, as in its own library
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's
 _MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 59  # of 16 bytes, in memory of 63 bits
-#: What a compressed or expanded tensor may take in memory, however small its file is; and beyond
-# that, how many times its file.
+#: Bytes that any compressed or expanded tensor may take in memory; beyond that, the allowed
+#: multiple of its file.
 _SMALL, _RATIO = 256 << 20, 100
 
 _SAFETENSORS = {
@@ -59,12 +59,8 @@ _PLAIN = {name: dtype for name, dtype in DTYPES.items() if dtype.storage == dtyp
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of that name in a folder.
-
-    Raises:
-        BundleError: if the name leads out of the folder, by ``..``, as an absolute path or through
-            a link.
-    """
+    """The file of that name in a folder. Raises BundleError if the name leads out of the folder: by
+    ``..``, an absolute path or a link."""
     path = folder / name
     root = os.path.realpath(folder)
     if (
@@ -79,11 +75,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """The size of a regular file.
-
-    Raises:
-        UnreadableError: if there is no such file, or it is none.
-    """
+    """The size of a regular file. Raises UnreadableError if it is missing, or no regular file."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -94,11 +86,8 @@ def size_of(path: Path) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; ``NaN`` and ``Infinity`` are numbers.
-
-    Raises:
-        BundleError: if it is missing, too large, or damaged.
-    """
+    """The content of a JSON file; ``NaN`` and ``Infinity`` are numbers. Raises BundleError if it is
+    missing, too large, or damaged."""
     try:
         if size_of(path) > _JSON_LIMIT:
             raise BundleError(f"{path}: is larger than {_JSON_LIMIT >> 20} MiB; refused")
@@ -118,8 +107,7 @@ def load_npy(path: Path, dtype: str = "") -> LoadedItem:
     """The array of a ``.npy``.
 
     Args:
-        path: the file.
-        dtype: the type that its bits are of, where NumPy lacks it (bfloat16 in a uint16 array).
+        dtype: the true type of its bits, where NumPy lacks it (bfloat16 in a uint16 array).
 
     Raises:
         UnreadableError: if it is missing, truncated or damaged, or holds objects.
@@ -139,12 +127,8 @@ def names_in_npz(path: Path) -> list[str]:
 
 
 def load_npz(path: Path, name: str) -> LoadedItem:
-    """One array of a ``.npz``.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds objects, or grows by far too
-            much when it is decompressed.
-    """
+    """One array of a ``.npz``. Raises UnreadableError if it is missing, truncated or damaged, holds
+    objects, or decompresses to far too much."""
     archive = _opened_zip(path)
     try:
         info = archive.getinfo(f"{name}.npy")
@@ -168,11 +152,8 @@ def load_npz(path: Path, name: str) -> LoadedItem:
 
 
 def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
-    """The header of a ``.safetensors``: for each tensor its dtype, shape and data_offsets.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged.
-    """
+    """The header of a ``.safetensors``: for each tensor its dtype, shape and data_offsets. Raises
+    UnreadableError if it is missing, truncated or damaged."""
     size = size_of(path)
     try:
         with path.open("rb") as file:
@@ -212,11 +193,11 @@ def load_safetensors(path: Path, entry: dict[str, Any]) -> LoadedItem:
 
 
 def tensors_in_pt(path: Path) -> list[tuple[str, str]]:
-    """The names of the tensors in a ``.pt``, and of what is none, with what that is; ``""`` is what
-    it holds, if that is no container.
+    """The names of the tensors in a ``.pt``; other values' names with what they are. ``""`` names
+    the content, if it is no container.
 
-    A tensor inside containers has their keys and places before its own, with ``/`` between. Errors
-    as ``load_pt``."""
+    A tensor inside containers has their keys and indices before its own, joined by ``/``. Errors as
+    ``load_pt``."""
     return list(_leaves(load_pt(path), ""))
 
 
@@ -234,19 +215,15 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote, if it is tensors and plain containers: tensors on the CPU, or
-    containers of them.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds anything else, grows when it
-            is read, or torch is not installed.
-    """
+    """What ``torch.save`` wrote: tensors on the CPU, or plain containers of them. Raises
+    UnreadableError if it is missing, truncated or damaged, holds anything else, grows when it is
+    read, or torch is not installed."""
     return _loaded_pt(path, _stamp(path))
 
 
-@lru_cache(maxsize=1)  # a file that holds many tensors is opened once
+@lru_cache(maxsize=1)  # a file with many tensors is opened once
 def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
-    archive = _opened_zip(path)  # of PyTorch before 1.6 it is none
+    archive = _opened_zip(path)  # before PyTorch 1.6 it is no ZIP
     if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
         raise UnreadableError(f"{path}: is compressed, as torch.save never does; refused")
     try:
@@ -260,7 +237,7 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except MemoryError:
         raise UnreadableError(f"{path}: does not fit into memory") from None
-    # of the unpickler, the archive reader, and the rebuilding of tensors
+    # the unpickler, archive reader and rebuilding of tensors raise anything
     except Exception as error:
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise UnreadableError(
@@ -274,12 +251,8 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
 
 
 def of_tensor(tensor: Any, path: Path) -> LoadedItem:
-    """The values of a tensor that came from a file.
-
-    Raises:
-        UnreadableError: if it is sparse, quantized or nested, of a type that a bundle cannot hold,
-            or far larger than its file.
-    """
+    """The values of a tensor that came from a file. Raises UnreadableError if it is sparse,
+    quantized or nested, of a type that a bundle cannot hold, or far larger than its file."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -311,7 +284,7 @@ def of_tensor(tensor: Any, path: Path) -> LoadedItem:
 def leaves_in_json(
     value: Any, is_leaf: Callable[[dict[str, Any]], bool], path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """What stands in nested lists and tables, with its path; without ``None``."""
+    """The leaves of nested lists and tables, with their paths; without ``None``."""
     if isinstance(value, list):
         parts: Iterable[tuple[Any, Any]] = enumerate(value)
     elif isinstance(value, dict) and not is_leaf(value):
@@ -325,11 +298,7 @@ def leaves_in_json(
 
 
 def as_shape(lengths: Any) -> tuple[int, ...]:
-    """A shape as an index gives it.
-
-    Raises:
-        ValueError: if no tensor has it.
-    """
+    """A shape from an index. Raises ValueError if no tensor has it."""
     if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
         raise ValueError(f"the impossible shape {str(lengths)[:80]}")
     if (
@@ -352,7 +321,7 @@ def scalar(number: bool | int | float) -> LoadedItem:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Tells whether a file is still the one that it was."""
+    """What changes when a file is replaced or written to."""
     size = size_of(path)
     return path.stat().st_mtime_ns, size
 
@@ -361,7 +330,7 @@ def _opened_zip(path: Path) -> zipfile.ZipFile:
     return _zip(path, _stamp(path))
 
 
-@lru_cache(maxsize=1)  # its directory is read once, however many members are
+@lru_cache(maxsize=1)  # its directory is read once for all members
 def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
@@ -386,7 +355,7 @@ def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedItem:
-    """An array whose file, member of a ZIP, or buffer has ``size`` bytes.
+    """The array in ``size`` bytes of a file, ZIP member or buffer.
 
     Raises:
         UnreadableError: if it is truncated or damaged, or holds objects.
@@ -401,7 +370,7 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedI
         )
         shape, fortran, found = read(file, max_header_size=_NPY_HEADER_LIMIT)
         shape = as_shape(shape)
-    except Exception as error:  # NumPy raises what Python's tokenizer, parser and dtypes do
+    except Exception as error:  # NumPy passes on errors of Python's tokenizer, parser and dtypes
         raise UnreadableError(
             f"{place}: is truncated, or no .npy"
             f" ({str(error).splitlines()[0][:200] if str(error) else error!r})"

@@ -1,9 +1,8 @@
-"""Folders of ``.safetensors``, ``.npy``, ``.npz`` and ``.pt``, whose names say what each tensor is
+"""Folders of ``.safetensors``, ``.npy``, ``.npz`` and ``.pt`` whose names say what each tensor is
 (``--name-pattern``).
 
-The name of a tensor is the path of its file in the folder, without ending; of a file that holds
-several, with ``/`` and the tensor's own name after it. Of a single file, it is the tensor's own
-name."""
+A tensor's name is its file's path in the folder without ending. If the file holds several tensors,
+``/`` and the tensor's own name follow. In a single file, it is the tensor's own name."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ from accucompare.selection import DumpFormat
 
 _ENDINGS = (".safetensors", ".npy", ".npz", ".pt", ".pth")
 _MOST_FILES = 1_000_000
-_LOOKED_AT = 10_000  # entries, to recognise a folder
+_LOOKED_AT = 10_000  # entries read to recognise a folder
 _UNORDERED = (
     "the files do not tell in which order the layers ran: rows are in order of names, unless golden"
     " tells the order"
@@ -60,7 +59,7 @@ def _recognise(path: Path) -> bool:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """The files below a folder, by their paths in it; links to folders are not followed."""
+    """The relative paths of the files below a folder; links to folders are not followed."""
     for folder, folders, files in os.walk(path):
         folders.sort()
         for name in sorted(files):
@@ -102,9 +101,7 @@ def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> 
 
 
 def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor's name and how to load it. Files of other kinds, and what is no tensor, go to
-    ``others`` with the reason.
-    """
+    """Each tensor's name and how to load it. All else goes to ``others`` with the reason."""
     if path.is_file():
         yield from _in_file(path, "", others)
         return
@@ -119,9 +116,7 @@ def _tensors(path: Path, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
 
 
 def _in_file(path: Path, stem: str, others: dict[str, str]) -> Iterator[tuple[str, _Load]]:
-    """Each tensor of a file. One that cannot be opened is a tensor that cannot be read, so that it
-    is listed.
-    """
+    """Each tensor of a file. A file that cannot be opened is listed as an unreadable tensor."""
     prefix = f"{stem}/" if stem else ""
     alone = stem or path.stem
     try:
@@ -176,9 +171,7 @@ def _part(
 
 
 def _order(place: PlaceInName) -> tuple[Any, ...]:
-    """The forward before the backward; then by name, with numbers as numbers; of a call, inputs
-    before outputs.
-    """
+    """Forward before backward; then by name, numbers as numbers; inputs before outputs."""
     backward = place.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
     return (
         backward,

@@ -1,6 +1,4 @@
-"""Where in a directory the files of a dump are: in itself, in one folder below, or in folders named
-by the step.
-"""
+"""Where a dump's files are: in a directory, in one folder below, or in folders per step."""
 
 from __future__ import annotations
 
@@ -12,18 +10,13 @@ from pathlib import Path
 from accucompare.dumps.dump_files import inside
 from accucompare.errors import BundleError, UsageError
 
-_MOST_LOOKED_AT = 200_000  # files and folders; a dump's own are reached long before
+_MOST_LOOKED_AT = 200_000  # files and folders; a dump's own come long before
 _STEP = re.compile(r"\d{1,9}")
 
 
 def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
-    """The folders below a path, itself included, that hold a file of a dump; links to folders are
-    not followed.
-
-    Args:
-        path: where to look.
-        belongs: whether a file's name is one of the dump's.
-    """
+    """The folders below a path, itself included, that hold files whose name ``belongs`` to a dump;
+    links to folders are not followed."""
     if not os.path.isdir(path):
         return []
     found, left = [], _MOST_LOOKED_AT
@@ -31,7 +24,7 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
         inner.sort()
         if any(map(belongs, names)):
             found.append(Path(folder))
-            inner.clear()  # folders in a dump's own folder are not part of it
+            inner.clear()  # folders inside a dump's folder are not part of it
         left -= len(names) + 1
         if left < 0:
             break
@@ -39,12 +32,8 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
 
 
 def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[tuple[int, Path]]:
-    """Each step with its folder.
-
-    Raises:
-        UsageError: if there is no file of the dump, or they lie in several folders that are not
-            named by a step.
-    """
+    """Each step with its folder. Raises UsageError if there is no file of the dump, or its folders
+    are several and not named by step."""
     found = folders_with(path, belongs)
     if not found:
         raise UsageError(f"{path}: holds no file of {tool}")
@@ -64,11 +53,8 @@ def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files in a folder, by name.
-
-    Raises:
-        BundleError: if it cannot be read, or a link leads out of it.
-    """
+    """The files in a folder, by name. Raises BundleError if it cannot be read, or a link leads out
+    of it."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The formats that can be imported, as a table, and which one a path is of."""
+"""The table of formats that can be imported, and the format of a path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accucompare.dumps.router_trace import ROUTER_TRACE_FORMAT
 from accucompare.dumps.sglang import SGLANG_FORMAT
 from accucompare.errors import UsageError
 
-#: In the order in which they are tried: what is most particular first.
+#: In the order in which they are tried: the most specific first.
 FORMATS: tuple[Format, ...] = (
     MSPROBE_FORMAT,
     CANN_FORMAT,
@@ -35,12 +35,10 @@ def format_of(path: Path, name: str | None) -> Format:
     """The format of a dump.
 
     Args:
-        path: a directory or a file.
-        name: as ``--from`` gives it; ``None`` if it is to be recognised.
+        name: as ``--from`` gives it; ``None`` to recognise it.
 
     Raises:
-        UsageError: if there is nothing, if it is a bundle, if no format is recognised, or more than
-            one is.
+        UsageError: if nothing is there, it is a bundle, or not exactly one format is recognised.
     """
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or directory")

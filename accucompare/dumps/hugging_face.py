@@ -1,10 +1,9 @@
 """Dumps of Hugging Face's model debugger (``transformers.model_debugging_utils``), written with
 ``use_repr=False``.
 
-``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls; each tensor is a ``.safetensors``
-beside it, named after its module alone, so that of several calls of a module only the last one's
-values are there. It holds the forward only, and outputs of the innermost modules only.
-"""
+``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls. Each tensor is a ``.safetensors``
+beside it, named after its module alone, so that only the module's last call keeps its values. The
+dump has only the forward, and only outputs of innermost modules."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ class _Tree:
     modules: dict[str, str] = field(default_factory=dict)
 
     def items(self) -> Iterator[Item | NotImported]:
-        """The inputs of each call, what its children were given and gave, its outputs."""
+        """Each call's inputs, its children's items, its outputs."""
         files = Counter(
             file
             for begins, call in self.calls()
@@ -150,9 +149,7 @@ class _Tree:
         return children
 
     def pruned(self) -> Iterator[str]:
-        """The lists of layers of which ``do_prune_layers`` has kept the first and the last one
-        only.
-        """
+        """The lists of layers of which ``do_prune_layers`` kept only the first and the last."""
         layers: dict[tuple[str, int, str], list[int]] = {}
         for begins, call in self.calls():
             if begins and call.parent is not None and (match := _LAYER.fullmatch(call.name)):
@@ -205,8 +202,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool | int | float | None:
-    """The Python number that a text stands for, which is exact; ``None`` if it is another
-    value's."""
+    """The Python number that a text stands for exactly; ``None`` for other values."""
     if value in ("True", "False"):
         return bool(value == "True")
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
@@ -216,7 +212,7 @@ def _number(value: Any) -> bool | int | float | None:
 
 
 def _file(value: Any) -> str | None:
-    """The file that a tensor's values are in; ``None`` if it has none."""
+    """The file that holds a tensor's values; ``None`` if it has none."""
     found = value.get("value") if _is_tensor(value) else None
     return found if isinstance(found, str) else None
 

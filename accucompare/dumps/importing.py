@@ -1,4 +1,4 @@
-"""Writes a bundle from the dump of another tool: ``accucompare import``."""
+"""Writes a bundle from another tool's dump: ``accucompare import``."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place
 from accucompare.selection import Mode
 
-#: How many bytes of tensors may wait to be written: a few tensors.
+#: Bytes of tensors that may wait to be written: a few tensors.
 _QUEUE_BYTES = 64 << 20
 _NAMES_AS_THEY_ARE = Naming()
-_BETWEEN_REPORTS = 16  # items, between two reports of progress
+_BETWEEN_REPORTS = 16  # items between two reports of progress
 
-#: Called with the items that are done, and how many there are, as far as that is known: one of
-# each step that was not begun yet.
+#: Called with the items done, and the items known so far: a step that has not begun counts as one.
 ImportProgress = Callable[[int, int], None]
 
 
@@ -49,11 +48,9 @@ class ImportResult:
     """What came of an import.
 
     Attributes:
-        format: of the dump.
         records, without_values, weights: how many there are in the bundle.
         left_out: what has no counterpart, each with its step and rank.
-        unreadable: what could not be read, each with the reason; then the bundle is marked
-            incomplete.
+        unreadable: what could not be read, each with the reason; the bundle is then incomplete.
         notes: what a reader of the bundle is to know.
     """
 
@@ -75,18 +72,14 @@ def import_dump(
     overwrite: bool = False,
     progress: ImportProgress | None = None,
 ) -> ImportResult:
-    """Make a bundle of the dump of another tool, with a few tensors in memory.
+    """Make a bundle of another tool's dump, with a few tensors in memory.
 
     Args:
-        path: the dump: a directory or a file.
-        out: the bundle's directory.
-        format_name: one of ``formats.FORMATS``; ``None`` if it is to be recognised.
+        format_name: one of ``formats.FORMATS``; ``None`` to recognise it.
         naming: what the user says of the dump's names, for the formats that need it.
-        overwrite: replace a bundle that is there.
-        progress: is told how far it has come.
 
     Returns:
-        What came of it. If anything could not be read, the bundle is marked incomplete.
+        The result. If anything could not be read, the bundle is marked incomplete.
 
     Raises:
         UsageError: if no format is recognised, or the pattern does not fit.
@@ -117,7 +110,7 @@ def import_dump(
 
 
 class _Import:
-    """One import that is under way."""
+    """One running import."""
 
     def __init__(self, chosen: Format, path: Path, out: Place, dump: Dump) -> None:
         self._path = path
@@ -162,7 +155,7 @@ class _Import:
 
 @contextlib.contextmanager
 def _ended(writer: BundleWriter, step: int) -> Iterator[None]:
-    """End a step of the bundle, also when it fails, so that its files are closed."""
+    """End a step of the bundle even if it fails, so that its files are closed."""
     partial = True
     try:
         yield
@@ -206,7 +199,7 @@ class _Rank:
             self._add_record(key, item)
 
     def name_modules(self, part: ItemPart) -> None:
-        """Note the modules that a step names, when all of it is queued."""
+        """Note the modules that a step names, once all of it is queued."""
         self._modules.update(part.modules())
 
     def _add_record(self, key: Key, item: Item) -> None:
@@ -244,7 +237,7 @@ class _Rank:
             raise self._writer.failure
 
     def _add_weight(self, key: Key, item: Item) -> None:
-        """Note the digest of a weight. Those of the first step count, as in a capture."""
+        """Note a weight's digest. Those of the first step count, as in a capture."""
         name = f"{key.name}.{key.path}" if key.name else key.path
         if name in self._weights:
             return
@@ -268,9 +261,7 @@ class _Rank:
         }
 
     def conclude(self, dump: Dump) -> dict[str, Any] | None:
-        """Put into the manifest what there is, and what there is not; gives why the bundle is
-        incomplete, if it is.
-        """
+        """Complete the manifest; returns why the bundle is incomplete, if it is."""
         manifest, found = self._writer.manifest, self._found
         trained = not self._roles.isdisjoint(TRAINING_ROLES)
         manifest.capture.update(
@@ -304,11 +295,7 @@ class _Rank:
 
 
 def _checked(item: Item, loaded: LoadedItem) -> LoadedItem:
-    """What was loaded, if it is what the dump's index says.
-
-    Raises:
-        UnreadableError: if it is not.
-    """
+    """What was loaded, checked against the dump's index; UnreadableError if they differ."""
     if item.shape is not None and item.shape != loaded.array.shape:
         raise UnreadableError(
             f"its file holds the shape {list(loaded.array.shape)}, but the dump says"

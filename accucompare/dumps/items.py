@@ -1,9 +1,9 @@
 """What every reader of another tool's dump gives: items in execution order, and what has no
 counterpart in a bundle.
 
-A format is one line of ``formats.FORMATS``: a ``Format`` that recognises a path and opens it as a
-``Dump``. A dump has a part for each step of each rank; a part yields its items in execution order,
-the inputs of a call before those of its children, its outputs after."""
+A ``Format`` (a line of ``formats.FORMATS``) recognises a path and opens it as a ``Dump``. A dump
+has a part for each step of each rank. A part yields its items in execution order: a call's inputs
+before its children's items, its outputs after."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ class Item:
     """One tensor of a dump, under the name that a capture would give it.
 
     Attributes:
-        name, call, role, path: as of a record. ``Role.PARAM`` is a weight: its digest goes into the
-            manifest, and it is no record.
-        dtype: PyTorch's name without ``torch.``; ``""`` if it is not known before the values are
-            loaded.
-        shape: as the dump's index says; ``None`` if it is not known before the values are loaded.
+        name, call, role, path: as of a record. ``Role.PARAM`` is a weight: no record, but its
+            digest goes into the manifest.
+        dtype: PyTorch's name without ``torch.``; ``""`` if unknown before loading.
+        shape: as the dump's index says; ``None`` if unknown before loading.
         load: the values; ``None`` where the dump has none. Raises ``UnreadableError``.
-        statistics: of a dump without values, as its tool computed them, in the tensor's own
-            precision; ``None`` with ``load``. ``nan`` and ``inf`` are 1 where the tool says that
-            there are any, for it does not count them.
+        statistics: without ``load``, those that the tool computed in the tensor's own precision.
+            ``nan`` and ``inf`` are 1 if there are any, where the tool does not count them.
         type: the module's class, or the operator's name; ``""`` if the dump does not say.
         parent: (qualified name, call index) of the call around it; ``None`` for the root's, and
             where the dump does not say.
@@ -61,16 +59,14 @@ class LoadedItem:
 
 @dataclass(frozen=True)
 class NotImported:
-    """Something in a dump that has no counterpart in a bundle: what, and why."""
+    """Something in a dump that has no counterpart in a bundle, and why."""
 
     what: str
     why: str
 
 
 class UnreadableError(Exception):
-    """The values of one item cannot be read: the message says which file, and why. The item is
-    listed, and the others are imported.
-    """
+    """An item's values cannot be read: which file, and why. The others are imported."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +74,8 @@ class ItemPart:
     """One step of one rank.
 
     Attributes:
-        rank, step: which.
-        items: yields its items in execution order, each key once, and what is left out; reads the
-            part's index when it is called. Raises ``BundleError`` if that is damaged.
+        items: yields each key once, in execution order, and what is left out; reads the part's
+            index when called. Raises ``BundleError`` if that is damaged.
         modules: the class of each module that the dump names, by qualified name; called after
             ``items`` is exhausted.
     """
@@ -97,16 +92,15 @@ class Dump:
 
     Attributes:
         parts: by rank and step, each once.
-        roles: those that its tool can record. What a bundle lacks of another role is no difference.
+        roles: those that its tool can record; lacking others is no difference.
         root: whether its tool records the root module.
         named_gradients: whether its tool records the gradients of inputs that are passed by name.
-        innermost_outputs: whether it records the outputs of modules without children only.
-        pruned: lists of layers, by name, of which it has left some out.
-        partial: whether it holds single values, and not all calls of all layers: what has no
-            partner then is no difference.
-        hashes: what it holds of each tensor in place of values, by the ends of paths; none if it
-            holds values.
-        environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
+        innermost_outputs: whether it records only outputs of modules without children.
+        pruned: names of lists of layers from which it left some out.
+        partial: whether it holds single values instead of all calls of all layers: a value without
+            a partner is then no difference.
+        hashes: what it holds in place of values, by the ends of paths; empty if it holds values.
+        environment: where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
 
@@ -124,9 +118,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class Naming:
-    """What the user said of a dump's names: how they are read, and the ONNX model whose values they
-    are.
-    """
+    """What the user says of a dump's names: their pattern, and the ONNX model of the values."""
 
     pattern: str | None = None
     onnx: Path | None = None
@@ -137,14 +129,13 @@ class Format:
     """A format of dumps.
 
     Attributes:
-        name: as ``--from`` gives it.
         title: the tool, as messages call it.
         recognise: whether a path looks like one; cheap, and never raises for hostile content.
-        open: opens it, by what the user said of its names. Raises ``BundleError`` or
+        open: opens it, by what the user says of its names. Raises ``BundleError`` or
             ``UsageError``.
-        takes_pattern, takes_onnx: whether a name pattern, and an ONNX model, mean something to it.
+        takes_pattern, takes_onnx: whether it uses a name pattern, and an ONNX model.
         generic: whether it is taken only if no other format is recognised.
-        looks_like: what ``recognise`` goes by, in words, for messages and help.
+        looks_like: what ``recognise`` looks for, in words, for messages and help.
     """
 
     name: str

@@ -1,10 +1,9 @@
-"""Kernel dumps of CANN: a binary file for each kernel that ran,
+"""CANN's kernel dumps: a binary file per kernel,
 ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}``.
 
-A file is the length of a header (``<Q``), the header (a protobuf message
+A file has a header's length (``<Q``), the header (a protobuf message
 ``toolkit.dumpdata.DumpData``), and the bytes of its tensors: inputs, outputs, buffers, workspaces.
-The numbers of fields, types and formats are those of ``dump_data.proto`` as Ascend publishes it.
-"""
+The numbers of fields, types and formats are from Ascend's ``dump_data.proto``."""
 
 from __future__ import annotations
 
@@ -22,24 +21,23 @@ from accucompare.dumps.npu_layouts import BLOCKED, PLAIN_FORMATS, in_rows
 from accucompare.dumps.protobuf import fields, integers
 from accucompare.numbers import DTYPES
 
-_HEADER_LIMIT = 16 << 20  # a real one has some hundred bytes
+_HEADER_LIMIT = 16 << 20  # real ones have some hundred bytes
 _MOST_DIMENSIONS = 64
-_MOST_TENSORS = 10_000  # of a kernel; a real one has some ten
+_MOST_TENSORS = 10_000  # per kernel; real ones have about ten
 _LONGEST_NAME = 4096
 
-#: How a file's name tells a kernel. After the stream there may be a number more, and after the
-# time what kind of task it was.
+#: A kernel in its file's name. Another number may follow the stream, and the kind of task the time.
 NAME = re.compile(
     r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.(?P<stream>\d{1,18}))?"
     r"(?:\.\d{1,18})?\.(?P<time>\d{10,20})(?:\.\d{1,9}){0,4})"
 )
-#: The file that msaccucmp writes of a kernel's tensor.
+#: The file that msaccucmp writes for a kernel's tensor.
 NPY_NAME = re.compile(
     NAME.pattern + r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy"
 )
 
-#: Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text)
-# PyTorch does not have.
+#: Types by their numbers in dump_data.proto. PyTorch lacks the others (HiFloat8, quantized, 4 and 6
+#: bits, text).
 _TYPES = {
     1: "float32",
     2: "float16",
@@ -72,7 +70,7 @@ class _Fields:
     original_shape: int = 0
 
 
-#: By the number of the field of DumpData that holds them, in the order of their bytes in the file.
+#: By the number of DumpData's field, in the order of the tensors' bytes in the file.
 _PARTS = {4: _Fields(5, 4, 6), 3: _Fields(6, 5, 7), 5: _Fields(3, 2), 8: _Fields(3, 2)}
 _OP_NAME = 6
 
@@ -90,12 +88,12 @@ class Tensor:
 
     @property
     def dtype(self) -> str | None:
-        """PyTorch's name of its type; ``None`` if PyTorch has none such."""
+        """PyTorch's name of its type; ``None`` if PyTorch lacks it."""
         return _TYPES.get(self.type)
 
     @property
     def why_not(self) -> str:
-        """Why its values cannot be put into rows of a type of PyTorch's; ``""`` if they can."""
+        """Why its values do not fit PyTorch's types in rows; ``""`` if they do."""
         if self.dtype is None:
             return f"its type is number {self.type} of dump_data.proto, which PyTorch does not have"
         if self.format not in PLAIN_FORMATS and self.format not in BLOCKED:
@@ -112,7 +110,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A header: the kernel's name, ``""`` if it has none, and its tensors."""
+    """A header: the kernel's name, or ``""``, and its tensors."""
 
     name: str
     inputs: list[Tensor]
@@ -120,11 +118,8 @@ class Kernel:
 
 
 def load(tensor: Tensor, path: Path) -> LoadedItem:
-    """The values of a tensor, in the order of its own shape.
-
-    Raises:
-        UnreadableError: if the file cannot be read, or what it holds does not fit the header.
-    """
+    """The values of a tensor, in the order of its own shape. Raises UnreadableError if the file
+    cannot be read, or does not fit its header."""
     dtype = tensor.dtype
     if dtype is None or tensor.why_not:
         raise UnreadableError(f"{path}: {tensor.why_not}")
@@ -164,11 +159,8 @@ def load(tensor: Tensor, path: Path) -> LoadedItem:
 
 
 def read_header(path: Path) -> Kernel:
-    """What a kernel's file says of its tensors; none of their bytes is read.
-
-    Raises:
-        UnreadableError: if it is truncated or damaged, or its sizes do not add up to the file's.
-    """
+    """What a kernel's file says of its tensors, read without their bytes. Raises UnreadableError if
+    it is truncated or damaged, or its sizes do not add up to the file's."""
     size = size_of(path)
     try:
         with path.open("rb") as file:
@@ -191,8 +183,7 @@ def read_header(path: Path) -> Kernel:
 
 
 def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
-    """The kernel's name, and the tensors by the field that holds them; the first begins at
-    ``at``."""
+    """The kernel's name, and tensors by the field that holds them, the first at ``at``."""
     name, messages = "", {number: list[memoryview]() for number in _PARTS}
     for number, value in fields(header):
         if number in messages and isinstance(value, memoryview):
@@ -219,7 +210,7 @@ def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
     for number, value in fields(message):
         if number == numbers.data and isinstance(value, memoryview) and len(value):
             raise ValueError("a tensor's bytes are inside of it")
-        # before the shape: a buffer's size has the number of a tensor's shape
+        # before the shape: a buffer's size has the field number of a tensor's shape
         if number == numbers.size and isinstance(value, int):
             scalars[number] = value
         elif number in shapes and isinstance(value, memoryview):

@@ -1,6 +1,5 @@
 """What msaccucmp makes of CANN's kernel dumps:
-``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``.
-"""
+``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def _items(folder: Path) -> Iterator[Item | NotImported]:
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        # as a module's only output
+        # as for a module's only output
         alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
         yield Item(
             match["name"],

@@ -1,12 +1,11 @@
-"""msprobe's dumps (``mindstudio-probe``): ``step<N>/rank<R>/dump.json`` and a ``.pt`` a tensor, or
-statistics alone.
+"""msprobe's dumps (``mindstudio-probe``): ``step<N>/rank<R>/dump.json`` and a ``.pt`` per tensor,
+or statistics alone.
 
-``dump.json`` lists the calls in the order in which they ended, ``construct.json`` says in which
-call each was made; from the two follows the order in which everything ran. A call is
-``Module.<qualified name>.<class>.forward.<call>``; its ``backward`` holds as ``input`` the
-gradients of its outputs, as ``output`` those of its inputs. Calls of functions
-(``Functional.linear.0.forward``, levels L1 and mix) are numbered through the whole model and are
-not the operators that a capture records; they have no counterpart."""
+``dump.json`` lists the calls as they ended; ``construct.json`` says which call made each. Together
+they give the execution order. A call is ``Module.<qualified name>.<class>.forward.<call>``; in its
+``backward``, ``input`` holds the gradients of its outputs, ``output`` those of its inputs. Calls of
+functions (``Functional.linear.0.forward``, levels L1 and mix) are numbered through the whole model
+and have no counterpart: they are not the operators that a capture records."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ _OF_FUNCTION = (
     "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of"
     " modules (levels L0 and mix)"
 )
-#: Around the outermost calls is the whole model's, which msprobe does not record.
+#: The whole model's call, around the outermost ones; msprobe does not record it.
 _ROOT = ("", 0)
 _ROOT_NOTE = "msprobe does not record the call of the whole model, nor what the optimizer does"
 
@@ -60,9 +59,7 @@ def _recognise(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[tuple[int | None, int | None, Path]]:
-    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where the path does not
-    say. Processes have no rank.
-    """
+    """Step, rank and folder of each ``dump.json`` below a path; ``None`` where it names none."""
     if path.name == INDEX:
         path = path.parent
     if (path / INDEX).is_file():
@@ -191,7 +188,7 @@ class _Index:
             raise BundleError(f"{self.folder / 'construct.json'}: is damaged ({error})") from None
 
     def _parents(self) -> dict[str, str | None]:
-        """In which call each call was made; nothing where there is no ``construct.json``."""
+        """The call that made each call; empty without ``construct.json``."""
         path = self.folder / "construct.json"
         found = read_json(path) if path.is_file() else {}
         if not isinstance(found, dict):
@@ -203,9 +200,7 @@ class _Index:
         return {key: each if isinstance(each, str) else None for key, each in under.items()}
 
     def _rename(self, entries: dict[str, dict[str, _Entry]]) -> None:
-        """Take off the names that wrappers add: those that a capture takes off, and ``module.``
-        where all names begin with it.
-        """
+        """Take off wrappers' names as a capture does, and ``module.`` if every name has it."""
         every = [entry for table in entries.values() for entry in table.values()]
         for entry in every:
             entry.name = ".".join(
@@ -280,7 +275,7 @@ class _Index:
 
     def _value(self, place: Item, value: Any) -> Iterator[Item | NotImported]:
         """What the index says of one value, as an item."""
-        # None is no value; a text is what msprobe could not look into
+        # None is no value; a text stands for what msprobe could not look into
         if not isinstance(value, dict):
             return
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
@@ -328,15 +323,13 @@ def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
-    """What a call returned. A single value is a list of one, as a tuple of one is."""
+    """What a call returned. A single value is a list of one, and so is a tuple of one."""
     found = _list(entry, "output")
     return list(_leaves(found[0] if len(found) == 1 else found))
 
 
 def _paths(values: list[Any], unpacked: bool) -> list[str]:
-    """The paths of some gradients, where nothing is known of the call's forward. ``unpacked``:
-    whether a single one has none.
-    """
+    """The paths of some gradients, without a forward. ``unpacked``: a single one has no path."""
     return [
         path
         for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values)
@@ -356,16 +349,13 @@ def _loader(path: Path) -> Callable[[], LoadedItem]:
 
 
 def _number(value: Any) -> int | float | None:
-    """A number of the index; ``None`` for anything else, and for an integer that no tensor
-    holds."""
+    """A number of the index; ``None`` for anything else, and for integers beyond any tensor."""
     held = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64)
     return value if held else None
 
 
 def _statistics(value: dict[str, Any]) -> Statistics | None:
-    """What msprobe computed of a tensor, in the tensor's own type. NaN and Inf show in the extrema;
-    how many there are, it does not say.
-    """
+    """What msprobe computed, in the tensor's type. NaN and Inf show in the extrema, uncounted."""
     most, least, mean, norm = (
         _number(each) for each in map(value.get, ("Max", "Min", "Mean", "Norm"))
     )

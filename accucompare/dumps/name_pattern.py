@@ -1,6 +1,4 @@
-"""``--name-pattern``: what is what in the name of a tensor, such as
-``step{step}/{name}.{role}[.{path}]``.
-"""
+"""``--name-pattern``: the parts of a tensor's name: ``step{step}/{name}.{role}[.{path}]``."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ ROLES = {
     "out": Role.OUTPUT,
 }
 #: Each field's regular expression. The name takes as little as the rest allows, so that a call
-# after it is found.
+#: after it is found.
 _FIELDS = {
     "name": "(?P<name>.+?)",
     "call": r"(?P<call>\d{1,18})",
@@ -40,8 +38,8 @@ _FIELDS = {
     "_": ".+?",
 }
 _TOKEN = re.compile(r"\{(\w+)\}|([\[\]])|([^\[\]{}]+)")
-#: A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and
-# those that are called twice are few.
+#: A bare number belongs to the name: nearly every model has modules called ``layers.0``, and few
+#: are called twice.
 DEFAULT_PATTERN = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
 
 
@@ -59,19 +57,13 @@ class PlaceInName:
 
 @dataclass(frozen=True)
 class NamePattern:
-    """A pattern that was read."""
-
     text: str
     regex: re.Pattern[str]
 
     @classmethod
     def parse(cls, text: str) -> NamePattern:
         """Read a pattern: ``{field}`` is one of name, call, role, path, step, rank, or ``{_}``;
-        what is in ``[…]`` may be missing.
-
-        Raises:
-            UsageError: if it makes no sense.
-        """
+        what is in ``[…]`` may be missing. Raises UsageError if it makes no sense."""
         parts, place, used = [], 0, set()
         for token in _TOKEN.finditer(text):
             field, bracket, literal = token.groups()

@@ -1,8 +1,6 @@
-"""An NPU's own arrangements of a tensor in memory, put back into rows: blocks of 16 or 32 that CANN
-calls NZ, 5HD and 6HD.
+"""An NPU's tensor layouts (blocks of 16 or 32 that CANN calls NZ, 5HD and 6HD), put back into rows.
 
-The arrangements are those of CANN's documentation ("Data formats"): padded dimensions are cut to
-the tensor's own."""
+After CANN's documentation ("Data formats"); padded dimensions are cut to the tensor's own."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def _from_channel_blocks(array: Array, original: _Shape) -> Array | None:
     return channels_last[..., : original[-1]] if original[:-1] == places else None
 
 
-#: Formats that are put back where the tensor's own shape is known.
+#: Formats that can be put into rows if the tensor's own shape is known.
 BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
     3: ("NC1HWC0", _from_channel_blocks),
     29: ("FRACTAL_NZ", _from_nz),
@@ -61,9 +59,7 @@ BLOCKED: dict[int, tuple[str, Callable[[Array, _Shape], Array | None]]] = {
 
 
 def in_rows(array: Array, format: int, original: _Shape) -> Array | None:
-    """The elements in the order of the tensor's own shape; ``None`` if the two shapes do not belong
-    together.
-    """
+    """The elements in the order of the tensor's own shape; ``None`` if the shapes do not fit."""
     _, undo = BLOCKED[format]
     if math.prod(original) > array.size:
         return None

@@ -1,8 +1,8 @@
 """Which module computes which value of an ONNX model that ``torch.onnx.export`` wrote.
 
-The default exporter (``dynamo=True``) says of each node in which modules it lies
-(``pkg.torch.onnx.name_scopes``); the older one names a node by its module, ``/layers.0/fc/MatMul``,
-and a second call ``/layers.0/fc_1/MatMul``. Fields are numbered as in ``onnx.proto``."""
+The default exporter (``dynamo=True``) names the modules around each node
+(``pkg.torch.onnx.name_scopes``). The older one names a node by its module, ``/layers.0/fc/MatMul``,
+and in a second call ``/layers.0/fc_1/MatMul``. Fields are numbered as in ``onnx.proto``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _LONGEST_TEXT = 1 << 16
 _RUN = "\0"  # between a module and the number of its call
 _MADE = "onnx::"  # begins the name of a weight that the exporter made
-#: Operators into whose weights the older exporter folds a BatchNorm that follows.
+#: Operators into whose weights the older exporter folds a following BatchNorm.
 FOLDED_INTO = ("Conv", "ConvTranspose")
-#: Of a call after the first, the older exporter's number.
+#: The older exporter's number of a call after the first.
 _NUMBERED = re.compile(r"(?P<name>.+)_(?P<call>[1-9]\d{0,8})", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Node:
-    """An operator: what it reads and computes; the calls of modules around it, the outermost first,
-    each by a key of its own; and the operator of PyTorch that it is a part of (``linear_2``), where
-    the model says so."""
+    """An operator: its inputs and outputs; the calls of modules around it, the outermost first,
+    each by a key of its own; and the PyTorch operator that it is part of (``linear_2``), where the
+    model says so."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -57,8 +57,8 @@ class Computed:
     """What a model says of its values.
 
     Attributes:
-        outputs: the calls of which a value is the one output, the innermost first.
-        why_not: of a call whose output cannot be told, why, by the last value that it computes.
+        outputs: the calls whose one output a value is, the innermost first.
+        why_not: why a call's output cannot be told, by the last value that it computes.
         weights: values that are weights under another name.
         results: the outputs of the model, in their order.
     """
@@ -73,7 +73,7 @@ def read_onnx(path: Path) -> Computed:
     """What an ``.onnx`` file says of its values; its weights are not read.
 
     Raises:
-        UsageError: if there is no such file, or it says of no node in which module it lies.
+        UsageError: if there is no such file, or it names no node's module.
         BundleError: if it is damaged.
     """
     try:
@@ -131,9 +131,7 @@ def _parse(content: memoryview) -> tuple[list[Node], set[str], list[str]]:
 
 
 def _scopes(message: memoryview) -> list[str]:
-    """What the default exporter says of a node: ``['', 'layers.0', 'layers.0.fc', 'linear_2']``;
-    nothing of the older one's.
-    """
+    """The default exporter's ``['', 'layers.0', 'layers.0.fc', 'linear_2']``; empty without it."""
     for number, entry in fields(message):
         if number == _METADATA and isinstance(entry, memoryview) and _text_of(entry, 1) == _SCOPES:
             found = ast.literal_eval(_text_of(entry, 2))
@@ -155,7 +153,7 @@ def _texts(message: memoryview, number: int) -> Iterator[str]:
 
 
 def _runs(scopes: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
-    """Of each node, the calls around it. A run of nodes in a module is one call of it."""
+    """The calls around each node. A run of nodes in a module is one call of it."""
     runs: Counter[str] = Counter()
     open_calls: list[tuple[str, str]] = []  # (module, call), from the outermost
     for scope in scopes:
@@ -173,7 +171,7 @@ def _runs(scopes: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
 
 
 def _calls_by_name(name: str) -> tuple[str, ...]:
-    """Of the older exporter's ``/layers.0/fc_1/MatMul``: ``/layers.0`` and ``/layers.0/fc_1``."""
+    """From the older exporter's ``/layers.0/fc_1/MatMul``: ``/layers.0`` and ``/layers.0/fc_1``."""
     parts = name.split("/")[1:-1]
     return tuple("/" + "/".join(parts[:end]) for end in range(1, len(parts) + 1))
 
@@ -217,7 +215,7 @@ def _computed(nodes: list[Node], weights: set[str], results: list[str]) -> Compu
 
 
 def _doubt(call: str, within: list[Node], module: str) -> str | None:
-    """Why what a call computes may not be its module's output; ``None`` if it is."""
+    """Why a call's result may not be its module's output; ``None`` if it is."""
     own = [node for node in within if node.calls[-1] == call]
     if any(
         node.operator in FOLDED_INTO and any(each.startswith(_MADE) for each in node.inputs[1:])
@@ -251,9 +249,9 @@ def _base(origin: str) -> str:
 
 
 def calls_of(scopes: Iterable[str], weights: Iterable[str]) -> dict[str, OnnxCall]:
-    """Which call of which module each key of a scope is.
+    """The module call that each key of a scope stands for.
 
-    Of the older exporter, ``/fc_1`` is the second call of ``fc`` where there is a ``/fc``, and no
+    With the older exporter, ``/fc_1`` is the second call of ``fc`` if there is a ``/fc`` and no
     weight is called ``fc_1.…``."""
     found = dict.fromkeys(scopes)
     owners = {weight[: dot.start()] for weight in weights for dot in re.finditer(r"\.", weight)}

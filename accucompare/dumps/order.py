@@ -1,6 +1,4 @@
-"""The order in which calls ran, from the order in which they ended and from which call each was
-made in.
-"""
+"""The execution order of calls, from the order in which they ended and from their parents."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class EndedCall(Generic[_T]):
-    """A call: what it is known by, its qualified name, and what the caller of ``order_of_calls``
-    knows it by.
-    """
+    """A call: its key, its qualified name, and the caller's own object for it."""
 
     key: str
     name: str
@@ -25,13 +21,13 @@ class EndedCall(Generic[_T]):
 def around(
     ended: Sequence[EndedCall[_T]], parents: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """In which of these calls each was made; ``None`` for the outermost.
+    """The call that made each of these calls; ``None`` for the outermost.
 
     Args:
         ended: calls in the order in which they ended.
-        parents: in which call each was made, as the dump says; it may name calls that are not among
-            these, and lack some. Of one that it lacks, the next call to end whose name is the
-            beginning of its name is taken.
+        parents: the call that made each, as the dump says. It may name calls that are not among
+            these, and lack some: a missing parent is the next call to end whose name begins the
+            call's name.
     """
     keys = {call.key for call in ended}
     found: dict[str, str | None] = {}
@@ -61,7 +57,7 @@ def order_of_calls(
         parents: as ``around`` gives them.
 
     Raises:
-        ValueError: if calls are in one another.
+        ValueError: if the parents form a circle.
     """
     children: dict[str | None, list[EndedCall[_T]]] = {}
     for call in ended:

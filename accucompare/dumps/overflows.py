@@ -1,10 +1,10 @@
-"""The operators that overflowed on an NPU: files that CANN writes beside their kernel dumps when it
-is told to look for overflows.
+"""The operators that overflowed on an NPU: files that CANN writes beside its kernel dumps when told
+to look for overflows.
 
-``Opdebug.Node_OpDebug.{task_id}.{stream_id}.{timestamp}`` is a kernel dump whose output is no
-tensor, but what the device noted, in one of two layouts. msaccucmp makes JSON of it, under the same
-name with ``.output.0.json``. The task in the file's name is not the operator's; the one inside is:
-the operator is the kernel dump of that task and stream in the same folder."""
+``Opdebug.Node_OpDebug.{task_id}.{stream_id}.{timestamp}`` is a kernel dump whose output is the
+device's note, in one of two layouts. msaccucmp makes JSON of it, under the same name with
+``.output.0.json``. The operator's task is the one inside the note, not in the file's name: its
+kernel dump is the one of that task and stream in the same folder."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _DEBUG = re.compile(
     r"\.(?P<time>\d{10,20})(?:\.\d{1,9}){0,4})(?P<json>\.output\.\d{1,6}\.json)?",
     re.IGNORECASE,
 )
-_LONGEST = 1 << 20  # bytes of what was noted; it has 2,048, and its JSON a little more
+_LONGEST = 1 << 20  # bytes of a note; it has 2,048, and its JSON a little more
 
 #: The older layout has 2,048 bytes: of each unit where its facts begin, and where its status does.
 _OLDER_SIZE = 2048
 _OLDER = {"DHA Atomic Add": (0, 512), "L2 Atomic Add": (128, 768), "AI Core": (256, 1040)}
-_MAGIC = 0x5A5A5A5A  # the newer begins with it
-#: The newer one: what a unit is by its number, and how many numbers come before its status.
+_MAGIC = 0x5A5A5A5A  # begins the newer layout
+#: The newer layout: a unit's name by its number, and how many numbers precede its status.
 _NEWER = {0: ("AIC", 10), 1: ("AIV", 10), 2: ("AICPU", 7), 3: ("SDMA", 9)}
 
 #: What the bits of a core's status mean.
@@ -64,15 +64,13 @@ _ATOMIC = (
     "the atomic addition was given NaN as the number to add to",
     "the atomic addition was given NaN twice",
 )
-#: Of an atomic addition, which status is the first of these.
+#: For an atomic addition, which status comes first.
 _ATOMIC_FIRST = {"DHA Atomic Add": 9, "L2 Atomic Add": 1}
 
 
 @dataclass(frozen=True)
 class OverflowedOperator:
-    """The operator that overflowed, and how its outputs are loaded, by name; that raises
-    ``UnreadableError``.
-    """
+    """The operator that overflowed, and its outputs' loaders, which raise ``UnreadableError``."""
 
     type: str
     name: str
@@ -84,12 +82,10 @@ class Overflow:
     """One overflow, as a unit of the device noted it.
 
     Attributes:
-        file: that says so.
         time: when it was written, in microseconds.
         unit: of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``,
             ``AICPU``, ``SDMA``.
-        task, stream, model: the numbers of the operator's task, its stream and the model.
-        status: not 0; each number is of 64 bits.
+        status: not 0; 64 bits per number.
         operator: ``None`` if its dump is not in the same folder.
     """
 
@@ -126,36 +122,30 @@ class Overflow:
 
     @property
     def where(self) -> str:
-        """Task, stream and model."""
         return f"task {self.task}, stream {self.stream}, model {self.model}"
 
 
 @dataclass(frozen=True)
 class Overflows:
-    """All overflows below a folder, in the order of time, and the files that could not be read,
-    each with the reason.
-    """
+    """All overflows below a folder, by time, and the unreadable files, each with the reason."""
 
     found: list[Overflow]
     unreadable: list[str]
 
 
 def is_note(name: str) -> bool:
-    """Whether a file's name is that of what the device noted, raw or as JSON."""
+    """Whether a file's name is a note's, raw or as JSON."""
     return _DEBUG.fullmatch(name) is not None
 
 
 def holds_overflows(path: Path) -> bool:
-    """Whether there is such a file in a folder, or below it. Never raises for hostile content."""
+    """Whether a note is in a folder or below it. Never raises for hostile content."""
     return bool(folders_with(path, is_note))
 
 
 def overflows_in(path: Path) -> Overflows:
-    """What the files in a folder and below it say overflowed.
-
-    Raises:
-        BundleError: if a folder cannot be read, or a link leads out of it.
-    """
+    """What the notes in a folder and below it say. Raises BundleError if a folder cannot be read,
+    or a link leads out of it."""
     found: list[Overflow] = []
     unreadable: list[str] = []
     for folder in folders_with(path, is_note):
@@ -181,7 +171,7 @@ def overflows_in(path: Path) -> Overflows:
 
 
 def notes_of(path: Path, most: int = 5) -> tuple[str, ...]:
-    """What overflowed, a sentence each, of the first ones and the number of the others."""
+    """A sentence for each of the first overflows, and the number of the others."""
     overflows = overflows_in(path)
     said = [
         f"overflowed: {each.name}: {each.what}; {each.where}" for each in overflows.found[:most]
@@ -195,7 +185,7 @@ def notes_of(path: Path, most: int = 5) -> tuple[str, ...]:
 
 
 def outputs_of(operator: OverflowedOperator) -> Iterator[tuple[str, str]]:
-    """Each output of an operator, and what its values are, in words."""
+    """Each output of an operator, and its values in words."""
     for name, load_output in operator.outputs:
         try:
             yield name, _described(load_output())
@@ -226,9 +216,7 @@ def _described(loaded: LoadedItem) -> str:
 
 
 def _operator(files: list[Path], task: int, stream: int, time: int) -> OverflowedOperator | None:
-    """The operator of a task, by the dump whose time is nearest; of msaccucmp's files, those of one
-    kernel.
-    """
+    """The operator of a task, by the dump nearest in time; for msaccucmp, by one kernel's files."""
     nearest: tuple[int, str] | None = None
     by_kernel: dict[str, list[tuple[Path, re.Match[str]]]] = {}
     for file in files:
@@ -279,11 +267,8 @@ _Unit = tuple[str, int, int, int, tuple[int, ...]]
 
 
 def _units(file: Path) -> list[_Unit]:
-    """The units that noted an overflow: name, task, stream, model and status.
-
-    Raises:
-        UnreadableError, BundleError: if the file is damaged, or no unit has a status.
-    """
+    """The units that noted an overflow: name, task, stream, model and status. Raises
+    UnreadableError or BundleError if the file is damaged, or no unit has a status."""
     try:
         noted = list(_in_json(file) if file.name.lower().endswith(".json") else _in_dump(file))
     except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,9 +1,8 @@
 """Outputs that Polygraphy saved (``polygraphy run MODEL --save-outputs X.json``): JSON with each
 array as a ``.npy`` in base64.
 
-Names are those of ONNX. The model that ran says which module computes a value; without it,
-``/h.0/attn/MatMul_output_0``, as the older exporter of torch.onnx names what a module computes.
-"""
+Names are ONNX's. The model says which module computes a value; without the model, the older
+exporter's names do: ``/h.0/attn/MatMul_output_0``."""
 
 from __future__ import annotations
 
@@ -35,10 +34,10 @@ from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BEGINS = re.compile(rb'\s*\{\s*"lst"\s*:\s*\[')
-#: What torch.onnx.export calls a value: the module's name by its parts, the operator, and the
-# number of its output.
+#: torch.onnx.export's name of a value: the module's name by its parts, the operator, the output's
+#: number.
 _SCOPED = re.compile(r"(?P<scope>(?:/.+)?)/[^/]+_output_\d+", re.DOTALL)
-_NESTING = 8  # arrays lie so deep at most
+_NESTING = 8  # deepest nesting of arrays
 _NOTE = (
     "of the values that a module computes, the last one that Polygraphy saved stands for its"
     " output; values whose names say no module are outputs of the whole model; --onnx MODEL.onnx"
@@ -162,10 +161,10 @@ def _names_by_graph(computed: Computed, names: list[str]) -> list[list[PlaceInNa
 
 
 def _names(names: list[str]) -> list[list[PlaceInName] | NotImported]:
-    """Where each output belongs, by what the older exporter calls it.
+    """Where each output belongs, by the older exporter's names.
 
-    A name does not say that a bias is still to be added, or that a BatchNorm was folded in: where
-    that may be, the value is left out."""
+    A name does not say that a bias is still to be added, or a BatchNorm was folded in: a value is
+    left out if that is possible."""
     scopes = {name: match["scope"] for name in names if (match := _SCOPED.fullmatch(name))}
     calls = calls_of((scope[:end] for scope in scopes.values() for end in _ends(scope)), ())
     last = {scope: name for name, scope in scopes.items()}
@@ -223,9 +222,7 @@ def _ends(scope: str) -> Iterator[int]:
 
 
 def _load(value: Any, place: str) -> LoadedItem:
-    """The array in what stands for one: ``{"values": {"array": BASE64}}``, of older releases
-    ``{"array": BASE64}``.
-    """
+    """The array in ``{"values": {"array": BASE64}}``, or in the older ``{"array": BASE64}``."""
     for _ in range(_NESTING):
         if not isinstance(value, dict):
             break

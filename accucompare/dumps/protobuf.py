@@ -1,8 +1,5 @@
-"""Reads the wire format of protobuf, as far as a dump's header needs it: no schema, no recursion,
-every length checked.
-
-After "Encoding" of the Protocol Buffers documentation.
-"""
+"""Reads protobuf's wire format ("Encoding" of the Protocol Buffers documentation) as far as a
+dump's header needs: no schema, no recursion, every length checked."""
 
 from __future__ import annotations
 
@@ -14,12 +11,8 @@ _LONGEST_VARINT = 10
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field of a message: its number, and an unsigned integer, or the bytes of what has a
-    length.
-
-    Raises:
-        ValueError: if the message is truncated or damaged.
-    """
+    """Each field of a message: its number, and an unsigned integer or bytes. Raises ValueError if
+    the message is truncated or damaged."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -43,11 +36,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """The numbers of a repeated field of integers, be they packed or one.
-
-    Raises:
-        ValueError: if it is truncated.
-    """
+    """The numbers of a repeated field, packed or single. Raises ValueError if it is truncated."""
     if isinstance(value, int):
         yield value
         return
@@ -58,7 +47,7 @@ def integers(value: int | memoryview) -> Iterator[int]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, the lowest first, and where it ends."""
+    """An integer of seven bits per byte, the lowest first, and where it ends."""
     number = 0
     for shift in range(_LONGEST_VARINT):
         if at + shift >= len(data):

@@ -1,10 +1,9 @@
-"""The experts that tokens went to, as Megatron's ``RouterTracer`` writes them
-(``--moe-routing-trace-path``).
+"""Tokens' experts, as Megatron's ``RouterTracer`` writes them (``--moe-routing-trace-path``).
 
-``router_trace_rank{R}.jsonl`` has a line for each call of a router: ``{"step", "block", "layer",
-"rank", "num_tokens", "topk", "top_indices"}``, of the multi-token prediction also ``mtp_idx``.
-Where they were asked for, the router's input and its logits lie in ``hidden_states_rank{R}.bin``
-and ``logits_rank{R}.bin``, in bfloat16, and the line says where."""
+``router_trace_rank{R}.jsonl`` has a line per call of a router: ``{"step", "block", "layer", "rank",
+"num_tokens", "topk", "top_indices"}``, for multi-token prediction also ``mtp_idx``. If asked for,
+the router's input and logits lie in ``hidden_states_rank{R}.bin`` and ``logits_rank{R}.bin``, in
+bfloat16, and the line says where."""
 
 from __future__ import annotations
 
@@ -36,10 +35,10 @@ from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _NAME = re.compile(r"router_trace_rank(\d{1,9})\.jsonl")
-_LONGEST = 256 << 20  # bytes of a line; 65,536 tokens with 22 experts have some 8 MiB
+_LONGEST = 256 << 20  # bytes of a line; 65,536 tokens with 22 experts take about 8 MiB
 _MOST_STEPS = 1 << 62
 _EXPERTS = "top_indices"
-#: What lies in files beside: the file, the beginning of the names that say where, and what it is.
+#: Values in other files: the file, the prefix of the keys that say where, and what it is.
 _BESIDE = (("hidden_states", "hs", Role.INPUT, "0"), ("logits", "logit", Role.OUTPUT, "logits"))
 _NOTE = (
     "the experts of a token are in the order of their numbers, for the tracer does not say which"
@@ -47,13 +46,13 @@ _NOTE = (
 )
 
 
-#: Role, path, shape, and what finds the values.
+#: Role, path, shape, and where the values are.
 _Beside = tuple[Role, str, tuple[int, ...], tuple[Path, tuple[int, ...], int]]
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A call of a router: where its line is in the file, and what it says but for the experts."""
+    """A call of a router: where its line is in the file, and its content without the experts."""
 
     at: int
     module: str
@@ -106,11 +105,8 @@ def _open(path: Path, naming: Naming) -> Dump:
 
 
 def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:
-    """What each line says but for the experts, by step.
-
-    Raises:
-        BundleError: if a line is damaged, or of another rank.
-    """
+    """Each line's content without the experts, by step. Raises BundleError if a line is damaged, or
+    of another rank."""
     steps: dict[int, list[_Line]] = defaultdict(list)
     with file.open("rb") as opened:
         at, number = 0, 0
@@ -141,7 +137,7 @@ def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:
 
 
 def _module(found: dict[str, Any]) -> str:
-    """The router's qualified name, as Megatron calls it."""
+    """The router's qualified name in Megatron."""
     layer, block = found["layer"], found["block"]
     head = found.get("mtp_idx")
     if block not in ("decoder", "mtp") or any(
@@ -203,7 +199,7 @@ def _load_beside(path: Path, shape: tuple[int, ...], at: int) -> LoadedItem:
 
 
 def _load(file: Path, line: _Line) -> LoadedItem:
-    """The experts of each token, in the order of their numbers."""
+    """Each token's experts, in ascending order."""
     try:
         with file.open("rb") as opened:
             opened.seek(line.at)

@@ -1,9 +1,9 @@
-"""SGLang's dumper (sglang.srt.debug_utils.dumper): a ``.pt`` a tensor, ``{"value": …, "meta":
-{…}}``, its tags in the file's name.
+"""SGLang's dumper (sglang.srt.debug_utils.dumper): a ``.pt`` per tensor, ``{"value": …, "meta":
+{…}}``, with tags in the file's name.
 
-Its hooks on all modules name a tensor ``non_intrusive__MODULE.inputs.I`` and
-``non_intrusive__MODULE.output``; a model's parameters are ``param__NAME``, and ``grad__`` stands
-before the name of what a gradient is of."""
+Its hooks name a module's tensors ``non_intrusive__MODULE.inputs.I`` and
+``non_intrusive__MODULE.output``; parameters are ``param__NAME``, and gradients have ``grad__``
+before the name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HOOKED, _PARAMETER, _GRADIENT = "non_intrusive__", "param__", "grad__"
 _PLACE = re.compile(
     r"(?:(?P<module>.*)\.)?(?:inputs\.(?P<input>[^.]+)|output)(?:\.(?P<key>[^.]+))?", re.DOTALL
 )
-_RECOMPUTED = "recompute"  # what recompute_status says of a forward that runs again in the backward
+_RECOMPUTED = "recompute"  # recompute_status of a forward that runs again in the backward
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _File:
 
 
 def _tags(name: str) -> dict[str, str]:
-    """The tags in a file's name; none if it is not one of a dump's."""
+    """The tags in a file's name; empty if it is no dump's."""
     if not name.endswith(".pt"):
         return {}
     tags = dict(
@@ -105,7 +105,7 @@ def _open(path: Path, naming: Naming) -> Dump:
     notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
     of_files = (_place(file) for files in by_place.values() for file in files)
     places = [place for place in of_files if not isinstance(place, NotImported)]
-    # Whether it dumps gradients was the user's choice; inputs and outputs go together.
+    # Dumping gradients was the user's choice; inputs and outputs go together.
     present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
     hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
     return Dump(

@@ -1,6 +1,4 @@
-"""What came of checking custom backwards against finite differences: a form of a custom Function
-each. Without torch.
-"""
+"""Results of checking custom backwards by finite differences. Without torch."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ class FunctionGradients:
         modules: qualified names of the modules whose code applies it so.
         calls: how often they do.
         given: its tensors: ``float32 [8, 24, 96], float32 [96]``.
-        outcome: FAIL where its backward is not the derivative of its forward; WARN where it is only
-            beside the recorded inputs.
+        outcome: FAIL if its backward is not its forward's derivative; WARN if it is one only beside
+            the recorded inputs.
     """
 
     name: str
@@ -41,7 +39,7 @@ class GradientCheck:
 
     @property
     def status(self) -> CheckStatus:
-        """FAIL where one fails; else PASS only where there is one, and all were checked."""
+        """FAIL where one fails; PASS only if there is one and all were checked."""
         if self.of(CheckStatus.FAIL):
             return CheckStatus.FAIL
         return (

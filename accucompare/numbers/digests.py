@@ -17,8 +17,8 @@ from accucompare.numbers.sums import BLOCK
 def digest(raw: Array) -> str:
     """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
 
-    A tensor of more than SEGMENT elements has the digest of its segments' digests, so that several
-    threads can verify it."""
+    Above SEGMENT elements it is the digest of the segments' digests, so that several threads can
+    verify a tensor."""
     size = sums.SEGMENT
     if raw.size <= size:
         return xxhash.xxh3_128_hexdigest(raw)
@@ -79,13 +79,8 @@ def fingerprint(
 
 
 def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
-    """Whether two tensors in manifests agree under a type that both were rounded to; ``None`` if
-    there is no such type.
-
-    Args:
-        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from
-            ``fingerprint``.
-    """
+    """Whether two tensors in manifests, ``{"dtype", "shape", "digests"}``, agree under a type that
+    both were rounded to by ``fingerprint``; ``None`` without one."""
     if golden["shape"] != candidate["shape"]:
         return False
     if golden["dtype"] == candidate["dtype"]:

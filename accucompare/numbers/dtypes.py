@@ -1,8 +1,8 @@
-"""The element types that a bundle can hold, as a table.
+"""The table of element types that a bundle can hold.
 
-NumPy has no bfloat16 and no fp8: such tensors are stored as their raw bits in an unsigned integer
-array, and the record keeps the true type under PyTorch's name for it (``bfloat16``). ``widen``
-turns raw bits into values, always exactly."""
+NumPy has no bfloat16 and no fp8: such tensors are stored as raw bits in an unsigned integer array,
+and the record keeps PyTorch's name of the true type (``bfloat16``). ``widen`` turns raw bits into
+values, always exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class DType:
 
     Attributes:
         name: PyTorch's name without ``torch.``
-        kind: what sort of number it holds
         storage: the NumPy type in the ``.npz``
         widened: the NumPy type whose values ``widen`` returns
         ml_dtype: the name in ``ml_dtypes`` of a type NumPy lacks, or ``""``
@@ -52,12 +51,11 @@ class DType:
 
     @property
     def rounding(self) -> float:
-        """Unit roundoff: the largest relative error of rounding a value to this type,
-        2**-digits."""
+        """Unit roundoff, 2**-digits: the largest relative error of rounding to this type."""
         return 2.0**-self.digits if self.digits else 0.0
 
     def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A tensor's shape, with a last 2 for real and imaginary parts of complex numbers."""
+        """A tensor's shape; complex numbers add a last 2 for real and imaginary parts."""
         return (*shape, 2) if self.kind is Kind.COMPLEX else shape
 
 
@@ -125,8 +123,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-#: For each floating type, the narrower ones a candidate may run in: its weights are the golden ones
-#: rounded to it.
+#: For each floating type, the narrower ones that a candidate may run in, on rounded golden weights.
 ROUNDS_TO = {
     "float64": ("float32", "float16", "bfloat16"),
     "float32": ("float16", "bfloat16"),
@@ -149,8 +146,7 @@ def widen(raw: Array, dtype: DType) -> Array:
         dtype: its true type.
 
     Returns:
-        An array of the same shape and of type ``dtype.widened``; ``raw`` itself where the two types
-        agree.
+        An array of the same shape and of type ``dtype.widened``; ``raw`` itself if the types agree.
     """
     if dtype.storage == dtype.widened:
         return raw

@@ -1,8 +1,6 @@
-"""The compiled kernel, where it could be built: one pass over a block of tensors. Every caller can
-do the same with NumPy.
+"""The compiled kernel, if it was built: one pass over a block of tensors. NumPy can do the same.
 
-``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
-"""
+``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        # what it gives would be misread
+        # its results would be misread
         if getattr(_kernel, "VERSION", 1) != KERNEL_VERSION:
             _kernel = None
             _why_not = "the built one is of another version; install accucompare again"
@@ -48,7 +46,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-#: Those that a tensor may be looked at in, where the kernel can.
+#: Types that the kernel can compare a tensor in.
 _REALS = (
     {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
     if hasattr(_kernel, "extrema_at")
@@ -62,12 +60,12 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What the kernel measures of a pair. The names are those of ``compare.measuring.measure``, the
-    order is that of ``compare.measuring.scan``.
+    """What the kernel measures of a pair, named as in ``compare.measuring.measure``, in the order
+    of ``compare.measuring.scan``.
 
     ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured,
-    ``None`` where there is no difference or no mismatch. ``max_ulp`` means nothing unless both
-    sides have the same floating type. NaN and Inf are left out of all else."""
+    ``None`` without a difference or mismatch. ``max_ulp`` means nothing unless both sides have the
+    same floating type. All else leaves NaN and Inf out."""
 
     compared: int
     max_abs: float
@@ -110,9 +108,7 @@ RESULT = np.dtype(
 
 
 def _number(values: Array, dtype: DType) -> int:
-    """The kernel's number for a type, or -1, which the kernel refuses. Raises ValueError if the
-    array has another storage type.
-    """
+    """The kernel's number for a type; it refuses -1. ValueError for another storage type."""
     if values.dtype != dtype.storage:
         raise ValueError(
             f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}"
@@ -136,7 +132,7 @@ def can_measure(golden: DType, candidate: DType) -> bool:
 
 
 class Measurement:
-    """Measures a pair block by block, each in one pass, without the interpreter's lock."""
+    """Measures a pair block by block, each in one pass, without the GIL."""
 
     #: Sums per chunk.
     SUMS = 8
@@ -144,7 +140,8 @@ class Measurement:
     def __init__(
         self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int
     ) -> None:
-        """
+        """Prepare for two types.
+
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
             atol, rtol: as for ``compare.measuring.measure.measure``.
@@ -200,7 +197,7 @@ def measure_whole(
     atol: float | None,
     rtol: float | None,
 ) -> tuple[Measured, list[list[float]]]:
-    """What a ``Measurement`` gives of two whole tensors, and its chunk sums, in a single call.
+    """A ``Measurement``'s result and chunk sums for two whole tensors, in a single call.
 
     Args:
         golden, candidate: stored bits, contiguous and equally long.
@@ -218,9 +215,7 @@ def measure_whole(
 
 @dataclass(frozen=True, eq=False)
 class PairForm:
-    """What small pairs have in common: the arguments of ``Measurement``, and a shape of at least
-    one real and at most ``sums.CHUNK``.
-    """
+    """What small pairs share: ``Measurement``'s arguments, and 1 to ``sums.CHUNK`` reals."""
 
     golden: DType
     candidate: DType
@@ -248,22 +243,22 @@ class PairForm:
         return self.golden is self.candidate and self.golden.digits > 0
 
 
-#: A pair of which each tensor lies in a buffer, from some byte on.
+#: A pair whose tensors begin at some bytes of two buffers.
 PlacedPair = tuple[int, int, PairForm]
 
 
 def measure_pairs(
     golden: bytes, candidate: bytes, pairs: Sequence[PlacedPair]
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """What a ``Measurement`` gives of each of many small pairs, in a single call.
+    """A ``Measurement``'s results for many small pairs, in a single call.
 
     Args:
         golden, candidate: the buffers.
         pairs: those to measure, each of one kind, with types for which ``can_measure`` holds.
 
     Returns:
-        Their results, of the type ``RESULT`` and with -1 for an index of nothing, and the sums of
-        their only chunks, of shape (pairs, SUMS).
+        Results of the type ``RESULT``, -1 for the index of nothing, and the sums of their only
+        chunks, of shape (pairs, SUMS).
 
     Raises:
         ValueError: if a pair lies outside of its buffers or has more than a chunk.
@@ -299,7 +294,7 @@ def apart_block(
     lengths: tuple[float, float],
 ) -> list[float]:
     """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the
-    interpreter's lock.
+    GIL.
 
     Args:
         golden, candidate: as for ``Measurement.add``.
@@ -318,17 +313,16 @@ def apart_block(
 def extrema_at(
     address: int, count: int, dtype: str
 ) -> tuple[float, float, float, int, int, int, int] | None:
-    """The extrema of a small tensor that lies at an address of this process, such as a hook sees.
+    """The extrema of a small tensor at an address of this process, as a hook sees it.
 
     Args:
-        address, count: where, and how many elements, at least one. They must be there: nothing is
-            checked.
+        address, count: where, and how many elements, at least one. Nothing is checked.
         dtype: their type.
 
     Returns:
-        The smallest and the largest value and the smallest magnitude, infinities among them but no
-        NaN; the numbers of NaN, of Inf, of zeros and of what is subnormal. ``None`` if there is no kernel or it does not know the
-        type.
+        The smallest and the largest value and the smallest magnitude, with infinities but without
+        NaN; the numbers of NaN, Inf, zeros and subnormals. ``None`` if there is no kernel or it
+        does not know the type.
     """
     number = _REALS.get(dtype)
     return None if number is None else _kernel.extrema_at(address, number, count)
@@ -342,7 +336,7 @@ def can_summarize(dtype: DType) -> bool:
 def summarize_block(
     values: Array, dtype: DType
 ) -> tuple[float, float, int, int, list[float], list[float]]:
-    """Summarize a block in one pass, without the interpreter's lock.
+    """Summarize a block in one pass, without the GIL.
 
     Args:
         values: stored bits, contiguous, starting at a chunk's start.
@@ -369,8 +363,7 @@ def sketch_blocks(
     places: tuple[Array, Array],
     sketch: Array,
 ) -> None:
-    """Add some blocks of a tensor to its sketch, without the interpreter's lock; see
-    ``numbers.sketch``.
+    """Add some blocks of a tensor to its sketch, without the GIL; see ``numbers.sketch``.
 
     Args:
         values: stored bits, contiguous, starting at a block's start.
@@ -379,7 +372,6 @@ def sketch_blocks(
         tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as
             the blocks, groups); signs of the groups, int8, likewise.
         places: rotations, int32, and signs, int8, one a block.
-        sketch: float64, which is added to.
 
     Raises:
         ValueError: if an array is not contiguous, too short or not of the type's storage.
@@ -395,7 +387,7 @@ def fill_uniform(seed: int, values: Array, below: float | None = None) -> bool:
     Args:
         seed: its low 32 bits count.
         values: contiguous, float32, any shape.
-        below: fill in 1 where what is drawn is below this, and 0 elsewhere.
+        below: fill in 1 where the draw is below this, and 0 elsewhere.
 
     Returns:
         Whether it was filled; False without a kernel.

@@ -38,12 +38,12 @@ from accucompare.numbers.dtypes import Array, DType, Kind, widen
 from accucompare.numbers.statistics import Statistics
 from accucompare.numbers.sums import Float64, as_reals, power_of_two_near
 
-#: Of the construction: sketches of two versions cannot be compared.
+#: Sketches of two versions of the construction cannot be compared.
 SKETCH_VERSION = 1
 ROWS, GROUPS, TABLES = 64, 1021, 8
 #: Values per block.
 SKETCH_BLOCK = ROWS * GROUPS
-#: Values of a run of a shard, which is mostly zeros where a shard has few of each row.
+#: Values per run of a shard, which is mostly zeros if a shard has few of each row.
 _RUN = 1 << 21
 
 
@@ -53,14 +53,13 @@ def sketch_values(
     """The sketch of one tensor, or of a run of its values.
 
     Args:
-        blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of
-            which is used before the next is taken.
+        blocks: its values in order: contiguous arrays of ``dtype.storage`` and any shape, each used
+            before the next is taken.
         dtype: its true type.
         size: how many numbers the sketch has.
-        scale: a power of two that values are multiplied by first, for tensors whose sums would
-            exceed float64.
-        offset: of a run: which of the tensor's values is its first. The sketches of all runs of a
-            tensor add up to the tensor's.
+        scale: a power of two to multiply values by, for tensors whose sums would exceed float64.
+        offset: the position of a run's first value in the tensor. The sketches of all runs add up
+            to the tensor's.
 
     Returns:
         float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled
@@ -100,8 +99,8 @@ def sketch_of(
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype, size: as for ``sketch_values``.
         statistics: of the tensor.
-        shape, start: of a shard: the shape of the whole tensor, and where in it the shard begins,
-            per dimension. The sketches of shards that make up the whole add up to its own.
+        shape, start: of a shard: the whole tensor's shape, and where the shard begins, per
+            dimension. The sketches of shards that make up the whole add up to its own.
 
     Returns:
         As ``sketch_values``; ``None`` if its numbers would exceed float64.
@@ -132,11 +131,11 @@ def power_near(statistics: Statistics) -> float:
 def runs(
     raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]
 ) -> Iterator[tuple[int, Array]]:
-    """A shard as runs of the whole tensor's values, each with the number of its first one; between
-    a shard's values are zeros.
+    """A shard as runs of the whole tensor's values, each with its first position, and zeros between
+    the shard's values.
 
     Args:
-        raw: contiguous array, of which each run is a part, or a copy of one with zeros around it.
+        raw: contiguous array; each run is a part of it, or a copy with zeros around it.
         dtype: its true type.
         shape: of the whole.
         start: where in it the shard begins, per dimension.
@@ -183,14 +182,12 @@ def _runs(
 
 
 def _nothing(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Values that count as 0: the one type that has no zero has NaN."""
+    """Values that count as 0: NaN for the one type without a zero."""
     return np.full(shape, 0xFF if dtype.name == "float8_e8m0fnu" else 0, dtype.storage)
 
 
 def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
-    """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not
-    copied.
-    """
+    """The values in 1-d arrays of so many elements; whole arrays are not copied."""
     held, filled = np.empty(0), 0
     for block in blocks:
         flat, at = block.reshape(-1), 0
@@ -211,9 +208,7 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 
 def distance(one: Float64, other: Float64) -> float:
-    """An estimate of the norm of the difference of two tensors, from their sketches of one size, of
-    any magnitude.
-    """
+    """An estimate of the norm of two tensors' difference, from sketches of one size."""
     with np.errstate(over="ignore", invalid="ignore"):
         difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
@@ -224,7 +219,7 @@ def distance(one: Float64, other: Float64) -> float:
 
 
 class Products(NamedTuple):
-    """Of pairs of sketches a and b, with d = b - a: estimates of the tensors' own.
+    """Estimates for pairs of tensors, from their sketches a and b, with d = b - a.
 
     Attributes:
         apart: squared norm of d.
@@ -239,9 +234,7 @@ class Products(NamedTuple):
 
 @np.errstate(all="ignore")
 def products(a: Float64, b: Float64) -> Products:
-    """The products of pairs of sketches, each in a row of both arrays, of shape (n, size). A row's
-    do not depend on the others.
-    """
+    """The products of pairs of sketches, one per row of both arrays, of shape (n, size)."""
     d = b - a
     return Products(*(np.add.reduce(product, axis=1) for product in (d * d, a * d, a * a)))
 
@@ -262,7 +255,7 @@ def _sketch_blocks(
     block_signs: NDArray[np.int8],
     found: Float64,
 ) -> None:
-    """What ``kernel.sketch_blocks`` does, with NumPy; ``values`` are of up to TABLES blocks."""
+    """``kernel.sketch_blocks`` with NumPy; ``values`` are up to TABLES blocks."""
     if not np.isfinite(values).all():
         values = np.where(np.isfinite(values), values, 0.0)
     for block in range(len(rotations)):
@@ -290,7 +283,7 @@ def sign_tables(size: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray
 
 
 def block_places(first: int, blocks: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """The rotation and the sign of each of some blocks."""
+    """Each block's rotation and sign."""
     return (random_numbers(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(
         random_numbers(5, first, blocks)
     )
@@ -302,8 +295,7 @@ def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
 
 def random_numbers(stream: int, first: int, count: int) -> NDArray[np.uint64]:
     """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H.
-    Flood, OOPSLA 2014), by counter.
-    """
+    Flood, OOPSLA 2014), by counter."""
     state = (
         np.arange(first, first + count, dtype=np.uint64)
         + (np.uint64(stream) << np.uint64(48))

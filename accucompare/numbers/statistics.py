@@ -29,7 +29,7 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         nan: how many values are NaN.
         inf: how many are +Inf or -Inf.
         rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0
-            of sums in float64.
+            for sums in float64.
     """
 
     min: AnyNumber | None

@@ -1,8 +1,8 @@
 """Sums in float64 that come out the same however a tensor was cut into blocks.
 
-A tensor is summed in chunks of ``CHUNK`` elements counted from its start, each chunk by NumPy's
-pairwise summation, and the chunks' sums are added exactly (``math.fsum``, Shewchuk 1997). Blocks
-hold whole chunks, so where one block ends changes nothing."""
+A tensor is summed in chunks of ``CHUNK`` elements from its start, each by NumPy's pairwise
+summation; the chunks' sums are added exactly (``math.fsum``, Shewchuk 1997). Blocks hold whole
+chunks, so their ends change nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 #: Elements per chunk.
 CHUNK = 8192
-#: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
+#: Elements that are read, widened and reduced at a time. A multiple of CHUNK.
 BLOCK = 16 * CHUNK
-#: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple
-#: of BLOCK.
+#: Elements of a large tensor that one thread reads, verifies and measures. A multiple of BLOCK.
 SEGMENT = 8 * BLOCK
 
 #: Between these magnitudes, and at 0, squares fit float64.
@@ -41,7 +40,7 @@ def chunk_sums(values: Float64) -> list[float]:
 def chunk_dots(left: Float64, right: Float64) -> list[float]:
     """The inner product of each chunk of two such arrays of equal length.
 
-    ``np.vecdot`` works row by row, so it never enters threaded BLAS, whose last bits depend on the
+    ``np.vecdot`` works row by row and never enters threaded BLAS, whose last bits depend on the
     number of threads."""
     whole = len(left) // CHUNK * CHUNK
     dots: list[float] = []
@@ -53,11 +52,11 @@ def chunk_dots(left: Float64, right: Float64) -> list[float]:
 
 
 def power_of_two_near(magnitude: float) -> float:
-    """The scale that squares of values up to ``magnitude`` need, so that they neither overflow nor
-    vanish: 1 if none.
+    """The scale with which squares of values up to ``magnitude`` neither overflow nor vanish; 1 if
+    none is needed.
 
-    Scaling by a power of two is exact. Only float64 tensors ever need it: squares of float32's
-    extremes fit float64."""
+    Scaling by a power of two is exact. Only float64 tensors need it: squares of float32's extremes
+    fit float64."""
     if magnitude == 0 or SQUARES_FIT[0] < magnitude < SQUARES_FIT[1]:
         return 1.0
     exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
@@ -66,7 +65,6 @@ def power_of_two_near(magnitude: float) -> float:
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:
-    """A 1-d view of contiguous values, complex ones as pairs of reals (real, imaginary, real,
-    …)."""
+    """A 1-d view of contiguous values; complex ones as pairs of reals (real, imaginary, …)."""
     flat = values.reshape(-1)
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat

@@ -1,7 +1,4 @@
-"""The saved call of a finding, and the script that runs it alone.
-
-A script that was written with a finding imports from here only.
-"""
+"""A finding's saved call, and the script that runs it alone. Such scripts import from here only."""
 
 from accucompare.reproduce.class_import import import_file
 from accucompare.reproduce.module_outcome import is_bad

@@ -1,4 +1,4 @@
-"""Importing a class of a running program in another process, without running the program."""
+"""Importing a running program's class in another process, without running the program."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ from pathlib import Path
 
 
 class CannotRebuildError(Exception):
-    """A module, or a value that one keeps, cannot be written down as Python. The message names it
-    and the reason.
-    """
+    """A module, or a value in it, cannot be written as Python; says which, and why."""
 
 
 def place_text(path: Path, directory: Path | None) -> str:
-    """A path as Python: from ``HERE``, the directory of the script that it is for, if they have
-    more in common than the root.
-
-    Then both can be moved together.
-    """
+    """A path as Python: from ``HERE``, the script's directory, if they share more than the root, so
+    that both can be moved together."""
     here = None if directory is None else directory.resolve()
     if here is None or path.anchor != here.anchor or path.parts[1:2] != here.parts[1:2]:
         return repr(str(path))
@@ -32,12 +27,8 @@ def place_text(path: Path, directory: Path | None) -> str:
 def import_lines(
     module: types.ModuleType, name: str, short: str, directory: Path | None = None
 ) -> list[str]:
-    """The lines that import a name from a module, in another process; they use ``sys``, and of the
-    script's directory ``HERE``.
-
-    Raises:
-        CannotRebuildError: if there is no file to import, or importing it would run it.
-    """
+    """The lines that import a name in another process; they use ``sys`` and the script's ``HERE``.
+    Raises CannotRebuildError if there is no file to import, or importing it would run it."""
     renamed = name if short == name else f"{name} as {short}"
     file = getattr(module, "__file__", None)
     called = module.__name__
@@ -75,9 +66,7 @@ def import_lines(
 
 
 def _runs(file: Path) -> str | None:
-    """Why importing a script would run it, in words; ``None`` if all that it does is kept for when
-    it is run itself.
-    """
+    """Why importing a script would run it, in words; ``None`` if its action is guarded."""
     try:
         body = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -97,12 +86,8 @@ def _runs(file: Path) -> str | None:
 
 
 def import_file(path: str) -> types.ModuleType:
-    """Import a Python file by its path, as another module than ``__main__``, so that its guarded
-    part does not run.
-
-    Raises:
-        ImportError: if there is no such file; or whatever the file raises.
-    """
+    """Import a Python file by its path, not as ``__main__``, so that its guarded part does not run.
+    Raises ImportError if there is no such file; or whatever the file raises."""
     file = Path(path).resolve()
     name = f"{file.stem} of {file.parent}"
     if name in sys.modules:

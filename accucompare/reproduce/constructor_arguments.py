@@ -1,4 +1,4 @@
-"""What the arguments of a module's constructor were, by what the module keeps."""
+"""A module's constructor arguments, guessed from what the module keeps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from accucompare.reproduce.likeness import same
 
 MISSING = object()
 
-#: Constructors' parameters that say where and in what type; both are restored from the saved
-# tensors.
+#: Constructors' parameters for place and type, which come from the saved tensors.
 _RESTORED = {"device", "dtype"}
 
 
 def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
-    """What a constructor takes.
-
-    Raises:
-        CannotRebuildError: if it takes any number of arguments.
-    """
+    """What a constructor takes. Raises CannotRebuildError if it takes any number of arguments."""
     if kind.__init__ is nn.Module.__init__:
         return
-    # their own constructors take *args: RNNBase's parameters, without the mode
+    # their own constructors take *args: use RNNBase's parameters, without the mode
     own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind
     for name, parameter in list(inspect.signature(own.__init__).parameters.items())[1:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -50,9 +45,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
-    """What a constructor's parameter was: an attribute of that name, of the module or else of one
-    of its children.
-    """
+    """A constructor's argument: an attribute of that name, of the module or of a child."""
     name, default, required = (
         parameter.name,
         parameter.default,

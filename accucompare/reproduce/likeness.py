@@ -1,4 +1,4 @@
-"""Comparing a module that was built anew with the live one, except for the values of tensors."""
+"""Comparing a rebuilt module with the live one, except for tensors' values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
 
-#: What nn.Module itself keeps, and what frameworks note on a module that changes nothing of what
-# it computes.
+#: What nn.Module itself keeps, and frameworks' notes on a module that do not change its results.
 _BOOKKEEPING = {
     *vars(nn.Module()),
     "_is_hf_initialized",
@@ -29,15 +28,13 @@ _BOOKKEEPING = {
     "_is_torch_compile",
     "_forward_hooks_always_called",
 }
-#: What accelerate leaves on a module whose inputs it moves between devices, which the module alone
-# does not need.
+#: What accelerate leaves on a module to move its inputs between devices; the module alone does not
+#: need it.
 _ACCELERATE = {"forward", "_old_forward", "_hf_hook"}
 
 
 def unlike(live: nn.Module, made: nn.Module) -> str | None:
-    """The first thing in which a made module is not like the live one; ``None`` if they are alike,
-    but for their tensors' values.
-    """
+    """The first difference of a rebuilt module from the live one, tensors' values aside."""
     parts, others = dict(_parts(live)), dict(_parts(made))
     if parts.keys() != others.keys():
         return (
@@ -79,7 +76,7 @@ def _own_difference(live: nn.Module, made: nn.Module) -> str | None:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, without tensors, which are restored."""
+    """A module's own attributes without tensors, which are restored."""
     left_out = {*_BOOKKEEPING, *(_ACCELERATE if "_hf_hook" in vars(module) else ())}
     return {
         name: value
@@ -89,7 +86,7 @@ def attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """A module and everything in it, wrappers passed over, under every name that it has."""
+    """A module and everything in it, without wrappers, under each of its names."""
     module = unwrapped(module)
     yield name, module
     for child_name, child in module._modules.items():
@@ -98,9 +95,7 @@ def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two attributes are alike; objects that cannot be looked into are, if they are of one
-    class.
-    """
+    """Whether two attributes are alike; opaque objects are if they have one class."""
     one, other = (
         value.item() if isinstance(value, np.generic) else value for value in (one, other)
     )
@@ -160,5 +155,5 @@ def is_transformers_config(value: Any) -> bool:
 
 
 def _without_dtype(table: dict[str, Any]) -> dict[str, Any]:
-    """A configuration's fields, but for that which says in what type a model is loaded."""
+    """A configuration's fields without the one for the type that a model is loaded in."""
     return {key: value for key, value in table.items() if key not in ("dtype", "torch_dtype")}

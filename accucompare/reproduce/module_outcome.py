@@ -13,7 +13,7 @@ from torch import nn
 from accucompare.live.modules import arguments_of, points
 from accucompare.live.values import dtype_name, leaves
 
-#: (what it is, its name or path, the value), as the table of a run lists them.
+#: (what it is, its name or path, the value): a row of a run's table.
 TableRow = tuple[str, str, Any]
 
 
@@ -22,11 +22,10 @@ class RunOutcome:
     """The tensors of one run of a module.
 
     Attributes:
-        device: where it ran.
         inputs, outputs: every tensor and number, by path.
-        gradients: of the inputs and the parameters, of a finding in the backward.
+        gradients: for a finding in the backward, of the inputs and the parameters.
         inside: the first tensor that was not finite among its children's inputs and outputs.
-        stand_ins: the inputs that had not been saved, for which None was passed.
+        stand_ins: inputs that had not been saved and got None.
     """
 
     device: torch.device
@@ -39,9 +38,7 @@ class RunOutcome:
 
 @contextlib.contextmanager
 def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
-    """Note the first tensor that is not finite among the children's inputs and outputs, and at
-    points of the user's own.
-    """
+    """Note the first non-finite tensor among the children's inputs and outputs, and at points."""
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
         for path, part in parts:
@@ -77,9 +74,7 @@ def looking_inside(module: nn.Module, outcome: RunOutcome) -> Iterator[None]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU in a type that can be reckoned with: an NPU has no float64, and nothing
-    computes in float8.
-    """
+    """The tensor on the CPU in a type to compute in: NPUs lack float64, float8 cannot compute."""
     host = tensor.detach()
     host = (
         host.to_padded_tensor(0.0)
@@ -100,7 +95,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def counts(value: Any) -> str:
-    """How many NaN and Inf there are, such as ``3 NaN and 1 +Inf of 128 values``."""
+    """The numbers of NaN and Inf, such as ``3 NaN and 1 +Inf of 128 values``."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     values = torch.view_as_real(wide(value)) if value.is_complex() else wide(value)
@@ -116,9 +111,7 @@ def counts(value: Any) -> str:
 
 
 def cells(what: str, path: str, value: Any) -> list[str]:
-    """A row's cells: what, path, dtype, shape, the finite values' magnitudes, how many are not
-    finite.
-    """
+    """A row's cells: what, path, dtype, shape, finite magnitudes, how many are not finite."""
     if not isinstance(value, torch.Tensor):
         return [what, path, type(value).__name__, "", repr(value)[:60]]
     cells = [what, path, dtype_name(value.dtype), f"[{', '.join(map(str, value.shape))}]"]
@@ -138,9 +131,7 @@ def cells(what: str, path: str, value: Any) -> list[str]:
 
 
 def is_bad(value: Any, saturated: bool = False) -> bool:
-    """Whether a value is not finite, or holds one that is not; with ``saturated``, also one that is
-    as large as its type allows.
-    """
+    """Whether a value holds NaN or Inf; with ``saturated``, also its type's largest number."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (float, complex)) and not abs(value) < float("inf")
     if not (value.is_floating_point() or value.is_complex()) or value.is_meta:

@@ -1,10 +1,10 @@
-"""Writing down how a live module is made, as readable Python; and the functions that this Python
+"""Writing down, as readable Python, how a live module is made; and the functions that this Python
 calls.
 
 A constructor does not keep its arguments, so they are guessed from attributes of the same name. A
-guess is believed only after it was evaluated and what it made was compared with the live module:
-classes, names, shapes and plain attributes of every part. Where no guess holds, the module is put
-together of its parts, without its constructor, each part made in one of the two ways."""
+guess counts only after it was evaluated and the result compared with the live module: classes,
+names, shapes and plain attributes of every part. If no guess holds, the module is assembled of its
+parts without its constructor, each part made in one of the two ways."""
 
 from __future__ import annotations
 
@@ -44,12 +44,7 @@ _WIDTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a module is made.
-
-    Attributes:
-        imports: lines to run first.
-        text: an expression, perhaps of several lines.
-    """
+    """How a module is made: import lines to run first, and an expression."""
 
     imports: list[str]
     text: str
@@ -59,8 +54,7 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     """How to make a module like this one; its tensors' values are left to be restored.
 
     Args:
-        module: the live one.
-        directory: of the script that it is for, which paths in it are relative to.
+        directory: the script's, which paths in it are relative to.
 
     The text was evaluated, and gave a module of the same parts, names and shapes.
 
@@ -69,7 +63,7 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     """
     writer = _Writer(directory)
     muted = logging.root.manager.disable
-    logging.disable()  # transformers warns of what it has warned of when the model was made
+    logging.disable()  # transformers would repeat its warnings
     try:
         with warnings.catch_warnings(), random_state_kept(torch.device("cpu")):
             warnings.simplefilter("ignore")
@@ -79,13 +73,8 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     return Recipe(writer.imports_of(text), text)
 
 
-# what the written Python calls
-
-
 def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
-    """A module made of its parts, without its constructor: children, parameters, buffers (tensors)
-    and plain attributes, by name.
-    """
+    """A module made without its constructor, of named children, parameters, buffers, attributes."""
     module: nn.Module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name, part in parts.items():
@@ -110,15 +99,8 @@ def buffer(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-# writing modules
-
-
 class _Writer:
-    """Writes expressions, and remembers what they need imported.
-
-    Attributes:
-        names: what the names in the expressions stand for.
-    """
+    """Writes expressions and collects their imports; ``names``: what names in them stand for."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -129,9 +111,8 @@ class _Writer:
         }
 
     def imports_of(self, text: str) -> list[str]:
-        """The lines that an expression needs, each once: paths, imports, and what is got of them.
-        They use ``sys``.
-        """
+        """The lines that an expression needs, each once: paths, imports, names; they use
+        ``sys``."""
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
         lines = list(
             dict.fromkeys(
@@ -158,7 +139,7 @@ class _Writer:
         live = unwrapped(live)
         if isinstance(live, torch.jit.ScriptModule):
             raise CannotRebuildError("it is a scripted or traced module")
-        # raises where its class cannot be imported: then no way leads on
+        # raises if its class cannot be imported: then there is no way
         self.reference(parametrize.type_before_parametrizations(live))
         reasons = []
         for write in _WAYS:
@@ -167,7 +148,7 @@ class _Writer:
                 reason = unlike(live, self._evaluated(text))
             except CannotRebuildError as error:
                 reason = str(error)
-            # a constructor that was given a wrong guess may raise anything
+            # a constructor with a wrong guess may raise anything
             except Exception as error:
                 reason = f"its constructor raised {type(error).__name__}: {str(error)[:200]}"
             if reason is None:
@@ -176,9 +157,7 @@ class _Writer:
         raise CannotRebuildError(f"{type(live).__name__}: {reasons[-1]}")
 
     def _evaluated(self, text: str) -> nn.Module:
-        """What an expression makes; without memory for its tensors, if its constructors can do
-        without.
-        """
+        """What an expression makes, with unallocated tensors if its constructors permit."""
         try:
             with torch.device("meta"):
                 made: nn.Module = eval(text, dict(self.names))
@@ -187,9 +166,7 @@ class _Writer:
         return made
 
     def _wrapped_in_norms(self, live: nn.Module, text: str) -> str:
-        """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done
-        to the module since.
-        """
+        """The expression with ``parametrize``, ``weight_norm`` or ``spectral_norm`` around it."""
         if parametrize.is_parametrized(live):
             self._use("parametrize", parametrize, "from torch.nn.utils import parametrize")
             for name, applied in live.parametrizations.items():  # type: ignore[union-attr, operator]
@@ -220,9 +197,7 @@ class _Writer:
         return text
 
     def constructed(self, live: nn.Module, searched: bool) -> str:
-        """A call of the constructor. ``searched``: whether optional parameters are also looked for
-        in the module's children.
-        """
+        """A constructor call. ``searched``: look for optional parameters in the children, too."""
         kind = parametrize.type_before_parametrizations(live)
         if kind in (nn.Sequential, nn.ModuleList):
             if list(live._modules) != [str(index) for index in range(len(live._modules))]:
@@ -253,7 +228,6 @@ class _Writer:
         return self._wrapped_in_norms(live, _call(self.reference(kind), arguments))
 
     def assembled(self, live: nn.Module) -> str:
-        """A call of ``assemble``."""
         if parametrize.is_parametrized(live):
             raise CannotRebuildError(
                 "it is parametrized, and its constructor's arguments are not known"
@@ -261,7 +235,7 @@ class _Writer:
         parts: dict[str, str] = {}
         for name, value in attributes(live).items():
             parts[name] = self.value(value, name)
-        # transformers reads it; a module that runs alone needs no checkpointing
+        # transformers reads it; a module alone needs no checkpointing
         if "gradient_checkpointing" in vars(live):
             parts["gradient_checkpointing"] = "False"
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
@@ -279,14 +253,9 @@ class _Writer:
     def _list(self, items: list[str]) -> str:
         return _enclosed("[", items, "]")
 
-    # values
-
     def value(self, value: Any, name: str) -> str:
-        """An expression for an attribute's value.
-
-        Raises:
-            CannotRebuildError: if it is no simple one, and nothing that can be imported.
-        """
+        """An expression for an attribute's value. Raises CannotRebuildError if it is neither simple
+        nor importable."""
         kind = type(value)
         if value is None or kind in (bool, int, str, bytes) or value is ...:
             return "..." if value is ... else repr(value)
@@ -389,11 +358,8 @@ class _Writer:
         )
 
     def reference(self, thing: Any) -> str:
-        """The name of a class or function, which its import brings in.
-
-        Raises:
-            CannotRebuildError: if it cannot be imported without running a training.
-        """
+        """The name of a class or function, which its import brings in. Raises CannotRebuildError if
+        it cannot be imported without running a training."""
         name = getattr(thing, "__name__", "")
         for home, prefix in ((nn, "nn"), (nn.functional, "nn.functional"), (torch, "torch")):
             if getattr(home, name, None) is thing:

@@ -45,11 +45,8 @@ SHOWS, FINITE, TROUBLE = 1, 0, 2
 
 
 def module_of_case(target: str, name: str) -> nn.Module:
-    """Build a case and take the module of that qualified name.
-
-    Raises:
-        CaseError: if the case cannot be built, or has no such module.
-    """
+    """Build a case and take the module of that qualified name. Raises CaseError if the case cannot
+    be built, or has no such module."""
     model = load_case(target)[0].model
     found = name_modules(model).named.get(name) if isinstance(model, nn.Module) else None
     if found is None:
@@ -72,7 +69,6 @@ class Reproducer:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        """Errors as ``open``."""
         self.bundle = bundle
         table = bundle.manifest.capture.get("reproducer")
         if table is None:
@@ -93,8 +89,8 @@ class Reproducer:
     def open(cls, script: str | Path) -> Reproducer:
         """Open the bundle beside a script.
 
-        The script calls this where no error is caught, so that it prints a line and exits instead
-        of raising."""
+        Scripts call this where nothing catches errors, so it prints a line and exits instead of
+        raising."""
         try:
             return cls(open_bundle(Path(script).resolve().with_suffix("")))
         except AccucompareError as error:
@@ -108,8 +104,8 @@ class Reproducer:
 
         Args:
             build: makes the module, with any values in its tensors.
-            arguments: of the command line: a device, or nothing for that of the training.
-            given: what to pass for inputs that could not be saved.
+            arguments: of the command line: a device; by default the training's.
+            given: values for inputs that could not be saved.
 
         Returns:
             The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that is not
@@ -129,7 +125,7 @@ class Reproducer:
         return TROUBLE
 
     def device(self, name: str | None) -> torch.device:
-        """The device of that name; without one that of the training, or the CPU if it is not there.
+        """The device of that name; by default the training's, or the CPU if that is not there.
 
         Raises:
             DeviceError: if it is not there.
@@ -162,17 +158,15 @@ class Reproducer:
             )
         return module
 
-    # putting it back
-
     def restore(self, module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
-        """Move a module to a device and put the saved parameters, buffers, modes and tensor
-        attributes into it; their dtypes, too.
+        """Move a module to a device and put the saved parameters, buffers, dtypes, modes and tensor
+        attributes into it.
 
         Returns:
             The module, out of its wrappers.
 
         Raises:
-            CaptureError: if it has other parameters or buffers than were saved, or not all were
+            CaptureError: if its parameters or buffers differ from the saved ones, or not all were
                 saved.
         """
         module = unwrapped(module).to(device)
@@ -205,9 +199,7 @@ class Reproducer:
         return module
 
     def _check(self, modules: Modules, tensors: Mapping[str, tuple[str, torch.Tensor]]) -> None:
-        """Raise CaptureError unless the module has the saved parameters and buffers, in their
-        shapes.
-        """
+        """Raise CaptureError unless the module has the saved parameters and buffers, in shape."""
         for name, what in self._saved.lost.items():
             if name in tensors:
                 raise CaptureError(
@@ -236,7 +228,7 @@ class Reproducer:
                 )
 
     def _tie(self, modules: Modules) -> None:
-        """Let weights that were one tensor be one again."""
+        """Tie weights again that were one tensor."""
         for name, first in self._saved.tied.items():
             (owner, leaf), (other, other_leaf) = _owner(modules, name), _owner(modules, first)
             for table, source in (
@@ -247,11 +239,8 @@ class Reproducer:
                     table[leaf] = source[other_leaf]  # type: ignore[assignment]
 
     def _load(self, role: Role, name: str, device: torch.device | str) -> torch.Tensor:
-        """A fresh tensor with a record's values, on a device, lying as it lay.
-
-        Raises:
-            BundleError: if there is no such record, or it is damaged.
-        """
+        """A fresh tensor with a record's values and strides, on a device. Raises BundleError if
+        there is no such record, or it is damaged."""
         record = self._records.get((role, name))
         if record is None:
             raise BundleError(f"{self.bundle.path}: damaged; it holds no {role.value} {name!r}")
@@ -263,15 +252,12 @@ class Reproducer:
             ).copy_(tensor)
         return tensor
 
-    # running
-
     def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
         """Run a restored module on the saved inputs, in the saved mode, autocast and random state;
-        and backward if it was found there.
+        and backward if the finding was there.
 
         Args:
-            module: of ``restore``.
-            given: what to pass for inputs that could not be saved.
+            given: values for inputs that could not be saved.
 
         Raises:
             CaptureError: if gradients were saved, and the output has none.
@@ -297,9 +283,7 @@ class Reproducer:
     def _inputs(
         self, device: torch.device, given: Mapping[str, Any], outcome: RunOutcome
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The arguments, and of those that require grad the leaves whose gradients are to be looked
-        at.
-        """
+        """The arguments, and their leaves that require grad."""
         loaded: dict[str, torch.Tensor] = {}
         sources: dict[str, torch.Tensor] = {}
 
@@ -308,7 +292,7 @@ class Reproducer:
                 tensor = self._load(Role.CASE_INPUT, number, device)
                 if number in self._saved.inputs_with_grad:
                     sources[number] = tensor.requires_grad_()
-                    # no leaf, for the module may write into it
+                    # no leaf, since the module may write into it
                     tensor = torch.empty_like(tensor).copy_(tensor)
                 loaded[number] = tensor
             return loaded[number]
@@ -327,7 +311,7 @@ class Reproducer:
             ) from None
 
     def _autocast_on(self, device: torch.device) -> dict[str, Any]:
-        """The autocast that was in force; that of the device of the training is this device's."""
+        """The autocast that was in force; the training device's becomes this device's."""
         others = {
             kind: table
             for kind, table in self._saved.autocast.items()
@@ -394,15 +378,9 @@ class Reproducer:
             path: value for path, value in arguments_of(args, kwargs) if isinstance(value, _Number)
         }
 
-    # saying what came of it
-
     def show(self, outcome: RunOutcome) -> int:
-        """Print the inputs and what came out, and say whether the value that is not finite shows
-        again.
-
-        Returns:
-            The exit code, as of ``main``.
-        """
+        """Print inputs and outcome, and whether the value shows again; returns ``main``'s exit
+        code."""
         rows = [*outcome.inputs, *outcome.outputs, *outcome.gradients]
         print(f"{self.found.place} ({self.found.type}) on {outcome.device}")
         lines = [cells(*row) for row in rows]
@@ -493,10 +471,10 @@ def _owner(root: nn.Module | Modules, name: str) -> tuple[nn.Module, str]:
 
 
 def _copy(value: Any) -> Any:
-    """The value as it is now; the module may write into it."""
+    """The present value; the module may write into it later."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _type(device: str) -> str:
-    """The type of a device, which need not be known to this torch."""
+    """The type of a device, even one that this torch does not know."""
     return device.partition(":")[0]

@@ -1,4 +1,4 @@
-"""The script of a reproducer: its text."""
+"""The text of a reproducer's script."""
 
 from __future__ import annotations
 
@@ -106,8 +106,7 @@ def _given(lost: dict[str, str]) -> str:
 
 
 def _is_input(place: str, snapshot: Snapshot) -> bool:
-    """Whether what was lost is one of the call's inputs, which the user can give, and no
-    parameter."""
+    """Whether the lost value is an input of the call, which the user can give."""
     first = place.partition(",")[0]
     return first in snapshot.kwargs or first in {
         f"argument {index}" for index in range(len(snapshot.args))

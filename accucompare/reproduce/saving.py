@@ -1,9 +1,8 @@
-"""Saving the inputs and the state of one module call as a bundle, and beside it a script that runs
-that module alone.
+"""Saving one module call's inputs and state as a bundle, beside a script that runs that module
+alone.
 
-The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its
-one step lists the inputs, so that ``accucompare show`` does. How all of it is put together again is
-in ``reproducer``."""
+The bundle's state holds the parameters, buffers, inputs, random states and output gradients. Its
+one step lists the inputs for ``accucompare show``. ``reproducer`` puts all of it together again."""
 
 from __future__ import annotations
 
@@ -44,9 +43,7 @@ _Entry = tuple[Record, Callable[[], Array]]
 
 
 class ReproducerScript(NamedTuple):
-    """The script of a reproducer that was written; a note for each thing that could not be saved,
-    or not be rebuilt.
-    """
+    """A reproducer's script, with a note for each thing that could not be saved or rebuilt."""
 
     path: Path
     notes: list[str]
@@ -55,17 +52,11 @@ class ReproducerScript(NamedTuple):
 def save_reproducer(
     stem: Path, finding: Finding, snapshot: Snapshot, case: str | None
 ) -> ReproducerScript:
-    """Write the bundle ``stem`` and the script ``stem.py``, in place of those of an earlier run.
+    """Write the bundle ``stem`` and the script ``stem.py``, replacing an earlier run's.
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        finding: what was found.
-        snapshot: what the module was given.
-        case: the case that was run, if the command line runs it: then the script takes the module
-            from it.
-
-    Returns:
-        The script.
+        case: the case that the command line runs, if it does: the script takes the module from it.
 
     Raises:
         CaptureError: if it cannot be written; nothing is left of it then.
@@ -94,7 +85,7 @@ def save_reproducer(
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({error.strerror or error})"
             ) from None
-        # a class of the user's may raise anything; the training goes on
+        # a user's class may raise anything; the training goes on
         if isinstance(error, Exception):
             raise CaptureError(
                 f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})"
@@ -135,7 +126,7 @@ def _remove(*paths: Path) -> None:
 
 
 def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | str:
-    """How to make the module, or why that is not known; ``directory``: of the script."""
+    """How to make the module, or why that is unknown; ``directory``: the script's."""
     if case is not None:
         source, colon, callable_name = case.partition(":")
         by_path = source.endswith(".py") or "/" in source
@@ -150,17 +141,14 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
         return recipe(snapshot.module, directory)
     except CannotRebuildError as error:
         return str(error)
-    except Exception as error:  # of an attribute of the user's; the data is saved all the same
+    except Exception as error:  # a user's attribute may raise; the data is saved anyway
         return f"{type(error).__name__} while it was looked at: {str(error)[:200]}"
-
-
-# the bundle
 
 
 def _write_bundle(
     directory: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None
 ) -> dict[str, str]:
-    """Write everything, and return what could not be saved: its place, and what it is."""
+    """Write everything; returns what could not be saved: its place, and what it is."""
     modules = name_modules(snapshot.module)
     state = _SavedState(snapshot, modules)
     device = _device(snapshot)
@@ -242,7 +230,7 @@ def _shown(finding: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array
 
 
 class _SavedState:
-    """The records of a reproducer's state, and what has to be known of them.
+    """The records of a reproducer's state.
 
     Attributes:
         records: each with the function that brings its data to the host.
@@ -306,8 +294,7 @@ class _SavedState:
         self.tables["attributes"] = self._add_all("attribute", attributes)
 
     def _add_all(self, what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Take tensors in, and return the records of those that could be saved, by the same
-        names."""
+        """Add tensors; returns the records of those that could be saved, by the same names."""
         return {
             name: f"{what}.{name}"
             for name, tensor in tensors.items()
@@ -315,7 +302,7 @@ class _SavedState:
         }
 
     def _add(self, name: str, tensor: torch.Tensor, role: Role = Role.CASE_INPUT) -> bool:
-        """Take a tensor in, if it can be saved, and return whether it can."""
+        """Add a tensor if it can be saved; returns whether it can."""
         reason = _problem(tensor)
         if reason is not None:
             self.lost[name] = reason
@@ -328,9 +315,8 @@ class _SavedState:
 
 
 def _problem(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's values cannot be saved; ``None`` if they can. No rank waits for another here:
-    only one of them may have found it.
-    """
+    """Why a tensor's values cannot be saved, if so. Waits for no rank: others may have no
+    finding."""
     try:
         if hasattr(tensor, "full_tensor"):
             return f"a {type(tensor).__name__}, of which this rank has a part"
@@ -349,9 +335,7 @@ def _problem(tensor: torch.Tensor) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> list[int] | None:
-    """The strides of a dense tensor that lies otherwise than row by row, such as in channels_last;
-    kernels may go by them.
-    """
+    """The strides of a dense tensor that is not row-major; kernels may depend on them."""
     if tensor.is_contiguous() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     alike = torch.empty_like(tensor, device="meta").stride() == tensor.stride()

@@ -22,16 +22,15 @@ class Snapshot:
         module: the live module; its parameters are as they were at the call.
         name, call: its qualified name, and which of its calls in the step.
         args, kwargs: copies made before the call, in the same structure. A tensor given twice
-            should be one copy; a copy whose original required grad should require it, too.
+            should be one copy; a copy should require grad if its original did.
         random: the states of the random generators at the call's start.
-        autocast: that of ``autocast_now`` at the call.
-        buffers: copies of the module's buffers before the call, by name in the module; what is not
-            in it is taken from the module.
-        grads: the gradient of each output, if a backward brings it, by the path that ``leaves``
-            gives.
+        autocast: ``autocast_now``'s at the call.
+        buffers: copies of the module's buffers before the call, by name in the module; others are
+            taken from the module.
+        grads: each output's gradient, if a backward brings it, by the path that ``leaves`` gives.
         grad_enabled: whether the call was made with gradients on.
-        numbers: plain attributes of the module, and of those in it, that are numbers or text, as
-            they were then: it may count its calls.
+        numbers: plain attributes (numbers or text) of the module and its parts at that time: it may
+            count its calls.
     """
 
     module: nn.Module
@@ -48,9 +47,7 @@ class Snapshot:
 
 
 def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A tensor's hook that replaces its gradient by this one: it holds the parts of all uses
-    already.
-    """
+    """A tensor's hook that replaces its gradient by this one, which sums up all uses."""
 
     def give(_: torch.Tensor) -> torch.Tensor:
         return grad.clone()
@@ -59,30 +56,25 @@ def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class Autocast(msgspec.Struct):
-    """Of one type of device."""
+    """Autocast of one type of device."""
 
     enabled: bool
     dtype: str
 
 
 class SnapshotDescription(msgspec.Struct, kw_only=True):
-    """What the manifest of a reproducer's bundle holds beside that of any bundle.
+    """What a reproducer's manifest holds beside any bundle's.
 
     Attributes:
-        found: what the watch found.
-        device: where.
         autocast: in force, by type of device.
-        grad_enabled: whether gradients were on.
-        kind: the module's class.
         missing: why the module has to be made by hand; ``None`` if it has not.
-        training, other_mode: the module's mode, and the names of those in it that were in the
-            other.
+        training, other_mode: the module's mode, and the names of its parts in the other mode.
         aliases, tied: further names of modules and of tensors inside it, each with the first.
         lost: what could not be saved: its place, and what it is.
-        strides: of the tensors that lay otherwise than row by row, by role and name.
+        strides: of tensors not in row-major order, by role and name.
         inputs_with_grad, parameters_with_grad: those that required grad.
-        random, grads, attributes: records: generator states by device, gradients of the outputs by
-            path, tensors that are plain attributes by name.
+        random, grads, attributes: records: generator states by device, output gradients by path,
+            tensors that are plain attributes by name.
     """
 
     found: Finding

@@ -14,11 +14,8 @@ from accucompare.selection import Level, OnFinding, Selection
 
 @dataclass(frozen=True)
 class WatchOptions(AskedOfWatch):
-    """The options of ``accucompare.watch``, which says what each means.
-
-    Raises:
-        UsageError: if one makes no sense.
-    """
+    """The options of ``accucompare.watch``, which explains each. Raises UsageError if one makes no
+    sense."""
 
     loop: Loop = Loop()
     quiet: bool = False
@@ -49,7 +46,7 @@ class WatchOptions(AskedOfWatch):
                     f"{name} must be {'a whole number' if kind is int else 'a number'}, but is"
                     f" {value!r}"
                 )
-            if not value >= limits[0]:  # so that NaN is refused, too
+            if not value >= limits[0]:  # written so that NaN is refused, too
                 raise UsageError(f"{name} must be at least {limits[0]}, but is {value}")
         if self.pause_after is not None:
             for name, bad, cure in (
@@ -87,7 +84,7 @@ class WatchOptions(AskedOfWatch):
                     raise UsageError(f"{name} must be {cure}, but is a {type(value).__name__}")
 
     def _all(self, name: str, kind: type, meant: str) -> tuple[Any, ...]:
-        """What an option that holds several values holds."""
+        """The values of an option that may hold several."""
         value = getattr(self, name)
         values = (
             tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
@@ -98,23 +95,19 @@ class WatchOptions(AskedOfWatch):
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """One, several or none."""
+        """One, several or none, as a tuple."""
         return _several(self.loop.optimizer, "param_groups")
 
     @property
     def schedulers(self) -> tuple[Any, ...]:
-        """One, several or none."""
         return _several(self.loop.scheduler, "step")
 
     def allows(self, name: str) -> bool:
-        """Whether the output of a module of this name, or of the name that is printed of it, may be
-        infinite or NaN.
-        """
+        """Whether the output of the module of this (printed) name may be infinite or NaN."""
         selection = Selection.of(self.allow, ())
         return bool(self.allow) and (selection.allows(name) or selection.allows(display_name(name)))
 
     def as_json(self) -> dict[str, Any]:
-        """For the log."""
         left_out = ("loop", "case", "quiet")
         values = {name: value for name, value in vars(self).items() if name not in left_out}
         return {
@@ -129,7 +122,7 @@ class WatchOptions(AskedOfWatch):
 
 
 def _several(value: Any, needed: str) -> tuple[Any, ...]:
-    """What is one, which has the attribute, several or none, as a tuple."""
+    """One, several or no object with the needed attribute, as a tuple."""
     if isinstance(value, Iterable) and not hasattr(value, needed):
         return tuple(value)
     return () if value is None else (value,)

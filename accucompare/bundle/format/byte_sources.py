@@ -1,6 +1,4 @@
-"""Where an archive's bytes come from: a file of this machine, or one in object storage, read in
-windows that a bundle's threads share.
-"""
+"""Where an archive's bytes come from: a local file, or windows of an object in storage."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from accucompare.errors import BundleError
 from accucompare.places import Place, ServerAnswer, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
-#: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may
-#: open 256 (macOS) to 1,024.
+#: How many unread files stay open. A bundle has one per step and rank, and a process may open only
+#: 256 (macOS) to 1,024.
 OPEN_FILES = 48
-#: Bytes that are asked for at once.
+#: Bytes per request.
 WINDOW = 8 << 20
-#: How many windows a bundle keeps, and how many are asked for before they are needed; each thread
-#: keeps one more, the one that it reads.
+#: How many windows a bundle keeps, and how many it requests ahead. Each thread also keeps the one
+#: that it reads.
 HELD, AHEAD = 8, 2
-#: How many small files are asked for before they are opened.
+#: How many small files are requested ahead.
 _EXPECTED = 16
-#: What of a description changes when an object is replaced, in the words of several libraries.
+#: Fields of a description that change when an object is replaced, as several libraries name them.
 _STAMPS = (
     "size",
     "ETag",
@@ -44,23 +42,18 @@ _STAMPS = (
 
 
 class Source(Protocol):
-    """Bytes that are read at any place, by any number of threads at once. OSError if they cannot
-    be.
-
-    Attributes:
-        size: in bytes.
-    """
+    """Bytes that any number of threads may read at any offset. OSError if that fails."""
 
     size: int
 
     def read(self, count: int, offset: int) -> bytes:
-        """As many bytes as there are from an offset, this many at most."""
+        """Up to ``count`` bytes from an offset; fewer only at the end."""
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill the beginning of the buffer, and return how far; 0 at the end."""
+        """Fill the buffer from its beginning; return how many bytes were read, 0 at the end."""
 
     def changed(self) -> bool:
-        """Whether it was written to, or another one took its place, since it was opened."""
+        """Whether it was written to or replaced since it was opened."""
 
     def close(self) -> None: ...
 
@@ -68,9 +61,9 @@ class Source(Protocol):
 class _Descriptor:
     """A file that is open while it is read, and until ``OPEN_FILES`` others were read after it."""
 
-    # open, and not being read; the one that was read last is last
+    # open but not being read, the last one read at the end
     _idle: ClassVar[OrderedDict[_Descriptor, None]] = OrderedDict()
-    # a collection of garbage may close one inside
+    # reentrant: the garbage collector may close a file while the lock is held
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, path: Path) -> None:
@@ -82,9 +75,7 @@ class _Descriptor:
         self.rest()
 
     def wake(self) -> int:
-        """Open it, if it is not, and let nobody close it until ``rest``. OSError if it is gone, or
-        another file is in its place.
-        """
+        """Open it if needed, and keep it open until ``rest``. OSError if it is gone or replaced."""
         with self._lock:
             if self._number is None:
                 number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -121,7 +112,7 @@ class LocalFile:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
             raise BundleError(f"{path}: is not a regular file; refused")
         self._descriptor = _Descriptor(path)
-        weakref.finalize(self, self._descriptor.close)  # where nobody closes the bundle
+        weakref.finalize(self, self._descriptor.close)  # in case nobody closes the bundle
         self.size = self._descriptor.size
 
     def read(self, count: int, offset: int) -> bytes:
@@ -164,8 +155,8 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 class Windows:
     """What was read last of a bundle's objects, and what will be needed next.
 
-    Threads measure neighbouring tensors, so they need the same windows: each is asked for once,
-    which fsspec's own caches do not see to."""
+    Threads measure neighbouring tensors and need the same windows. Each window is requested once;
+    fsspec's own caches do not do that."""
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[Url, int], Future[bytes]] = OrderedDict()
@@ -173,12 +164,11 @@ class Windows:
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()
-        self._gone: NoAnswerError | None = (
-            None  # the storage does not answer: what is left is not waited for one by one
-        )
+        # set if the storage does not answer: do not wait for the rest one by one
+        self._gone: NoAnswerError | None = None
 
     def give_up(self) -> None:
-        """End every read that waits, in whatever thread, as after Ctrl-C; later ones begin anew."""
+        """End every waiting read, in all threads, as after Ctrl-C. Later reads begin anew."""
         with self._lock:
             self._stop.set()
             self._stop = threading.Event()
@@ -188,7 +178,7 @@ class Windows:
             self._gone = None
 
     def get(self, url: Url, number: int, size: int) -> bytes:
-        """A window of an object of a size. OSError if it cannot be read."""
+        """A window of an object of that size. OSError if it cannot be read."""
         key = url, number
         if self._own.key == key:
             return self._own.content
@@ -217,7 +207,7 @@ class Windows:
         return content
 
     def expect(self, url: Url) -> None:
-        """Ask for a small file that will be opened soon, so that it is not waited for then."""
+        """Request a small file that will be opened soon."""
         with self._lock:
             if url not in self._expected and len(self._expected) < _EXPECTED:
                 self._expected[url] = url.begin_read(WINDOW)
@@ -234,7 +224,7 @@ class Windows:
         try:
             described, content = ({}, None) if asked is None else wait(asked, url)
         except OSError:
-            described, content = {}, None  # it is asked again, for an error that says more
+            described, content = {}, None  # asking again gives an error that says more
         if content is None or len(content) != described.get("size"):
             try:
                 return url.described()
@@ -255,7 +245,7 @@ class Windows:
         self._ask(url, number, size)
 
     def _ask(self, url: Url, number: int, size: int) -> Future[bytes]:
-        """Ask for a window, unless another thread has; forget the oldest ones that are there."""
+        """Request a window, unless another thread has; drop the oldest that have arrived."""
         key, start = (url, number), number * WINDOW
         with self._lock:
             if key not in self._asked:
@@ -265,7 +255,7 @@ class Windows:
             return self._asked[key]
 
     def _hold(self, key: tuple[Url, int], asked: Future[bytes]) -> None:
-        """Keep a window in place of the oldest ones that are there, from within the lock."""
+        """Keep a window in place of the oldest that have arrived. The caller holds the lock."""
         there = [each for each, other in self._asked.items() if other.done()]
         for oldest in there[: max(0, len(self._asked) + 1 - HELD)]:
             del self._asked[oldest]
@@ -336,12 +326,12 @@ class RemoteFile:
 
 
 def stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
-    """What changes when an object is replaced, of what the storage says of it."""
+    """The fields of a storage's description that change when an object is replaced."""
     return tuple(str(described.get(name)) for name in _STAMPS)
 
 
 def open_source(place: Place, windows: Windows | None) -> Source:
-    """Open a file to be read by position; ``windows`` for one of a URL.
+    """Open a file to be read by position; a URL needs ``windows``.
 
     Raises:
         OSError: if it cannot be read.
@@ -351,9 +341,7 @@ def open_source(place: Place, windows: Windows | None) -> Source:
 
 
 def open_lines(place: Place, windows: Windows | None) -> IO[bytes]:
-    """Open a file to be read from its beginning to its end. Arguments and errors as
-    ``open_source``.
-    """
+    """Open a file to be read from beginning to end. Arguments and errors as ``open_source``."""
     if isinstance(place, Url):
         return io.BufferedReader(_Stream(RemoteFile(place, windows or Windows())), 1 << 20)
     if not stat.S_ISREG(place.stat().st_mode):  # opening a FIFO would wait for its writer

@@ -1,6 +1,4 @@
-"""What a manifest says of how its bundle was captured, as far as a comparison decides by it:
-options, code, and what was fed.
-"""
+"""What a manifest says of its capture that comparisons need: options, code, and feeding."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from accucompare.selection import RoleGroup
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A value of golden that a call of a fed capture was not given, or did not pass on, and why.
+    """A golden value that a call of a fed capture was not given, or did not pass on, and why.
 
-    ``hides``: whether the call computed something else for that alone, so that its rows prove
-    nothing; not in older bundles."""
+    ``hides``: whether the call computed something else for that reason alone, so that its rows
+    prove nothing; not in older bundles."""
 
     step: Count
     name: str
@@ -28,9 +26,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """What a capture was fed with: ``identity`` and path of golden, and the values that were not
-    fed.
-    """
+    """What a capture was fed with: golden's ``identity`` and path, and the values not fed."""
 
     identity: str
     not_fed: tuple[Unfed, ...]
@@ -38,7 +34,7 @@ class Feed(msgspec.Struct, frozen=True):
 
 
 class Fallback(msgspec.Struct, frozen=True):
-    """The modules of a float64 capture that do not run in float64, and ran in float32."""
+    """The modules of a float64 capture that cannot run in float64, and ran in float32."""
 
     modules: tuple[str, ...] = ()
 
@@ -51,27 +47,26 @@ class SketchFacts(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Something in a dump of another tool that has no counterpart in a bundle, and why."""
+    """Something in another tool's dump that has no counterpart in a bundle, and why."""
 
     what: str
     why: str
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """Of a bundle that was made from the dump of another tool: what that tool can record.
+    """What the other tool can record whose dump a bundle was made from.
 
     Attributes:
-        format: the tool, as messages call it.
-        roles: what it can record; that a bundle lacks records of other roles is no difference.
+        roles: the roles that it can record; lacking others is no difference.
         root: whether it records the root module.
         named_gradients: whether it records the gradients of inputs that are passed by name.
-        innermost_outputs: whether it records the outputs of modules without children only.
-        pruned: lists of layers, by name, of which it has left some out.
-        partial: whether it holds single values, and not all calls of all layers: what has no
-            partner then is no difference.
-        hashes: what it holds of each tensor in place of values (``norm``, ``hash_tensor``), by the
-            ends of paths; none if it holds values.
-        left_out: what was in the dump, and is not in the bundle.
+        innermost_outputs: whether it records only outputs of modules without children.
+        pruned: names of lists of layers from which it left some out.
+        partial: whether it holds single values instead of all calls of all layers: a value without
+            a partner is then no difference.
+        hashes: what it holds in place of values (``norm``, ``hash_tensor``), by the ends of paths;
+            empty if it holds values.
+        left_out: what the dump has and the bundle lacks.
     """
 
     format: str
@@ -86,37 +81,31 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of the options of a capture those that a comparison decides by; older bundles do not have
-    them all.
+    """The options of a capture that a comparison decides by. Older bundles lack some.
 
     Attributes:
         mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
         sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
-        seed, steps, only, skip: as given.
-        case_steps: how many steps its case was to run, if those were not chosen one by one; not in
+        case_steps: how many steps its case was to run, unless they were chosen one by one; not in
             older bundles.
-        like: the bundle that it took weights and inputs from, if it did.
-        emulate: the format that it rounded operands of products to, if it did.
-        dtype: what it was cast to; ``None`` if it was not.
-        round_weights: to which type golden's weights were rounded, if they were.
-        written: whether it records what is written into buffers and arguments, as older versions do
+        like: the bundle that it took weights and inputs from.
+        emulate: the format that it rounded operands of products to.
+        round_weights: the type that golden's weights were rounded to.
+        written: whether it records what is written into buffers and arguments; older versions do
             not.
-        round_feed: to which type golden's values were rounded before they were fed, if they were.
-        loss: whether its case has a loss.
+        round_feed: the type that golden's values were rounded to before they were fed.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
         roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
-            hold all of what ``backward`` says.
-        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
-        optimizer: the class of the case's optimizer, if it has one.
-        fallback: which modules ran in another type than the capture's.
-        imported: of which tool's dump it was made, if it was.
-        replaced: the weights that held other values than golden's before those were copied into the
-            model.
-        script: whether an unedited script was captured, and no case.
-        overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``,
-            ``the gradient of 0.weight``.
+            hold all that ``backward`` implies.
+        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all.
+        fallback: the modules that ran in another type than the capture's.
+        imported: the tool whose dump it was made from.
+        replaced: the weights that differed from golden's before golden's were copied in.
+        script: whether an unedited script was captured instead of a case.
+        overruled: what else differed from golden's before it was replaced: ``the mode of
+            encoder.drop``, ``the gradient of 0.weight``.
     """
 
     mode: str | None = None
@@ -146,21 +135,22 @@ class Options(msgspec.Struct, frozen=True):
     script: bool = False
 
     def holds(self, group: RoleGroup) -> bool:
-        """Whether it was asked to hold the records of a group, and there were such."""
+        """Whether it was asked to hold a group's records, and there were some."""
         if group is not RoleGroup.FORWARD and not self.backward:
             return False
         return self.roles is None or group in self.roles
 
 
 class Code(msgspec.Struct, frozen=True):
-    """Which code ran, as ``model`` has it; ``None`` where an older bundle does not say.
+    """Which code ran, as the manifest's ``model`` says; ``None`` where an older bundle does not
+    say.
 
     Attributes:
         sources: digests of the source files of Python modules, by the modules' names.
-        functions_seen: whether the functions that ran are all among them.
-        class_sources: the Python modules with the classes of the model's modules.
+        functions_seen: whether all functions that ran are among them.
+        class_sources: the Python modules that define the classes of the model's modules.
         configuration: the numbers and strings that each module keeps, by its name.
-        classes: the Python modules with the classes of each name.
+        classes: the Python modules that define the classes of each name.
     """
 
     sources: dict[str, str] | None = None

@@ -1,7 +1,6 @@
 """``manifest.json``: what a bundle is, how it was made, and which steps it holds.
 
-Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distributed capture
-writes ``rank<r>/manifest.json``."""
+Rank 0 writes it in the bundle's directory, rank r > 0 in ``rank<r>/``."""
 
 from __future__ import annotations
 
@@ -28,33 +27,30 @@ from accucompare.selection import RoleGroup, Steps
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
-#: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
+#: The format of every bundle that needs nothing of ``NEEDS``.
 FORMAT_VERSION = 1
-#: The format of a bundle with records of these roles: older versions take them for damage, and
-#: refuse a newer format by its number.
+#: The format of a bundle with records of these roles. Older versions would take them for damage,
+#: but refuse a newer format by its number.
 NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
-#: Likewise of a bundle with parts of tensors, which older versions would compare with any other
-#: part.
+#: The same for a bundle with shards, which older versions would compare with any other shard.
 SHARDS_NEED = 3
-#: What this version reads.
+#: The newest format that this version reads.
 NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
-_SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
+_SIZE_LIMIT = 64 << 20  # a manifest has a few lines per parameter; a longer file is no manifest
 _MOST_RANKS = 100_000
-_AT_ONCE = 32  # manifests that are asked for together
-#: Where in its directory a bundle waits that is being overwritten.
+_AT_ONCE = 32  # manifests requested together
+#: The subdirectory where a bundle waits that is being overwritten.
 PREVIOUS = ".previous"
 
-#: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
+#: The subdirectory of a golden bundle that holds its baselines, one bundle per precision.
 BASELINES = "baselines"
-#: Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with
-#: golden: on its values, and on its values rounded to the candidate's type.
+#: The subdirectories of a baseline's bundle with the runs of golden's own code in golden's
+#: precision, fed with golden's values, and with those values rounded to the candidate's type.
 PROOF, CONDITIONED = "proof", "conditioned"
 
 
 def holds_bundle(directory: Place) -> bool:
-    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it
-    cannot be read.
-    """
+    """Whether ``manifest.json`` is accucompare's, of any version; False if it cannot be read."""
     try:
         content = json.loads(_bytes_of(directory / "manifest.json"))
     except (BundleError, OSError, ValueError, RecursionError):
@@ -63,9 +59,7 @@ def holds_bundle(directory: Place) -> bool:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed``
-    says that there is one.
-    """
+    """A manifest's bytes: the last line is a digest of all before, and ``sealed`` announces it."""
     fields = {
         "sealed": True,
         **{name: value for name, value in content.items() if name != "digest"},
@@ -76,9 +70,9 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def _indented(content: dict[str, Any]) -> bytes:
-    """JSON with a line an entry; lone surrogates, as of file names, become JSON's ``\\udc80``.
+    """JSON with a line per entry; lone surrogates (file names have them) become JSON's ``\\udc80``.
 
-    The standard library has no compiled encoder that indents, and takes 20 times as long."""
+    The standard library indents without its compiled encoder, and takes 20 times as long."""
     text = json.dumps(content, ensure_ascii=False, default=str, separators=(",", ":"))
     try:
         return msgspec.json.format(text.encode(), indent=1)
@@ -88,12 +82,12 @@ def _indented(content: dict[str, Any]) -> bytes:
 
 
 def _seal(digest: str) -> str:
-    """How a manifest ends."""
+    """The end of a manifest."""
     return f'"digest": "{digest}"\n}}'
 
 
 def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
-    """Whether a manifest has the digest of its bytes; older ones have none."""
+    """Whether the digest matches the manifest's bytes. Older manifests have no digest, and pass."""
     if "sealed" not in content and "digest" not in content:
         return True
     body = raw[: -len(_seal("0" * 32))]
@@ -101,9 +95,7 @@ def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
 
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
-    """The manifests of the ranks after the first that have written one; those at a URL are asked
-    for together. Errors as ``read``.
-    """
+    """The manifests that later ranks have written, requested together. Errors as ``read``."""
     places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
     if isinstance(path, Path):
         return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
@@ -142,7 +134,6 @@ class StepEntry:
     """One finished step of one rank.
 
     Attributes:
-        step: its number, from 0.
         records: how many lines ``stepN.jsonl`` has.
         digest: of ``stepN.jsonl``'s bytes.
         partial: whether the capture was stopped inside it.
@@ -155,25 +146,23 @@ class StepEntry:
 
 
 class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a step of training came to, in a few numbers.
+    """One training step in a few numbers.
 
     Attributes:
-        step: its number, from 0.
-        losses: the value of each backward's scalar root, in order; divided by the loss scale where
-            a ``GradScaler`` multiplied it.
+        losses: the scalar roots of the step's backwards, in order, without the loss scale of a
+            ``GradScaler``.
         lr: learning rates, by the optimizer's class and the number of the parameter group:
             ``AdamW.0``; of a second optimizer of that class ``AdamW#2.0``.
         grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
-            and before they are clipped; ``None`` if there was no update, or a gradient that cannot
-            be read.
-        clipped_norm: the same of the gradients as the updates used them; ``None`` if none was
-            clipped.
-        loss_scale: of a ``GradScaler``, by which the step's losses were multiplied.
-        skipped: whether a ``GradScaler`` left an update out, for its gradients were not finite.
+            and before clipping; ``None`` if there was no update, or a gradient cannot be read.
+        clipped_norm: the same of the gradients that the updates used; ``None`` if none was clipped.
+        loss_scale: by which a ``GradScaler`` multiplied the losses.
+        skipped: whether a ``GradScaler`` skipped an update because of gradients that were not
+            finite.
         updates: how many updates were made.
-        batch: a digest over those of the tensors that the model is called with in this step.
-        weights: a digest over those of all parameters when the step's first update begins; ``None``
-            if updates are not recorded.
+        batch: a digest of the digests of the tensors that the model is called with.
+        weights: a digest of the digests of all parameters when the step's first update begins;
+            ``None`` if updates are not recorded.
     """
 
     step: Count
@@ -205,15 +194,12 @@ class Manifest:
     """What ``manifest.json`` holds.
 
     Attributes:
-        format_version: the oldest format that has what the bundle holds.
-        complete: whether the capture ran to its end, and all that it set out to record is there.
-            Only ``BundleWriter.close`` says so.
-        stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did
-            not.
+        format_version: the oldest format that can hold the bundle.
+        complete: whether the capture ran to its end and recorded all that it set out to. Only
+            ``BundleWriter.close`` sets it.
+        stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
-        steps: this rank's finished steps.
-        series: of a capture of training, what each of this rank's steps came to, in order; none in
-            older bundles.
+        series: this rank's training steps in numbers, in order; empty in older bundles.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
         capture: options of the capture: seed, only, skip, steps.
@@ -249,19 +235,18 @@ class Manifest:
 
     @property
     def options(self) -> Options:
-        """Options of the capture. Errors as ``check``."""
+        """The options of the capture. Errors as ``check``."""
         return _typed(self.capture, Options)
 
     @property
     def training(self) -> SavedAndStarted:
-        """The state of a training that it saved, and that it started from. Errors as ``check``."""
+        """The training state that it saved, and that it started from. Errors as ``check``."""
         return _typed(self.capture, SavedAndStarted)
 
     @property
     def described_at(self) -> int:
-        """The step before which the model was described: where its state was saved, or where it
-        started. Errors as ``check``.
-        """
+        """The step before which the model was described: of its saved state, or of its start.
+        Errors as ``check``."""
         state, started = self.training.training_state, self.training.started
         if self.state is not None and state is not None:
             return state.step
@@ -279,9 +264,7 @@ class Manifest:
 
     @property
     def case(self) -> str:
-        """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as
-        ``check``.
-        """
+        """The case that ran; ``""`` if none is named (Python API). Errors as ``check``."""
         return _typed(self.environment, _Settings).case or ""
 
     @property
@@ -291,9 +274,8 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers, by name; ``None`` of older bundles, and
-        dumps. Errors as ``check``.
-        """
+        """Environment variables that may change numbers; ``None`` in older bundles and dumps.
+        Errors as ``check``."""
         return _typed(self.environment, _Settings).variables
 
     @property
@@ -303,11 +285,8 @@ class Manifest:
 
     @property
     def asked(self) -> Steps | None:
-        """The steps that it set out to record: those of ``--steps``, or as many as its case has;
-        ``None`` if all that would come.
-
-        Errors as ``check``.
-        """
+        """The steps that it set out to record, from ``--steps`` or the case; ``None`` if all that
+        would come. Errors as ``check``."""
         options = self.options
         if options.chosen_steps and not options.case_steps:
             return Steps.of(options.chosen_steps)
@@ -316,9 +295,7 @@ class Manifest:
 
     @property
     def lacking(self) -> str:
-        """What it does not hold of the steps that it set out to record, in words; ``""`` if it
-        holds them all. Errors as ``check``.
-        """
+        """The steps that it set out to record and lacks, in words. Errors as ``check``."""
         if partial := [entry.step for entry in self.steps if entry.partial]:
             return f"the run ended inside of step {partial[0]}"
         asked = self.asked
@@ -341,16 +318,12 @@ class Manifest:
         )
 
     def copy(self) -> Manifest:
-        """One that stays as it is when entries of this one's tables are replaced, or added."""
+        """A copy that stays as it is when entries of this one's tables are replaced or added."""
         tables = {name: {**getattr(self, name)} for name in ("capture", "environment", "model")}
         return replace(self, **tables, notes=[*self.notes])  # type: ignore[arg-type]
 
     def write(self, path: Path) -> None:
-        """Replace the file whole, so that a reader never sees half of it.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Replace the file whole, so that a reader never sees half of it. OSError if that fails."""
         content = {
             "format": FORMAT,
             "format_version": self.format_version,
@@ -370,8 +343,7 @@ class Manifest:
         """Read and check a manifest.
 
         Args:
-            path: the file.
-            asked: of a URL, what was begun to read it.
+            asked: the pending answer, if a URL was requested before.
 
         Raises:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
@@ -420,7 +392,7 @@ class Manifest:
             known["series"] = _typed(known.get("series", []), list[StepSeries])
             manifest = cls(**known)
             manifest.check()
-            # older versions said so before the last step was there
+            # older versions wrote ``complete`` before the last step was there
             if manifest.complete and (lacking := manifest.lacking):
                 manifest.complete, manifest.stopped = False, {"error": lacking}
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -467,7 +439,7 @@ class Manifest:
             str,
             "signatures",
         )
-        # each is checked when it is read
+        # each property checks what it reads
         _ = (
             self.feed,
             self.options,
@@ -505,7 +477,7 @@ _T = TypeVar("_T")
 
 
 def _typed(table: Any, kind: type[_T]) -> _T:
-    """What of JSON a struct has; TypeError if a value is of the wrong type, or missing."""
+    """Part of some JSON as a struct; TypeError if a value is missing or of the wrong type."""
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:

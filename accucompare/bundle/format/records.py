@@ -1,4 +1,4 @@
-"""One record: a tensor (or a value that is no tensor) that a module call took or gave."""
+"""One record: a tensor, or another value, that a module call took or gave."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from accucompare.text import printable, storable
 
 
 class Role(str, Enum):
-    """What a record was to the module call that it belongs to."""
+    """What a record was to its module call."""
 
     __str__ = str.__str__
     __hash__ = str.__hash__  # Enum's own is Python code, and roles are keys in every hook
 
     INPUT = "input"
     OUTPUT = "output"
-    #: A buffer that the model computes itself, which no checkpoint brings, when the capture
-    #: begins; its path is the buffer's name.
+    #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins;
+    #: its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
-    # What is left behind where later calls find it. Its path is the argument's, or the buffer's
-    # name; after a ``/`` the qualified one, of a buffer of another module than the one that wrote.
-    # Into a buffer, by what is no call: between two steps, and, in a step, after a call.
+    # What a write leaves behind for later calls: by a call into a buffer or an argument; by no
+    # call, into a buffer between two steps (before), or in a step after a call (after). The path is
+    # the argument's, or the buffer's name, qualified after a ``/`` if another module wrote it.
     BUFFER_UPDATE = "buffer_update"
     ARGUMENT_UPDATE = "argument_update"
     BUFFER_BEFORE = "buffer_before"
     BUFFER_AFTER = "buffer_after"
-    # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to
-    # that of a parameter.
+    # Of a backward: the gradient that arrives at an output; what a call adds to the gradient of an
+    # input; what it adds to the gradient of a parameter.
     GRAD_OUTPUT = "grad_output"
     GRAD_INPUT = "grad_input"
     CALL_GRAD = "call_grad"
-    # Of an optimizer's update; the call is its number in the step. What it is given, and what it
+    # Of an optimizer's update, whose number in the step is the call: what it is given, and what it
     # makes of it:
     PARAM_GRAD = "param_grad"
     PARAM_BEFORE = "param_before"
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
-    #: A parameter after so many updates of the step, if something other than an update has changed
-    #: it since the last one: before the model was called, or, with ``AT_THE_END`` behind its name,
-    #: after that.
+    #: A parameter that something other than an update has changed since the last update, after so
+    #: many updates of the step: before the model was called, or after that if ``AT_THE_END``
+    #: follows its name.
     PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
@@ -59,7 +59,7 @@ class Role(str, Enum):
     # Of the operators called in a module's own code, in a bundle captured with level op:
     OP_INPUT = "op_input"
     OP_OUTPUT = "op_output"
-    # Of the nodes of its backward: what arrives at one, and what it gives on.
+    # Of the nodes of its backward: the gradient that arrives, and the one that goes on.
     OP_GRAD_OUTPUT = "op_grad_output"
     OP_GRAD_INPUT = "op_grad_input"
     # Numbers of a step's series, which a diff makes rows of; never in a bundle's records:
@@ -84,12 +84,12 @@ NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
-#: Behind the path of a parameter that was changed at the end of a step, in which no update came
-#: after the last call of the model.
+#: Follows the path of a parameter that was changed at the end of a step, where no update came after
+#: the model's last call.
 AT_THE_END = "#2"
 
-#: What parameter groups say of how an update is computed, and not of what: a device may compute it
-#: otherwise. Older bundles hold them.
+#: Options of parameter groups that say how an update is computed, not what: devices may differ in
+#: them. Older bundles hold them.
 WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
@@ -116,13 +116,13 @@ ROLES_OF = {
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
-#: What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing
-#: beside one of bytes.
+#: The beginning of a digest that a device made of numbers instead of bytes: it cannot be compared
+#: with one of bytes.
 DEVICE_DIGEST = "device:"
 
 
 class Layout(str, Enum):
-    """How a value was held; all but STRIDED, SCALAR and NESTED are listed without data."""
+    """How a value was held. All but STRIDED, SCALAR and NESTED are listed without data."""
 
     STRIDED = "strided"
     SCALAR = "scalar"  # a Python int, float or bool, kept as a 0-d array
@@ -141,7 +141,7 @@ class Layout(str, Enum):
 
 
 class Key(NamedTuple):
-    """What a record is known by."""
+    """What identifies a record."""
 
     rank: int
     step: int
@@ -159,33 +159,30 @@ class Key(NamedTuple):
 
 
 def same_line(one: str, other: str) -> bool:
-    """Whether two source lines may be one; older bundles name no folder."""
+    """Whether two source lines may be the same; older bundles name no folder."""
     long, short = sorted((one, other), key=len, reverse=True)
     return long == short or ("/" not in short and long.endswith(f"/{short}"))
 
 
-#: Under these attributes wrappers keep the module that they wrap. Qualified names are without them.
+#: Attributes under which wrappers keep the wrapped module; left out of qualified names.
 WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def display_name(name: str) -> str:
-    """A qualified name as people read it: printable, and the root module's, which is empty, is
-    shown as ``(root)``.
-    """
+    """A qualified name as people read it: printable; the root module's is ``(root)``."""
     return printable(name) or "(root)"
 
 
 class Error(msgspec.Struct, frozen=True):
-    """How far a record of a baseline is from golden's, in a baseline that keeps no tensors.
+    """How far a record is from golden's, in a baseline that keeps no tensors.
 
     Attributes:
         rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
-        rmse: root mean square error.
-        different: of integers and booleans, how many differ.
-        factor: of a gradient, the factor on golden that comes closest to it, less 1; ``None`` of
-            others, and in older bundles.
-        beyond: of an update of a parameter of a half type, how many elements are off by more than
-            rounding can do; ``None`` likewise.
+        different: how many integers or booleans differ.
+        factor: for gradients: the factor on golden that comes closest, less 1; else, and in older
+            bundles, ``None``.
+        beyond: for updates of a parameter of a half type: how many elements are off by more than
+            rounding can do; else ``None``.
     """
 
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
@@ -196,12 +193,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True, gc=False):
-    """Where a rank's part of a tensor lies in the whole.
-
-    Attributes:
-        shape: of the whole.
-        start: index of the part's first element, per dimension.
-    """
+    """A rank's part of a tensor: the whole's shape, and the index of the part's first element."""
 
     shape: tuple[Count, ...]
     start: tuple[Count, ...]
@@ -215,38 +207,34 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One tensor in a bundle. A struct, for one is made for each tensor of each module call;
+    """One tensor in a bundle. A struct, since every tensor of every module call makes one;
     ``msgspec.structs.replace`` changes one.
 
     Attributes:
-        rank, step, name, call, role, path: what it is known by (see ``Key``).
+        rank, step, name, call, role, path: its ``Key``.
         order: its place in the step's execution order.
-        type: the module's class name; an operator's name, such as ``aten.bmm.default``; of its
+        type: the module's class name; an operator's name, such as ``aten.bmm.default``; in its
             backward, the autograd node's, such as ``BmmBackward0``.
         parent: (qualified name, call index) of the call that it was made in; ``None`` for the
-            root's. For an operator, that is its own.
+            root's. For an operator: of the call that runs it.
         shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""``
             for an opaque value.
-        layout: how it was held.
-        member: its member in the step's ``.npz``; ``None`` where no data could be kept.
-        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); of a
-            tensor that was sketched on its device, one that begins with DEVICE_DIGEST; ``None``
-            where there is none of these.
+        member: its member in the step's ``.npz``; ``None`` where no data was kept.
+        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); begins
+            with DEVICE_DIGEST if the tensor was sketched on its device.
         statistics: of the finite values; ``None`` without data.
-        error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that
-            could not be measured.
+        error: in a baseline that keeps no tensors: the distance from golden, where it could be
+            measured.
         components: of a nested tensor: the shapes of its parts, whose values are one array of the
-            record's shape; ``None`` of any other, and in older bundles, which keep none of its
-            values.
+            record's shape; ``None`` for others, and in older bundles, which keep no values of it.
         detail: what an opaque value was, or why a tensor could not be read.
-        sketch: of a record without a member: which of the step's sketches is its own, from 0;
-            ``None`` if it has none.
-        shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was
-            made; ``None`` of a whole tensor.
-        requires_grad: of what a call took or gave: whether autograd followed it; False also in
-            older bundles.
-        source_line: of an operator's record: where it was called, or of a node the operator that
-            made it, such as ``bert/modeling_bert.py:187``; older bundles name no folder.
+        sketch: without a member: the number, from 0, of its sketch in the step; ``None`` if it has
+            none.
+        shard: of a rank's part of a tensor: where it lies in the whole, as its sketch has it;
+            ``None`` for a whole tensor.
+        requires_grad: whether autograd followed what a call took or gave; False in older bundles.
+        source_line: where an operator was called, or for a node its operator, such as
+            ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
 
     rank: int
@@ -280,9 +268,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def operator(self) -> tuple[str, int]:
-        """Of an operator's record: its name, and its number among those of that name in its module
-        call; else ``("", 0)``.
-        """
+        """An operator's name, and its number of that name in the module call; else ``("", 0)``."""
         if self.role not in OPERATOR_ROLES:
             return "", 0
         number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
@@ -290,9 +276,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def part(self) -> str:
-        """Of an operator's record: which argument or result it is, such as ``self`` or
-        ``tensors.1``; ``""`` for the only result.
-        """
+        """An operator's argument or result, such as ``self`` or ``tensors.1``; ``""`` for a single
+        one."""
         return (
             self.path.removeprefix(f"{self.type}#").partition(".")[2]
             if self.role in OPERATOR_ROLES
@@ -301,9 +286,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a
-        parameter of the root's, ``cls.exp_avg``.
-        """
+        """Whether it is of a parameter group (``AdamW.0.lr``), not of a parameter."""
         _, _, number = self.path.partition(".")
         return (
             self.role is Role.STATE_BEFORE
@@ -313,30 +296,26 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def detail_and_line(self) -> str:
-        """Both in words: ``a slice at bert/modeling_bert.py:187``."""
+        """Detail and source line in words: ``a slice at bert/modeling_bert.py:187``."""
         return " at ".join(filter(None, (self.detail, self.source_line)))
 
     @property
     def has_values(self) -> bool:
-        """Whether something of its values was kept that a distance can be measured by: all of them,
-        or a sketch.
-        """
+        """Whether its values or a sketch were kept, so that a distance can be measured."""
         return self.member is not None or self.sketch is not None
 
     @property
     def is_cache(self) -> bool:
-        """Whether it is an object that cannot be looked into, of a class called a cache: ``detail``
-        is its class.
-        """
+        """Whether it is an opaque object of a class called a cache; ``detail`` is its class."""
         return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
 
     def to_line(self) -> bytes:
-        """One line of ``stepN.jsonl``; rank and step are the file's.
+        """One line of ``stepN.jsonl``, which leaves rank and step to the file.
 
-        Put together by hand, since one is made for each tensor of each module call: an encoder
-        takes three times as long."""
+        Put together by hand, since every tensor of every module call makes one: an encoder takes
+        three times as long."""
         detail = self.detail_and_line
-        if self.detail and self.role in OPERATOR_ROLES:  # a reader parts them at the last " at "
+        if self.detail and self.role in OPERATOR_ROLES:  # a reader splits them at the last " at "
             detail = f"{self.detail} at {self.source_line}"
         text = (
             f'{{"name":{_quoted(self.name)},"call":{self.call},"role":"{self.role.value}"'
@@ -368,11 +347,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @classmethod
     def from_line(cls, line: bytes, rank: int, step: int) -> Record:
-        """The inverse of ``to_line``.
-
-        Raises:
-            BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
-        """
+        """The inverse of ``to_line``. Raises BundleError if it is not JSON, or a field is missing,
+        of the wrong type, or impossible."""
         try:
             found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -420,7 +396,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @lru_cache(maxsize=1 << 12)
 def _is_possible(shape: tuple[int, ...], member: bool) -> bool:
-    """Whether a tensor may have such a shape; ``member``: whether its data were kept."""
+    """Whether a tensor may have this shape; ``member``: whether its data were kept."""
     most = _MOST_ELEMENTS // 16 if member else _MOST_ELEMENTS
     return len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= most
 
@@ -484,22 +460,20 @@ def _numbers(found: Statistics | None) -> str:
 _DECODER = msgspec.json.Decoder(_Line)
 _Shared = TypeVar("_Shared")
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
-# PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+# PyTorch's limit, on the device meta, and NumPy's limit of bytes. NumPy ignores zero lengths in the
+# product
 _MOST_ELEMENTS = (1 << 63) - 1
 
 
 @lru_cache(maxsize=1 << 16)
 def _shared(value: _Shared) -> _Shared:
-    """The first of equal values."""
+    """The first of equal values, so that records share one object."""
     return value
 
 
 def checked_count(value: Any) -> int:
-    """The value, if it is an integer from 0 to 2**63 - 1.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """The value, if it is an integer from 0 to 2**63 - 1. Raises TypeError if it is anything
+    else."""
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value

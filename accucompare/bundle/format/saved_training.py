@@ -1,6 +1,4 @@
-"""What ``--save-state`` keeps of a training run beside weights and inputs, so that ``--like`` can
-go on from there.
-"""
+"""What ``--save-state`` keeps of a training beside weights and inputs, for ``--like``."""
 
 from __future__ import annotations
 
@@ -37,14 +35,12 @@ class SavedObject(msgspec.Struct, frozen=True):
     """An optimizer, a scheduler or a gradient scaler.
 
     Attributes:
-        kind: its class.
-        options: what its ``state_dict`` holds by name, taken apart (see ``live.modules.state``); of
-            an optimizer the options of its parameter groups, such as ``0.lr``.
-        changed: the names of those that the steps before have changed. The others are as the code
-            has made them.
+        options: its ``state_dict``'s named values, flattened (see ``live.modules.state``); for an
+            optimizer the options of its parameter groups, such as ``0.lr``.
+        changed: the options that earlier steps changed. The code sets the others.
         groups: of an optimizer: the names of the parameters of each group.
-        state: of an optimizer: its state by the name of the parameter, taken apart; ``*`` is what
-            belongs to none.
+        state: of an optimizer: its state by the parameter's name, flattened; ``*`` for what belongs
+            to no parameter.
     """
 
     kind: str
@@ -68,15 +64,12 @@ class TrainingState(msgspec.Struct, frozen=True):
     Attributes:
         step: the step that begins with it.
         device: the type of the device that it was saved on.
-        optimizers, schedulers, scaler: what the loop has of those; ``None`` where there is no
-            scaler, or it is not enabled.
-        random: the states of the random generators, taken apart; and the draws of the capture.
-        gradients: those that were there before the step, by parameter, taken apart.
-        attributes: numbers and strings of modules that the steps before have changed, by module and
-            name.
-        buffers: the buffers that the model computes itself which the steps before have changed.
-        missing: what could not be saved.
-        unused: what there was none of, each with the reason.
+        optimizers, schedulers, scaler: those of the loop; ``None`` without an enabled scaler.
+        random: the states of the random generators, flattened; and the capture's draws.
+        gradients: those that were there before the step, by parameter, flattened.
+        attributes: numbers and strings of modules that earlier steps changed, by module and name.
+        buffers: the buffers that the model computes itself and that earlier steps changed.
+        unused: what the training does not have, each with the reason.
     """
 
     step: Count
@@ -94,20 +87,15 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """How a capture started from the saved state of another: at which step, and without what of
-    it."""
+    """How a capture started from another's saved state: at which step, and without what of it."""
 
     step: Count
     missing: tuple[Missing, ...] = ()
 
 
 class SavedAndStarted(msgspec.Struct, frozen=True):
-    """Of the table ``capture`` of a manifest; ``None`` in older bundles.
-
-    Attributes:
-        training_state, started: the state that was saved, and the one that it started from.
-        begun: the step before which the capture began, of a script that had run until then.
-    """
+    """Training fields of a manifest's ``capture`` table; ``None`` in older bundles. ``begun``: the
+    step before which the capture began, of a script that had run until then."""
 
     training_state: TrainingState | None = None
     started: Started | None = None

@@ -1,8 +1,7 @@
 """Reads the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, as ``archive_writer`` or
 ``numpy.savez`` writes it.
 
-``numpy.load`` opens it too; nothing in it is ever unpickled, decompressed, or used as a file name.
-"""
+Nothing in it is ever unpickled, decompressed, or used as a file name."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from accucompare.places import Place
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")
 # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
 _ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")
-#: The same of many at once.
+#: The same of many entries at once.
 _ENTRY = np.dtype(
     {
         "names": ["flags", "method", "stored", "size", "offset"],
@@ -62,8 +61,8 @@ _NPY_START = np.dtype({"names": ["length"], "formats": ["<u2"], "offsets": [8], 
 _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
-_TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
-# that of a million members is half as long; a longer one than this is no honest directory
+_TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # the end record is in here, with its comment
+# a million members need half of it; a longer one is no honest directory
 _DIRECTORY_LIMIT = 1 << 28
 
 _NPY_HEADER = re.compile(
@@ -72,10 +71,10 @@ _NPY_HEADER = re.compile(
     re.DOTALL,
 )
 _NPY_PREFIX = 10  # bytes of magic, version and length
-_NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
-_HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
+_NPY_HEADER_LIMIT = 4096  # ours takes 128 bytes; a longer one is no honest header
+_HEAD = 512  # bytes read of a member to find its data: both headers of any member of ours
 _HEAD_LIMIT = 1 << 18  # both headers of any member
-_GAP = 1 << 14  # bytes between two members that cost less to read than to leave out
+_GAP = 1 << 14  # bytes between two members that are cheaper to read than to skip
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
 _Integers = NDArray[np.int64]
@@ -86,8 +85,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     """Where one array's data lies in a ``.npz``.
 
     Attributes:
-        offset: of the first data byte, from the file's start.
-        nbytes: length of the data.
+        offset: of the first data byte in the file.
         dtype: NumPy type of the elements.
         shape: of the array; always in C order.
     """
@@ -99,27 +97,22 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class _LastRead(threading.local):
-    """What this thread read last of a file when it looked for a member's data: for a small member,
-    the data too.
-    """
+    """What this thread read last to find a member; includes the data of a small one."""
 
     offset = 0
     content = b""
 
 
 class Archive:
-    """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and
-    positional reads of their data.
+    """A ``.npz`` opened for reading: an index of its members, and positional reads of their data.
 
-    Any number of threads may use it at once.
-    """
+    Any number of threads may use it at once."""
 
     def __init__(self, path: Place, windows: Windows | None = None) -> None:
-        """Open the file and read its directory; members are looked at when they are asked for.
+        """Open the file and read its directory; members are read on demand.
 
         Args:
-            path: the file.
-            windows: of an object in storage, what its bundle keeps of such.
+            windows: the bundle's windows, for an object in storage.
 
         Raises:
             BundleError: if it is missing, truncated, or no ZIP file.
@@ -151,16 +144,12 @@ class Archive:
         self._source.close()
 
     def changed(self) -> bool:
-        """Whether the file was written to, or another one took its place, since it was opened."""
+        """Whether the file was written to or replaced since it was opened."""
         return self._source.changed()
 
     def member(self, name: str) -> Member:
-        """Find one member and read its header.
-
-        Raises:
-            RecordError: if it is not there, compressed, pickled, out of bounds, or its header is
-                damaged.
-        """
+        """Find one member and read its header. Raises RecordError if it is not there, compressed,
+        pickled, out of bounds, or its header is damaged."""
         encoded = f"{name}.npy".encode(errors="surrogatepass")
         position = self._positions.get(encoded)
         if position is None:
@@ -176,15 +165,14 @@ class Archive:
         return Member(start + len(header), nbytes, dtype, shape)
 
     def small_members(self, names: Iterable[str], most: int) -> tuple[bytes, dict[str, Member]]:
-        """Read those of some members that are small, in a few pieces.
+        """Read the small ones of some members, in a few pieces.
 
         Args:
-            names: of the members.
-            most: bytes of a small one, with its header.
+            most: largest size of a small one in bytes, with its header.
 
         Returns:
-            The pieces, joined, and the members with their offsets in there. What is large, missing
-            or damaged is left out: ``member`` says what is wrong with it.
+            The joined pieces, and the members with their offsets in them. Large, missing and
+            damaged members are left out: ``member`` says what is wrong with one.
         """
         encoded = {name: f"{name}.npy".encode(errors="surrogatepass") for name in names}
         known = {
@@ -236,9 +224,7 @@ class Archive:
         return content, members
 
     def _read_pieces(self, offsets: _Integers, sizes: _Integers) -> tuple[bytes, _Integers]:
-        """What lies at offsets, in their order, read in pieces that are worth it: the pieces,
-        joined, and where in there each offset is.
-        """
+        """Read what lies at ascending offsets: joined pieces, and each offset's place in them."""
         ends = np.maximum.accumulate(offsets + sizes)
         cuts = np.flatnonzero(offsets[1:] > ends[:-1] + _GAP) + 1
         pieces, places, length = list[bytes](), list[_Integers](), 0
@@ -280,11 +266,8 @@ class Archive:
         return found
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill the buffer with the file's bytes from an offset.
-
-        Raises:
-            BundleError: if the file ends before the buffer is full, or cannot be read.
-        """
+        """Fill the buffer with the file's bytes from an offset. Raises BundleError if the file ends
+        before the buffer is full, or cannot be read."""
         last, done = self._last, 0
         start = offset - last.offset
         if 0 <= start <= len(last.content) - len(buffer):
@@ -300,8 +283,8 @@ class Archive:
             done += count
 
     def _read(self, count: int, offset: int) -> bytes:
-        """As many bytes as there are from an offset, this many at most."""
-        if offset >= self._size:  # it may be larger than any that the system takes
+        """Up to ``count`` bytes from an offset; fewer only at the end."""
+        if offset >= self._size:  # the offset may exceed what the system takes
             return b""
         try:
             return self._source.read(count, offset)
@@ -329,9 +312,7 @@ class Archive:
         return self._read(size, offset), count
 
     def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
-        """The ``.npy`` header of the member of a size whose local header is at an offset, and its
-        own offset.
-        """
+        """A member's ``.npy`` header and its offset; ``offset`` is the local header's."""
         head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
@@ -350,9 +331,7 @@ class _DamageError(Exception):
 
 
 def _find_end(tail: bytes) -> int:
-    """Where the end record lies in the last bytes of a file: the last one whose comment reaches to
-    the file's end.
-    """
+    """Where a file's end record lies: the last one whose comment reaches the file's end."""
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
         if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
@@ -361,7 +340,7 @@ def _find_end(tail: bytes) -> int:
 
 
 def _index(directory: bytes, count: int) -> dict[bytes, int]:
-    """Where in the directory each name has its entry; the last one of several that share it."""
+    """Where each name's entry lies in the directory; the last one of entries that share a name."""
     positions = {}
     position = 0
     try:
@@ -380,9 +359,7 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
 
 
 def _place(directory: bytes, position: int) -> tuple[int, int]:
-    """The offset of a member's local header and the length of its content, by its entry in the
-    directory.
-    """
+    """The offset of a member's local header and the length of its content, from its entry."""
     flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
@@ -398,7 +375,7 @@ def _place(directory: bytes, position: int) -> tuple[int, int]:
 
 
 def _zip64_values(extra: bytes) -> tuple[int, ...]:
-    """What the extra field of an entry holds that 32 bits cannot; nothing if it is not there."""
+    """The values in an entry's extra field that 32 bits cannot hold; empty without any."""
     position = 0
     while position + FIELD.size <= len(extra):
         number, length = FIELD.unpack_from(extra, position)
@@ -412,7 +389,7 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
 
 
 def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What lies at some places, as rows of a structured type; zeros beyond the end."""
+    """The bytes at some places as rows of a structured type; zeros beyond the end."""
     own = np.frombuffer(content, np.uint8)
     indices = places[:, None] + np.arange(dtype.itemsize)
     found = np.take(own, indices, mode="clip") if len(own) else np.zeros_like(indices, np.uint8)
@@ -420,9 +397,7 @@ def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[An
 
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
-    """Where the ``.npy`` header after a local header begins and ends; the end is further than
-    ``head`` if that is too short to tell.
-    """
+    """Where the ``.npy`` header begins and ends; the end may lie beyond a short ``head``."""
     if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
@@ -432,9 +407,8 @@ def _npy_header_place(head: bytes) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what
-    NumPy writes, never evaluated.
-    """
+    """Type, shape and bytes of the array that a ``.npy`` header describes; the header is matched
+    against what NumPy writes, never evaluated."""
     match = _NPY_HEADER.fullmatch(header)
     if match is None:
         raise _DamageError("has no valid .npy header")

@@ -11,7 +11,7 @@ from accucompare.text import counted
 
 _STEPS_SHOWN = 10
 _NOTES_SHOWN = 5
-#: What is shown of the manifest: title, part, name.
+#: The facts shown from the manifest: title, part, name.
 _FACTS = (
     ("model", "model", "class"),
     ("case", "environment", "case"),
@@ -21,9 +21,7 @@ _FACTS = (
 
 
 def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
-    """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all
-    ranks.
-    """
+    """HTML without scripts, every name escaped; ``steps`` are the finished steps of all ranks."""
     what = (
         f"{counted(len(steps), 'step')}, {counted(sum(step.records for step in steps), 'record')}"
     )
@@ -45,5 +43,5 @@ def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], com
 
 
 def _named(value: object) -> object:
-    """A device, which is described by several words, by its name or else its type."""
+    """A device, given as several words, by its name or else its type."""
     return value.get("name") or value.get("type") if isinstance(value, dict) else value

@@ -47,25 +47,25 @@ from accucompare.numbers import (
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 
-#: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
+#: Part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
-_NEXT = 8  # lists of records that are asked for ahead
+_NEXT = 8  # lists of records requested ahead
 _NOWHERE: tuple[Any, ...] = (-1,)
 _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
-# a record takes a few hundred bytes; a longer line than this is no honest record
+# a record takes a few hundred bytes; a longer line is no honest record
 _LINE_LIMIT = 1 << 20
 
 
 class _Sketches(NamedTuple):
-    """A member that holds sketches: one a row, and which of them hold NaN or Inf."""
+    """A member that holds sketches, one per row, and which of them hold NaN or Inf."""
 
     rows: Float64
     damaged: frozenset[int]
 
 
 class Bundle:
-    """A bundle opened for reading. Made by ``open_bundle``; also a context manager.
+    """A bundle opened for reading by ``open_bundle``; also a context manager.
 
     Attributes:
         path: its directory, or its URL.
@@ -86,10 +86,9 @@ class Bundle:
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[
-            tuple[int, int, int], _Sketches
-        ] = {}  # members that hold some, by rank, step and number
-        self._sketch_facts: dict[int, SketchFacts] = {}  # that were checked, by rank
+        # members that hold sketches, by rank, step and number
+        self._sketches: dict[tuple[int, int, int], _Sketches] = {}
+        self._sketch_facts: dict[int, SketchFacts] = {}  # checked, by rank
         self._buffers = _Buffer()
 
     def __repr__(self) -> str:
@@ -115,18 +114,14 @@ class Bundle:
         self.close()
 
     def close(self) -> None:
-        """Close the files, and forget what was read of a URL; the bundle can still be used, and
-        opens them again.
-        """
+        """Close the files and forget what was read of a URL; reading opens them again."""
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
         self._windows.give_up()
 
     def give_up(self) -> None:
-        """End what other threads read of storage that does not answer; they fail. Files of this
-        machine are not waited for.
-        """
+        """Make other threads' reads from silent storage fail. Local files never wait."""
         self._windows.give_up()
 
     @property
@@ -145,20 +140,14 @@ class Bundle:
         ]
 
     def identity(self) -> str:
-        """Identifies the content of this bundle: a digest of the digests of all finished steps of
-        all ranks.
-
-        That of a copied bundle is the same. 32 hexadecimal digits.
-        """
+        """32 hexadecimal digits for the content of all finished steps; a copied bundle has the
+        same."""
         lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
         return xxhash.xxh3_128_hexdigest(lines.encode())
 
     def records(self) -> Iterator[Record]:
-        """Every record of every finished step, by rank, step and execution order.
-
-        Raises:
-            BundleError: if a step's list of records is missing or damaged.
-        """
+        """Every record of every finished step, by rank, step and execution order. Raises
+        BundleError if a step's list of records is missing or damaged."""
         for rank, entry in self.steps():
             yield from self.step_records(rank, entry)
 
@@ -168,11 +157,8 @@ class Bundle:
 
     def state(self, rank: int = 0) -> Iterator[Record]:
         """The records of the state that a rank saved with ``--save-state``: parameters, buffers,
-        case inputs, and that of the training.
-
-        Raises:
-            BundleError: if the bundle was captured without it, or it is damaged.
-        """
+        case inputs and training state. Raises BundleError if the bundle was captured without it, or
+        it is damaged."""
         state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
@@ -196,7 +182,6 @@ class Bundle:
             role: ``"output"`` or ``"input"``; of an operator, ``"op_output"`` or ``"op_input"``.
             path: place in a nested value; may be left out where the call has a single record of the
                 role.
-            step, rank: which step of which rank.
 
         Returns:
             The values; a type that NumPy lacks is widened exactly (bfloat16 to float32).
@@ -218,7 +203,7 @@ class Bundle:
         step: int = 0,
         rank: int = 0,
     ) -> Record:
-        """Find the record that ``load`` would load; arguments and errors as there."""
+        """The record that ``load`` would load. Arguments and errors as there."""
         if role not in (
             Role.INPUT,
             Role.OUTPUT,
@@ -251,18 +236,13 @@ class Bundle:
         )
 
     def values(self, record: Record) -> Array:
-        """A record's values in its own shape, widened exactly where NumPy lacks the type; verified.
-        Errors as ``raw``.
-        """
+        """A record's verified values in its shape, widened exactly. Errors as ``raw``."""
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
-        """A record's stored bits in its own shape, verified against the digest.
-
-        Raises:
-            RecordError: if it has no data or is damaged.
-        """
-        # first, for it checks that there is as much data as the record says
+        """A record's stored bits in its own shape, verified against the digest. Raises RecordError
+        if it has no data or is damaged."""
+        # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
         archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
@@ -270,19 +250,19 @@ class Bundle:
         return raw
 
     def stored(self, record: Record) -> StoredTensor:
-        """Where a record's data lies, to be read in parts. Errors as ``locate``."""
+        """A record's data on disk, to be read in parts. Errors as ``locate``."""
         archive, offset = self.locate(record)
         return StoredTensor(self, record, archive, offset)
 
     def small_data(self, records: Iterable[Record]) -> tuple[bytes, list[int]]:
-        """The stored bits of those of some records that are small, read together and verified.
+        """The stored bits of the small ones of some records, read together and verified.
 
         Args:
             records: neighbours, each with a member.
 
         Returns:
-            Bytes, and where in them each record's data begins. -1 stands for a record that is large
-            or damaged: ``stored`` says what is wrong with it.
+            Bytes, and where in them each record's data begins. -1 stands for a large or damaged
+            record: ``stored`` says what is wrong with one.
         """
         pieces, places, length = list[bytes](), list[int](), 0
         for _, neighbours in itertools.groupby(records, _step_of):
@@ -313,11 +293,8 @@ class Bundle:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), places
 
     def sketch_facts(self, record: Record) -> SketchFacts:
-        """How a record's sketch was made.
-
-        Raises:
-            RecordError: if the manifest does not say, or says what this version cannot read.
-        """
+        """How a record's sketch was made. Raises RecordError if the manifest does not say, or says
+        what this version cannot read."""
         checked = self._sketch_facts.get(record.rank)
         if checked is not None:
             return checked
@@ -343,22 +320,15 @@ class Bundle:
         return facts
 
     def sketch(self, record: Record) -> Float64:
-        """A record's sketch, of shape (size,).
-
-        Raises:
-            RecordError: if it is not there or damaged.
-        """
+        """A record's sketch, of shape (size,). Raises RecordError if it is not there or damaged."""
         rows = self.sketches(record)
         assert record.sketch is not None
         found: Float64 = rows[record.sketch % SKETCHES_A_MEMBER]
         return found
 
     def sketches(self, record: Record) -> Float64:
-        """The sketches of a record and of its neighbours, of shape (n, size): its own is row
-        ``record.sketch % SKETCHES_A_MEMBER``.
-
-        Errors as ``sketch``.
-        """
+        """The sketches of a record and its neighbours, of shape (n, size): its own is row
+        ``record.sketch % SKETCHES_A_MEMBER``. Errors as ``sketch``."""
         facts = self.sketch_facts(record)
         if record.sketch is None:
             raise RecordError(f"{self.path}: {record.key} has no sketch")
@@ -378,9 +348,7 @@ class Bundle:
         return held.rows
 
     def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
-        """The member with a record's sketch; the last few are held, for neighbouring records are
-        compared one after the other.
-        """
+        """The member with a record's sketch. The last few are kept for its neighbours."""
         place = record.rank, record.step, number
         with self._opening_sketches:
             held = self._sketches.get(place)
@@ -394,11 +362,8 @@ class Bundle:
         return held
 
     def locate(self, record: Record) -> tuple[Archive, int]:
-        """The open archive that holds a record's data, and the offset of its first byte.
-
-        Raises:
-            RecordError: if it has no data, or its member disagrees with it.
-        """
+        """The open archive that holds a record's data, and the offset of its first byte. Raises
+        RecordError if it has no data, or its member disagrees with it."""
         if record.member is None:
             raise RecordError(
                 f"{self.path}: {record.key} has no data ({self._why_without(record)})"
@@ -414,8 +379,7 @@ class Bundle:
         return archive, member.offset
 
     def _why_without(self, record: Record) -> str:
-        """Why a record has no data: what kind of value it was, or that less than values was
-        kept."""
+        """Why a record has no data: the kind of value, or a mode that keeps less than values."""
         if not record.layout.has_data:
             return record.layout.value
         mode = self.manifest.options.mode
@@ -435,23 +399,21 @@ class Bundle:
         )
 
     def changed(self, record: Record) -> RecordError:
-        """The error of a step that is written to while it is read."""
+        """The error for a step that is written to while it is read."""
         return RecordError(
             f"{self._archive(record).path}: changed while it was read; compare again when nothing"
             " writes to it any more"
         )
 
     def buffer(self, nbytes: int) -> Array:
-        """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks
-        next.
-        """
+        """This thread's buffer for reading this bundle; the next caller overwrites it."""
         buffer = self._buffers.bytes
         if len(buffer) < nbytes:
             buffer = self._buffers.bytes = np.empty(nbytes, np.uint8)
         return buffer[:nbytes]
 
     def _archive(self, record: Record) -> Archive:
-        """The step's ``.npz``, opened when it is first asked for."""
+        """The step's ``.npz``, opened on first use."""
         place = _step_of(record)
         archive = self._archives.get(place)
         if archive is None:
@@ -464,7 +426,7 @@ class Bundle:
         return archive
 
     def _expect_after(self, rank: int, entry: StepEntry) -> None:
-        """At a URL, ask for the lists of records that are read after this one."""
+        """At a URL, request the lists of records that come after this one."""
         if isinstance(self.path, Url):
             place = self._places.get((rank, entry.step), len(self._order))
             for later, step in self._order[place + 1 : place + 1 + _NEXT]:
@@ -521,7 +483,7 @@ class Bundle:
 
 
 def _lines(file: IO[bytes], hasher: xxhash.xxh3_128) -> Iterator[bytes]:
-    """The lines of a file, all of which the hasher is given. A line that is too long is cut off."""
+    """A file's lines, all of them hashed. A line that is too long is cut off."""
     rest = b""
     while piece := file.read(_LINE_LIMIT):
         hasher.update(piece)
@@ -534,12 +496,12 @@ def _lines(file: IO[bytes], hasher: xxhash.xxh3_128) -> Iterator[bytes]:
 
 
 def _step_of(record: Record) -> tuple[int, int | str]:
-    """The rank and the step, or "state", in whose files a record is."""
+    """The rank and the step, or "state", whose files hold a record."""
     return record.rank, "state" if record.role in STATE_ROLES else record.step
 
 
 def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:
-    """One member of sketches. What it says of itself is looked at before there is memory for it."""
+    """One member of sketches. Its header is checked before memory is allocated for it."""
     member, most = archive.member(name), (SKETCHES_A_MEMBER, size)
     if (
         member.dtype != np.float64
@@ -576,9 +538,7 @@ class StoredTensor:
         self._archive = archive
         self._offset = offset
         self._storage = DTYPES[record.dtype].storage
-        self._digests: dict[
-            int, bytes
-        ] = {}  # of the segments that have been read, by their first element
+        self._digests: dict[int, bytes] = {}  # of the segments read so far, by their first element
 
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
         """The stored bits of one segment as 1-d blocks.
@@ -586,14 +546,13 @@ class StoredTensor:
         Args:
             start: its first element, a multiple of SEGMENT.
             stop: the element behind its last one.
-            elements: of a block.
 
         Yields:
-            Arrays of ``elements`` (the last one shorter), overwritten by what this thread reads
-            next of this bundle.
+            Arrays of ``elements`` (the last one shorter), overwritten by this thread's next read of
+            this bundle.
 
         Raises:
-            RecordError: if the segment was read before and was another then.
+            RecordError: if the segment has changed since an earlier read.
         """
         size = self._storage.itemsize
         buffer = self._bundle.buffer(min(elements, stop - start) * size)
@@ -612,7 +571,7 @@ class StoredTensor:
                 hasher.update(part)
                 yield values if count >= elements else values[:count]
             found = hasher.digest()
-        # what is measured in two passes is read twice
+        # measuring in two passes reads twice
         if self._digests.setdefault(start, found) != found:
             raise self._bundle.changed(self._record)
 
@@ -621,10 +580,10 @@ class StoredTensor:
         return math.prod(self._record.shape) * self._storage.itemsize
 
     def part(self, *indices: Index) -> Array:
-        """Some of the stored bits: ``array[index]``, of that the next index, and so on. Only these
-        are read.
+        """Some of the stored bits: ``array[index]``, then the next index of that, and so on. Only
+        these are read.
 
-        They are not verified; ``read`` does that, for a digest is of the whole.
+        They are not verified, since the digest is of the whole; ``read`` verifies.
 
         Raises:
             IndexError: if an index makes no sense for the shape.
@@ -634,7 +593,7 @@ class StoredTensor:
         first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         found = np.empty(view.shape, self._storage)
         outer, run = view.ndim, self._storage.itemsize
-        # what lies in one piece is read in one
+        # read contiguous dimensions in one go
         while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):
             outer -= 1
             run *= view.shape[outer]
@@ -647,24 +606,21 @@ class StoredTensor:
         return found
 
     def shape_of(self, *indices: Index) -> tuple[int, ...]:
-        """The shape of ``part``, which reads nothing. Errors as there."""
+        """The shape of ``part``, found without reading. Errors as there."""
         return self._view(indices)[1].shape
 
     def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
-        """An array of the record's shape that has no memory, and a part of it: they tell where
-        elements lie, and hold none.
-        """
+        """A memoryless array of the record's shape, and a part of it, for their strides."""
         size, shape = self._storage.itemsize, self._record.shape
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
         for index in indices:
-            # with the dots, it is a view and never a value
+            # the dots make the result a view, never a value
             view = view[index if ... in index else (*index, ...)]
         return whole, view
 
     def read(self) -> None:
-        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and
-        ``verify``."""
+        """Read and verify everything, a block at a time. Errors as ``blocks`` and ``verify``."""
         elements = math.prod(self._record.shape)
         for start in range(0, elements or 1, sums.SEGMENT):
             for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
@@ -672,11 +628,7 @@ class StoredTensor:
         self.verify()
 
     def verify(self) -> None:
-        """To be called when every segment has been read.
-
-        Raises:
-            RecordError: if the bytes do not match the record's digest.
-        """
+        """Raise RecordError if the digest does not match. Call it after reading every segment."""
         digests = self._digests
         self._bundle.verify(
             self._record, digest_of_segments([digests[start] for start in sorted(digests)])

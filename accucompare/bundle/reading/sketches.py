@@ -1,6 +1,4 @@
-"""Sketches of records as values to compute with: sums over ranks, means over micro-batches,
-multiples; and how far apart two are.
-"""
+"""Records' sketches as values: sums over ranks, means over micro-batches, multiples, distances."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from accucompare.selection import SKETCH_SIZE
 
 
 class Estimate(NamedTuple):
-    """A number and its standard deviation; that of an exact number is 0."""
+    """A number and its standard deviation; an exact number has 0."""
 
     value: float
     deviation: float
@@ -63,7 +61,7 @@ class Sketch:
         """The sketch of one record.
 
         Args:
-            bundle, record: a record of it, with a sketch or with values, of which one is made then.
+            bundle, record: a record with a sketch, or with values to make one from.
             size: how many numbers it has; by default as many as the bundle's, or 256.
 
         Raises:
@@ -81,7 +79,7 @@ class Sketch:
         return cls(numbers_of(bundle, record, size), shape, known.l2, known.nan + known.inf)
 
     def __add__(self, other: Sketch) -> Sketch:
-        if isinstance(other, int) and other == 0:  # where sum() begins
+        if isinstance(other, int) and other == 0:  # sum() begins with 0
             return self
         if not isinstance(other, Sketch):
             return NotImplemented
@@ -120,21 +118,17 @@ class Sketch:
         return Estimate(found, found * deviation(len(self.numbers)))
 
     def error(self, golden: Sketch) -> Estimate:
-        """The L2 norm of the difference from golden, relative to golden's; infinite if NaN or Inf
-        are known to be on one side only.
+        """The L2 norm of the difference from golden, relative to golden's.
 
-        Of two tensors they are if the sides hold different numbers of them; of a sum, whose terms
-        may hold them in the same places, if one side holds none.
-
-        Raises:
-            UsageError: if the tensors have two shapes, or the sketches two sizes.
-        """
+        It is infinite if NaN or Inf are known to be on one side only: two tensors hold different
+        numbers of them, or (for sums, whose terms may hold them in the same places) one side holds
+        none. Raises UsageError if the tensors have two shapes, or the sketches two sizes."""
         self._check(golden)
         counts = self.nonfinite, golden.nonfinite
         if counts[0] != counts[1] and (0 in counts or None not in (self.l2, golden.l2)):
             return Estimate(math.inf, 0.0)
         apart, norm = distance(self.numbers, golden.numbers), golden.norm()
-        if not (math.isfinite(apart) and math.isfinite(norm.value)):  # of sums that exceed float64
+        if not (math.isfinite(apart) and math.isfinite(norm.value)):  # sums may exceed float64
             return Estimate(math.inf, 0.0)
         if not norm.value:
             return Estimate(math.inf if apart else 0.0, 0.0)
@@ -156,11 +150,10 @@ class Sketch:
 
 
 def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
-    """The numbers of a record's sketch, which is made from its values if it has those.
+    """The numbers of a record's sketch, made from its values if it has those.
 
     Args:
         bundle, record: a record with statistics, and a sketch or values.
-        size: how many.
 
     Raises:
         RecordError: if it is damaged, or has a sketch of another size.

@@ -15,12 +15,11 @@ from accucompare.numbers import DTYPES
 
 @dataclass
 class Verified:
-    """What was found.
+    """What ``verify`` found.
 
     Attributes:
-        records: how many were looked at, the saved state's among them.
-        nbytes: how many bytes of tensors were read; what several records share is read once.
-            Sketches are read, too, and not counted.
+        records: how many were read, the saved state's included.
+        nbytes: bytes of tensors read, shared ones once. Sketches are read too, but not counted.
         damage: what cannot be read or is corrupt, one sentence each.
     """
 
@@ -30,15 +29,10 @@ class Verified:
 
 
 def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -> Verified:
-    """Read every record of every step and rank, and of the saved state, a block in memory at a
-    time; never raises for damage.
-
-    Args:
-        bundle: the bundle.
-        progress: called with the bytes read and those to read.
-    """
+    """Read every record of every step and rank, and of the saved state, one block at a time. Never
+    raises for damage. ``progress``: called with the bytes read and the bytes to read."""
     found = Verified()
-    known: dict[tuple[int, int, str, str | None], Record] = {}  # one record of each tensor
+    known: dict[tuple[int, int, str, str | None], Record] = {}  # one record per tensor
     for record in _records(bundle, found):
         found.records += 1
         if record.sketch is not None:
@@ -58,7 +52,7 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -
         found.nbytes += _nbytes(record)
         if progress is not None:
             progress(found.nbytes, total)
-    found.damage = list(dict.fromkeys(found.damage))  # a step that cannot be opened is said once
+    found.damage = list(dict.fromkeys(found.damage))  # report a step that cannot be opened once
     return found
 
 

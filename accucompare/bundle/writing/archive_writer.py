@@ -1,6 +1,4 @@
-"""Writes the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned
-to 64 bytes.
-"""
+"""Writes a step's ``.npz``: a ZIP of ``.npy`` members, stored plain, data aligned to 64 bytes."""
 
 from __future__ import annotations
 
@@ -30,12 +28,12 @@ from accucompare.bundle.format import (
 from accucompare.numbers import Array
 
 ALIGNMENT = 64
-# Sizes and offsets, and counts, from here on do not fit into a ZIP's own fields.
+# From here on sizes, offsets and counts do not fit into a ZIP's own fields.
 _ZIP64_LIMIT = IN_ZIP64
 _COUNT_LIMIT = COUNT_IN_ZIP64
 _WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
-# bytes; smaller members are written together, for each write lets the model's thread and this one
-# wait for one interpreter
+# bytes; smaller members are written together, since each write makes this thread and the model's
+# compete for the GIL
 _WORTH_A_WRITE = 64 << 10
 _PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
 _VERSION = 45  # of the format: the one that has ZIP64
@@ -48,32 +46,26 @@ _NAME_LIMIT = 120
 
 
 def member_name(number: int, name: str, role: str, path: str) -> str:
-    """A safe and readable name for a member; the true name is in the record."""
+    """A safe and readable member name; the record has the true name."""
     readable = _UNSAFE.sub("_", ".".join(part for part in (name, role, path) if part))
     return f"{number:06d}.{readable[:_NAME_LIMIT]}"
 
 
 class ArchiveWriter:
-    """A ``.npz`` being written, one member after the other, in a single pass."""
+    """A ``.npz`` that is written in a single pass, one member after the other."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file, or empty the one that is there.
-
-        Raises:
-            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then
-                ``discard`` what was written.
-        """
+        """Create or empty the file. Raises OSError if that fails. ``add`` and ``finish`` raise it
+        too, if the disk is full; then call ``discard``."""
         self.path = path
         self._file = path.open("wb", buffering=0)
         self._end = 0
-        self._waiting = bytearray()  # small members, which are written together
+        self._waiting = bytearray()  # small members, written together
         self._directory = bytearray()
         self._count = 0
 
     def add(self, name: str, array: Array) -> None:
-        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no
-        name may come twice.
-        """
+        """Append a C-contiguous array as ``<name>.npy``, aligned to 64 bytes; names must differ."""
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
         small = array.nbytes < _WORTH_A_WRITE
@@ -126,7 +118,7 @@ class ArchiveWriter:
         self._waiting += self._directory
         self._write(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0))
         try:
-            self._file.close()  # where a network file system tells that the disk is full
+            self._file.close()  # network file systems report a full disk here
         except OSError as error:
             error.filename = str(self.path)
             raise
@@ -139,7 +131,7 @@ class ArchiveWriter:
             self.path.unlink()
 
     def _write(self, data: bytes | memoryview) -> None:
-        """Write what waits, and data after it, in a single system call, if it takes all of them."""
+        """Write the waiting bytes, then ``data``, in a single system call if it takes all."""
         data = memoryview(data)
         rest = memoryview(self._waiting)
         self._waiting = bytearray()
@@ -162,7 +154,7 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def _zip64_field(values: list[int]) -> bytes:
-    """The extra field that holds what 32 bits cannot; nothing if there are no such values."""
+    """The extra field for values that 32 bits cannot hold; empty without any."""
     return (
         struct.pack(f"<2H{len(values)}Q", ZIP64_FIELD, 8 * len(values), *values) if values else b""
     )

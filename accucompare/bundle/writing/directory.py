@@ -1,6 +1,4 @@
-"""The directory, or the URL, that a capture writes into: what may be overwritten, and where the
-bundle before waits meanwhile.
-"""
+"""Where a capture writes: what may be overwritten, and where the previous bundle waits."""
 
 from __future__ import annotations
 
@@ -16,12 +14,8 @@ from accucompare.storage_errors import NoBucketError, cure_of
 
 
 def refuse_directory(directory: Place, overwrite: bool) -> None:
-    """Say why a capture may not write into a directory; changes nothing.
-
-    Raises:
-        CaptureError: if something is there that may not be overwritten, or it is a URL that cannot
-            be read or written.
-    """
+    """Raise CaptureError if a capture may not write into a directory: something is there that may
+    not be overwritten, or a URL cannot be read or written. Changes nothing."""
     if isinstance(directory, Url):
         _refuse_url(directory, overwrite)
         return
@@ -47,16 +41,13 @@ def refuse_directory(directory: Place, overwrite: bool) -> None:
 
 
 def prepare_directory(directory: Place, overwrite: bool) -> None:
-    """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle
-    aside, into ``.previous``.
+    """Make the directory that a capture writes into; ``overwrite`` moves an earlier bundle into
+    ``.previous``.
 
-    It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing.
-    One that was moved there by a capture that never began is put back first. At a URL nothing can
-    be moved: there, an earlier bundle is removed.
-
-    Raises:
-        CaptureError: if something is there that may not be overwritten, or it cannot be made.
-    """
+    It stays there until ``forget_previous``, so that a failed capture destroys nothing. If an
+    earlier capture moved a bundle aside and never began, that bundle is put back first. A URL
+    cannot move: its earlier bundle is removed. Raises CaptureError if something is there that may
+    not be overwritten, or it cannot be made."""
     try:
         if isinstance(directory, Url):
             refuse_directory(directory, overwrite)
@@ -85,9 +76,7 @@ def forget_previous(directory: Place) -> None:
 
 
 def discard_unfinished(directory: Place) -> None:
-    """Remove what was begun in a directory, and put back the bundle that was moved aside for it;
-    never raises.
-    """
+    """Remove an unfinished bundle and put back the one that was moved aside; never raises."""
     with contextlib.suppress(OSError):
         if isinstance(directory, Url):
             _remove_own(directory)
@@ -98,23 +87,19 @@ def discard_unfinished(directory: Place) -> None:
         for folder in directory.glob("rank*"):
             _remove_empty(folder, directory)
         restore_previous(directory)
-        directory.rmdir()  # where nothing was before
+        directory.rmdir()  # if nothing was there before
 
 
 def restore_previous(directory: Place) -> None:
-    """Put back the bundle that was moved aside, if none has begun in its place.
-
-    Raises:
-        OSError: if that cannot be done.
-    """
+    """Put back the bundle that was moved aside, unless a new one has begun. May raise OSError."""
     if isinstance(directory, Path) and _left_behind(directory):
-        # the manifest comes last: until then it can be done again
+        # the manifest comes last, so that an interrupted move can be repeated
         for path in reversed(_own_files(directory / PREVIOUS)):
             _move(path, directory / path.relative_to(directory / PREVIOUS), directory)
 
 
 def previous_of(directory: Place) -> Path | None:
-    """Where the bundle is that a capture was to replace; ``None`` if there is none."""
+    """The bundle that a capture was to replace; ``None`` if there is none."""
     kept = directory / PREVIOUS if isinstance(directory, Path) else None
     return kept if kept is not None and kept.exists() else None
 
@@ -148,7 +133,7 @@ def _refuse_url(url: Url, overwrite: bool) -> None:
 
 
 def _refuse_other_objects(url: Url) -> None:
-    """Raise CaptureError if there is something at a URL that no capture has written."""
+    """Raise CaptureError if anything at a URL was not written by a capture."""
     try:
         others = [name for name in url.below() if not _OWN.fullmatch(name)]
     except OSError as error:
@@ -160,9 +145,7 @@ def _refuse_other_objects(url: Url) -> None:
 
 
 def _remove_own(url: Url) -> None:
-    """Remove the objects of the bundle at a URL, the manifest first: from then on nothing there
-    opens.
-    """
+    """Remove a URL's bundle, the manifest first, so that nobody opens half of it."""
     for name in sorted(
         filter(_OWN.fullmatch, url.below()), key=lambda name: name != "manifest.json"
     ):
@@ -170,15 +153,12 @@ def _remove_own(url: Url) -> None:
 
 
 def _left_behind(directory: Path) -> bool:
-    """Whether a capture was stopped after it had moved a bundle aside, and before it began its
-    own."""
+    """Whether a capture was stopped after it moved a bundle aside and before it began its own."""
     return not (directory / "manifest.json").exists() and holds_bundle(directory / PREVIOUS)
 
 
 def _hardly_begun(directory: Path) -> bool:
-    """Whether a directory holds only what a capture leaves that was stopped before it wrote a
-    manifest.
-    """
+    """Whether a directory holds only what a capture leaves before its manifest."""
     return all(
         path.name == "manifest.json.part"
         or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
@@ -188,7 +168,7 @@ def _hardly_begun(directory: Path) -> bool:
 
 def _move_aside(directory: Path) -> None:
     previous = directory / PREVIOUS
-    # else what is in the way was left by a capture that failed to replace it
+    # otherwise what is in the way comes from a capture that failed to replace it
     keep = not holds_bundle(previous)
     for path in _own_files(directory):
         if keep:
@@ -205,15 +185,15 @@ def _move(path: Path, target: Path, directory: Path) -> None:
 
 
 def _remove_empty(folder: Path, directory: Path) -> None:
-    """Remove a folder of a bundle and the folders around it, as long as they are empty."""
+    """Remove a bundle's folder and the folders around it, as long as they are empty."""
     with contextlib.suppress(OSError):
         while folder != directory:
             folder.rmdir()
             folder = folder.parent
 
 
-#: The files that a capture writes into its directory and into those of ranks; nothing else is ever
-#: moved or removed.
+#: The files that a capture writes into its directory and the ranks'; nothing else is ever moved or
+#: removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
 _BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")
@@ -223,9 +203,7 @@ _OWN = re.compile(
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """The files of the bundle in a directory, and of those that were captured beside it; the
-    manifest first.
-    """
+    """The files of a directory's bundle and of those captured beside it, the manifest first."""
     if not directory.is_dir():
         return []
     files, folders = [], []

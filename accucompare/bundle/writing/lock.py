@@ -13,14 +13,10 @@ from accucompare.storage_errors import cure_of
 
 @contextlib.contextmanager
 def locked(directory: Place) -> Iterator[None]:
-    """Make a directory and keep other captures out of it; a process that is killed leaves no lock
-    behind.
+    """Make a directory and keep other captures out of it. A killed process leaves no lock behind.
 
-    Object storage has no locks: there, ``Uploads`` notices another capture, and fails.
-
-    Raises:
-        CaptureError: if another capture is writing to it, or it cannot be made.
-    """
+    Object storage has no locks: there, ``Uploads`` notices another capture and fails. Raises
+    CaptureError if another capture is writing to it, or it cannot be made."""
     if isinstance(directory, Url):
         yield
         return
@@ -46,11 +42,11 @@ def locked(directory: Place) -> Iterator[None]:
                 f"{directory}: another capture is writing to it; wait for its end or choose another"
                 " --out"
             ) from None
-        except OSError:  # a file system without such locks, as some networks' are
+        except OSError:  # a file system without locks, as on some networks
             pass
         yield
     finally:
         with contextlib.suppress(OSError):
-            # for forked processes too, such as a DataLoader's workers
+            # explicitly, since forked processes (a DataLoader's workers) hold it too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

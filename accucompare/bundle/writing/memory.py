@@ -1,6 +1,4 @@
-"""Host memory for tensors that wait to be written: bounded, and used again, by the next capture
-too.
-"""
+"""Host memory for tensors that wait to be written: bounded, and reused by later captures, too."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ from typing import Any, NamedTuple
 #: How many bytes of blocks a process keeps from one capture to the next.
 KEPT_BYTES = 512 << 20
 
-#: How long to wait for memory before asking whether anybody is left who could give some back, in
-#: seconds.
+#: Seconds to wait for memory before checking that somebody is left to release some.
 _PATIENCE = 0.5
 
 #: Makes a block of host memory of so many bytes.
@@ -20,20 +17,14 @@ Allocate = Callable[[int], Any]
 
 
 class Lease(NamedTuple):
-    """A block of host memory, and what to call when nobody reads it any more; ``None`` for memory
-    of the caller's own.
-    """
+    """A block of host memory, and what releases it; ``None`` for the caller's own memory."""
 
     block: Any
     release: Callable[[], None]
 
 
 class IdleBlocks:
-    """Blocks that wait for the next tensor of their size.
-
-    Attributes:
-        nbytes: how many bytes they are of.
-    """
+    """Blocks that wait for the next tensor of their size; ``nbytes`` is their total."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -44,15 +35,11 @@ class IdleBlocks:
         self.nbytes += size
 
     def pop(self, allocate: Allocate, size: int) -> Any:
-        """The newest one of a size, as the processor's cache may still hold it; ``None`` if there
-        is none.
-        """
+        """The newest block of a size, which may still be in the processor's cache."""
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:
-        """Free idle blocks, first those of the size that was added first, until no more than so
-        many bytes are left.
-        """
+        """Free idle blocks, the first-added size first, until at most ``nbytes`` are left."""
         while self._blocks and self.nbytes > nbytes:
             self._pop(next(iter(self._blocks)))
 
@@ -69,12 +56,11 @@ _between: list[IdleBlocks] = []
 
 
 class HostMemory:
-    """Blocks of host memory, of which those in use and those kept for later together never exceed a
-    bound.
+    """Blocks of host memory in use and kept for later, together never more than a bound.
 
-    Fresh memory is slow, for the system has to clear it page by page; so a block that is released
-    waits for the next tensor of its size, and for the next capture of this process. A tensor larger
-    than the bound waits until it is alone.
+    Fresh memory is slow, since the system clears it page by page. So a released block waits for the
+    next tensor of its size, and for this process's next capture. A tensor larger than the bound
+    waits until it is alone.
 
     Attributes:
         held: bytes in use.
@@ -82,8 +68,7 @@ class HostMemory:
     """
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
-        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for
-        them."""
+        """``alive`` tells whether somebody can still release blocks; if not, nobody waits."""
         self.held = 0
         self.closed = False
         self._limit = limit
@@ -98,11 +83,8 @@ class HostMemory:
         return self._idle.nbytes
 
     def take(self, nbytes: int, allocate: Allocate | None = None) -> Lease:
-        """Block until a tensor of this size has room, and give it memory; without ``allocate``,
-        only count memory of the caller's own.
-
-        The block may be up to an eighth longer.
-        """
+        """Block until a tensor of this size has room, and give it memory that may be an eighth
+        longer. Without ``allocate``, only count the caller's own memory."""
         size = nbytes if allocate is None else _rounded_up(nbytes)
         with self._changed:
             while not (self.closed or self.held == 0 or self.held + size <= self._limit):
@@ -124,14 +106,12 @@ class HostMemory:
         return Lease(block, lambda: self._give_back(size, allocate, block))
 
     def close(self) -> None:
-        """Let everybody through who waits; after a failure nothing is written any more, so nothing
-        will be released.
-        """
+        """Let everybody through who waits: after a failure nothing is written, nor released."""
         with self._changed:
             self._close()
 
     def leave(self) -> None:
-        """Close, and leave what is kept to the next capture."""
+        """Close, and leave the kept blocks to the next capture."""
         with self._changed:
             idle = self._idle
             self._close()
@@ -159,7 +139,7 @@ class HostMemory:
 
 
 def _left_behind() -> IdleBlocks:
-    """The blocks of an earlier capture, if there are any and no other capture has taken them."""
+    """The blocks of an earlier capture, unless another capture has taken them."""
     try:
         return _between.pop()
     except IndexError:
@@ -167,9 +147,7 @@ def _left_behind() -> IdleBlocks:
 
 
 def _rounded_up(nbytes: int) -> int:
-    """The next number with four significant bits, so that tensors that grow step by step find
-    blocks to use again.
-    """
+    """The next number with four significant bits, so that growing tensors reuse blocks."""
     unit = 1 << max(nbytes.bit_length() - 4, 0)
     return -(-nbytes // unit) * unit
 

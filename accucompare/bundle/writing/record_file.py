@@ -1,4 +1,4 @@
-"""The two files of a step: a ``.npz`` with the tensors, and a ``.jsonl`` with a line a record."""
+"""A step's two files: a ``.npz`` with the tensors, a ``.jsonl`` with one line per record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
 from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sketch_of, summarize
 from accucompare.selection import SKETCH_SIZE, Mode
 
-#: What makes two records' data and statistics equal: dtype, shape, digest; and their sketches:
-#: where in a whole they lie.
+#: What makes two records share data and statistics: dtype, shape, digest; for sketches, also the
+#: place in the whole.
 Content = tuple[str, tuple[int, ...], str | None]
 _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
-#: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
+#: Sketches per member: 8 MiB at the usual size, which a reader takes at once.
 SKETCHES_A_MEMBER = 4096
 
 
@@ -33,9 +33,7 @@ class _Kept(NamedTuple):
 
 
 class Sketched(NamedTuple):
-    """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its
-    numbers exceed float64.
-    """
+    """What a device made of a tensor that stayed there; ``sketch`` is ``None`` beyond float64."""
 
     digest: str
     statistics: Statistics
@@ -43,18 +41,16 @@ class Sketched(NamedTuple):
 
 
 def sketches_name(number: int) -> str:
-    """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n //
-    SKETCHES_A_MEMBER``.
-    """
+    """The member that holds a sketch: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n
+    // SKETCHES_A_MEMBER``."""
     return f"sketches.{number}"
 
 
 class RecordFile:
     """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
 
-    A record whose bytes, shape and storage type equal an earlier one's names that one's member.
-    What else is kept of a tensor is what the ``Mode`` says. A tensor that is not larger than its
-    sketch would be is kept itself."""
+    Records with equal bytes, shape and storage type share a member. The ``Mode`` says what else is
+    kept of a tensor. A tensor not larger than its sketch is kept itself."""
 
     def __init__(
         self, stem: Path, mode: Mode = Mode.TENSORS, sketch_size: int = SKETCH_SIZE
@@ -73,11 +69,10 @@ class RecordFile:
         self._hasher = xxhash.xxh3_128()
         self._mode = mode
         self._sketch_size = sketch_size
-        self._sketches: list[Float64] = []  # those that are not written yet
+        self._sketches: list[Float64] = []  # those not written yet
         self._sketched = 0
-        self._members: dict[
-            tuple[str, tuple[int, ...], str | None], str
-        ] = {}  # by storage type, shape and digest
+        # by storage type, shape and digest
+        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}
         self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 
@@ -85,10 +80,10 @@ class RecordFile:
         """Write one record.
 
         Args:
-            record: with the digest and the statistics of the array, if they are known already.
-            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record
-                without data, for one whose digest is that of an earlier record of the same dtype,
-                shape and shard, and for one whose statistics are all that is kept.
+            record: with the array's digest and statistics, if they are known already.
+            array: C-contiguous, of the dtype's storage type; ``None`` for a record without data,
+                for the digest of an earlier record of the same dtype, shape and shard, and where
+                only statistics are kept.
             sketched: in place of an array, what a device has made of it.
 
         Returns:
@@ -101,7 +96,7 @@ class RecordFile:
         content = (record.dtype, record.shape, record.digest, record.shard)
         if sketched is not None and content not in self._known:
             self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
-        # another tool's statistics come without a digest
+        # statistics from another tool have no digest
         if record.statistics is not None and record.digest is not None:
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
@@ -121,9 +116,7 @@ class RecordFile:
         return record
 
     def _store(self, record: Record, array: Array) -> _Kept:
-        """Write an array, unless one of another dtype has the same bits; its statistics are its own
-        all the same.
-        """
+        """Write an array, unless another dtype's has the same bits. Statistics are its own."""
         if self._mode is Mode.DIGEST:
             return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])
@@ -174,7 +167,7 @@ class RecordFile:
         return self._hasher.hexdigest()
 
     def _of_lines(self, error: OSError) -> OSError:
-        """The same error with the name of the file, which a write does not know."""
+        """The same error with the file's name, which a write does not know."""
         error.filename = str(self._parts[1])
         return error
 

@@ -1,6 +1,4 @@
-"""A bundle that is written to object storage: finished files are sent in the background while the
-capture goes on.
-"""
+"""Writing a bundle to object storage: finished files are sent in the background."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from accucompare.errors import CaptureError
 from accucompare.places import Url, wait
 
 _LOGGER = logging.getLogger(__name__)
-#: Bytes a second: what is sent more slowly is given up.
+#: Bytes a second: a slower upload is given up.
 _SLOWEST = 1 << 17
-#: How to send a folder by hand, with the tools of the storage.
+#: How to send a folder by hand, with the storage's own tools.
 _COMMANDS = {
     "s3": "aws s3 cp --recursive {folder} {url}",
     "gs": "gcloud storage cp --recursive {folder}/* {url}",
@@ -30,50 +28,38 @@ _COMMANDS = {
 
 
 class _TakenError(OSError):
-    """Another capture has written to the same URL: what is left here would be mixed with its
-    files."""
+    """Another capture has written to the same URL; uploading more would mix their files."""
 
 
 class Uploads:
-    """Sends the files of one rank's bundle, in the order in which they are finished, and removes
-    each here when it has arrived.
+    """Sends one rank's files in the order in which they are finished, and removes each here on
+    arrival.
 
-    A manifest is sent after the files that it lists, so that what can be opened there is there.
-    Before each, the manifest there must be the one that was sent last: storage has no locks, and so
-    another capture into the same URL is noticed.
+    A manifest is sent after the files that it lists, so that an open bundle is whole. Storage has
+    no locks: before each manifest, the one at the URL must be the one sent last, or another capture
+    writes there.
 
     Attributes:
-        folder: where the capture writes its files, beneath the system's directory for temporary
-            files (``TMPDIR``).
+        folder: where the capture writes its files, beneath the system's temporary directory
+            (``TMPDIR``).
         failure: why nothing is sent any more; ``None`` while all is well.
     """
 
     def __init__(self, url: Url, manifest: str) -> None:
-        """What will be sent where.
-
-        Args:
-            url: of the bundle.
-            manifest: the name of the manifest in it.
-        """
+        """``url`` is the bundle's, ``manifest`` the manifest's name in it."""
         self.url = url
         self.folder = Path(tempfile.mkdtemp(prefix="accucompare-upload-"))
         self.failure: OSError | None = None
         self._manifest = manifest
-        self._sent: tuple[str, ...] | None = (
-            None  # what the storage says of the manifest that is there
-        )
+        self._sent: tuple[str, ...] | None = None  # what the storage says of its manifest
         self._queue: deque[str | bytes | None] = deque()  # names of files, manifests, the end
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="accucompare-upload", daemon=True)
 
     def begin(self) -> None:
-        """Send the first manifest, so that credentials, bucket and network are tried before the
-        model runs.
-
-        Raises:
-            CaptureError: if it cannot be sent; nothing is left here then.
-        """
+        """Send the first manifest, to try credentials, bucket and network before the model runs.
+        Raises CaptureError if it cannot be sent; nothing is left here then."""
         try:
             self._send((self.folder / self._manifest).read_bytes())
         except BaseException as error:
@@ -91,15 +77,9 @@ class Uploads:
             self._changed.notify_all()
 
     def finish(self, hurry: bool) -> None:
-        """Wait until all is sent, the manifest last; then remove the folder.
-
-        Args:
-            hurry: do not wait, and send nothing more.
-
-        Raises:
-            CaptureError: if not all was sent. What is missing there is in the folder, with the
-                manifest as it is to be, and the message says how to send it.
-        """
+        """Wait until all is sent, the manifest last; then remove the folder. ``hurry``: send
+        nothing more. Raises CaptureError if not all was sent. The folder keeps the rest, with the
+        final manifest, and the message says how to send it."""
         try:
             if hurry:
                 self._stop.set()
@@ -125,7 +105,7 @@ class Uploads:
         raise CaptureError(self._kept("interrupted" if hurry else str(reason)))
 
     def _kept(self, reason: str) -> str:
-        """What to say of what was not sent."""
+        """The message for what was not sent."""
         folder, url = shlex.quote(str(self.folder)), shlex.quote(str(self.url))
         if isinstance(self.failure, _TakenError):
             return (
@@ -169,7 +149,7 @@ class Uploads:
             return self._queue[0]
 
     def _outdated(self, item: str | bytes) -> bool:
-        """Whether it is a manifest, and another one is next."""
+        """Whether it is a manifest and another one comes next."""
         with self._changed:
             return (
                 isinstance(item, bytes)
@@ -195,7 +175,7 @@ class Uploads:
             path.unlink()
 
     def _still_ours(self, manifest: Url) -> bool:
-        """Whether the manifest there is the one that was sent."""
+        """Whether the manifest at the URL is the one that was sent."""
         try:
             return stamp_of(manifest.described()) == self._sent
         except FileNotFoundError:  # another capture makes room for itself

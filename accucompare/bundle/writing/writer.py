@@ -1,6 +1,4 @@
-"""Writing a bundle in the background: a bounded queue of records in, the two files of each step
-out.
-"""
+"""Writing a bundle in the background: a bounded queue of records in, two files per step out."""
 
 from __future__ import annotations
 
@@ -40,19 +38,19 @@ if TYPE_CHECKING:
     from accucompare.bundle.writing.uploads import Uploads
 
 _LOGGER = logging.getLogger(__name__)
-#: How many bytes of tensors may wait to be written, by default: 1 GiB.
+#: Bytes of tensors that may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
 #: Wake the writer only after this many records or bytes: each wake-up competes with the model for
 #: the GIL.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
-# bytes; to count each small array takes longer than to copy it
+# bytes; counting each small array takes longer than copying it
 _COUNTED_TOGETHER = 64 << 10
-#: Seconds between two manifests, where a step writes nothing else.
+#: Seconds between two manifests while steps write no other file.
 _BETWEEN_MANIFESTS = 1.0
 
 
 class LaterDigest:
-    """The digest of bytes that wait to be written: ``value`` is set when they are."""
+    """The digest of bytes that wait to be written; ``value`` is set when they are."""
 
     __slots__ = ("value",)
 
@@ -83,19 +81,18 @@ class BundleWriter:
     """Takes records from a capture and writes them in the background.
 
     ``take`` and ``add`` return at once while fewer than ``queue_bytes`` of tensors wait, and
-    otherwise block until the disk has caught up. After a failure (a full disk) nothing is queued
-    any more, and ``failure`` says what happened.
+    otherwise block until the disk has caught up. After a failure (a full disk) nothing is queued,
+    and ``failure`` says what happened.
 
-    A manifest is published after each step, and says that the bundle is incomplete; only that of
-    ``close``, after the last file, can say that it is complete. As a context manager it closes at
-    the end, and an error that leaves the context is why the bundle is incomplete.
+    A manifest is published after each step, marked incomplete; only ``close`` may publish a
+    complete one, after the last file. As a context manager it closes at the end; an error that
+    leaves the context becomes the reason why the bundle is incomplete.
 
     Attributes:
-        manifest: what the capture says of itself, beside what is written; only the thread that
-            captures changes it.
-        published: the manifest that was written last. It is never changed.
+        manifest: what the capture says of itself; only the capturing thread changes it.
+        published: the manifest that was written last; never changed.
         failure: why nothing is written any more; ``None`` while all is well.
-        seen: what was added in this step, by whatever tells those who add that it is the same.
+        seen: what was added in this step, by any key with which callers recognise the same value.
     """
 
     def __init__(
@@ -107,11 +104,8 @@ class BundleWriter:
         mode: Mode = Mode.TENSORS,
         sketch_size: int = SKETCH_SIZE,
     ) -> None:
-        """What is kept of a record is what the mode says; a saved state keeps its tensors.
-
-        Raises:
-            CaptureError: if the directory, or the URL, cannot be written to.
-        """
+        """The mode says what is kept of a record; a saved state keeps its tensors. Raises
+        CaptureError if the directory, or the URL, cannot be written to."""
         self.directory = directory
         self.manifest = manifest
         self.published = manifest
@@ -134,23 +128,23 @@ class BundleWriter:
         self._process = os.getpid()
         self._closed = False
         self._queue: deque[_Tensor | _EndStep | None] = deque()
-        # what the thread that writes adds to the manifest
+        # what the writing thread adds to the manifest
         self._format = manifest.format_version
         self._steps = [*manifest.steps]
         self._series = [*manifest.series]
         self._inputs = {**manifest.inputs}
-        self._manifest_due = 0.0  # when it may be written again, if nothing else is
+        self._manifest_due = 0.0  # when it may be written without another file
         self._changed = threading.Condition()
         self._publishing = threading.Lock()
-        self._stopped: dict[str, Any] | None = None  # why nobody waits for the thread any more
+        self._stopped: dict[str, Any] | None = None  # set when nobody waits for the thread any more
         self._due = False  # whether what is queued is to be written now
-        self._queued_bytes = 0  # since it was due last
+        self._queued_bytes = 0  # since the last wake-up
         self._file: RecordFile | None = None
-        # what the queue and the file of the current step hold, by the digests it came with
+        # what the queue and the current step's file hold, by the digests given
         self._announced: set[Content] = set()
         self._fingerprints: dict[Content, dict[str, str]] = {}
         if self._uploads is not None:
-            manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
+            manifest.environment["upload"] = uuid4().hex  # makes this capture's manifest unique
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._publish(self._with_steps(manifest.copy()))
@@ -166,29 +160,24 @@ class BundleWriter:
 
     @property
     def wants_values(self) -> bool:
-        """Whether it makes something of a tensor's values; else their digest, and their statistics
-        if it ``wants_statistics``, will do.
-        """
+        """Whether it needs values; else a digest is enough, and statistics if it wants them."""
         return self.mode in (Mode.TENSORS, Mode.SKETCH)
 
     @property
     def wants_statistics(self) -> bool:
-        """Whether it keeps statistics."""
         return self.mode is not Mode.DIGEST
 
     @property
     def sketch_size(self) -> int | None:
-        """How many numbers the sketch of a tensor has; ``None`` if it keeps none."""
+        """How many numbers a tensor's sketch has; ``None`` if it keeps none."""
         return self._sketch_size if self.mode is Mode.SKETCH else None
 
     def take(self, nbytes: int, allocate: Allocate) -> Lease:
-        """Host memory for a tensor that will be added; blocks while there is no room for it."""
+        """Host memory for a tensor to add; blocks while there is no room for it."""
         return self.memory.take(nbytes, allocate)
 
     def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
-        """Whether the current step holds a tensor like this, so that a record with its digest needs
-        no array.
-        """
+        """Whether the current step holds such a tensor: then its digest is enough."""
         return (dtype, shape, checksum) in self._announced
 
     def add(
@@ -210,15 +199,15 @@ class BundleWriter:
                 digest this step ``has``.
             case_input: whether it is an input of the root module: its fingerprint goes into the
                 manifest.
-            lease: the memory that the array is in, if it was taken from here; else this blocks
-                until there is room for it.
-            ready: to be called before the array is read: waits until a device has filled it in.
-            written: called with the record as it was written, with its digest and statistics, by
-                the thread that writes.
+            lease: the array's memory, if it was taken from here; else this blocks until there is
+                room.
+            ready: called before the array is read: waits until a device has filled it.
+            written: called by the writing thread with the written record, its digest and
+                statistics.
             sketched: in place of an array, gives what a device has made of it; called after
                 ``ready``, and before the memory is released.
-            later: is given the digest of the array. Without an array, it was added with one
-                earlier in this step, and the record has the same bytes.
+            later: receives the array's digest. Without an array, it came with an earlier one of
+                this step, and the record has the same bytes.
         """
         nbytes = 0 if array is None else array.nbytes
         if array is not None and lease is None:
@@ -233,7 +222,7 @@ class BundleWriter:
         announces = record.shard is None and (array is not None or record.statistics is not None)
         if record.digest is not None and announces:
             self._announced.add((record.dtype, record.shape, record.digest))
-        # A deque needs no lock, and the writing thread looks only after it was woken
+        # A deque needs no lock: the writing thread looks only after it was woken
         self._queue.append(
             _Tensor(record, array, case_input, lease, ready, written, sketched, later)
         )
@@ -249,15 +238,13 @@ class BundleWriter:
         series: Callable[[], StepSeries] | None = None,
         holds_records: bool = True,
     ) -> None:
-        """Queue the end of a step: what was added since the last end is renamed whole to
-        ``step<step>``.
+        """Queue the end of a step: what was added since the last end becomes ``step<step>``.
 
         Args:
-            step: its number.
             partial: whether the capture was stopped inside it.
-            series: gives the step's entry in the manifest's series; called by the thread that
-                writes, when all records are written.
-            holds_records: without, no file is written: the step is in the series only.
+            series: gives the step's entry in the series; the writing thread calls it after all
+                records.
+            holds_records: False writes no file: the step is in the series only.
         """
         self.seen.clear()
         with self._changed:
@@ -267,11 +254,7 @@ class BundleWriter:
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
         """Write the state that ``--like`` starts from, in the calling thread, one tensor in memory
-        at a time.
-
-        Raises:
-            CaptureError: if it cannot be written.
-        """
+        at a time. Raises CaptureError if it cannot be written."""
         try:
             file = RecordFile(self._folder / "state")
             try:
@@ -287,22 +270,18 @@ class BundleWriter:
             self._uploads.put(*self._files("state"))
 
     def close(self, stopped: dict[str, Any] | None = None, hurry: bool = False) -> None:
-        """Wait until everything is on disk, or at the URL, and write the manifest that says whether
-        the bundle is complete.
-
-        It says so once: closing again does nothing.
+        """Wait until everything is written, then write the final manifest. Closing again does
+        nothing.
 
         Args:
             stopped: where and why the capture ended early: ``{"step", "module", "error"}``;
-                ``None`` if it ran to its end. It has not if steps are missing that it set out to
-                record.
-            hurry: do not wait for uploads, since the user wants to go; what is not there stays
-                here.
+                ``None`` if it ran to its end, which takes every step that it set out to record.
+            hurry: do not wait for uploads, since the user wants to go; the rest stays here.
 
         Raises:
             CaptureError: if anything could not be written.
         """
-        if os.getpid() != self._process:  # the bundle is that of the process that was forked
+        if os.getpid() != self._process:  # a forked process does not own the bundle
             raise self._without_thread()
         if self._closed:
             return
@@ -314,7 +293,7 @@ class BundleWriter:
             # bounded waits, so that Ctrl-C gets through on every platform
             while self._thread.is_alive():
                 self._thread.join(timeout=0.2)
-        except KeyboardInterrupt:  # the thread may still write a step, and says the same then
+        except KeyboardInterrupt:  # the thread may still be writing a step
             self._stopped = stopped or {"error": "interrupted while the last steps were written"}
             with contextlib.suppress(OSError):
                 self._publish(self._with_steps(self.manifest.copy()))
@@ -348,11 +327,11 @@ class BundleWriter:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(CaptureError):  # what ended the context matters more
+        with contextlib.suppress(CaptureError):  # the error that ended the context matters more
             self.close({"error": f"{type(error).__name__}: {error}"})
 
     def _with_steps(self, manifest: Manifest) -> Manifest:
-        """What the capture says of itself, with the steps that are written so far; incomplete."""
+        """The capture's manifest with the steps written so far; incomplete."""
         steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
         return replace(
             manifest,
@@ -365,7 +344,7 @@ class BundleWriter:
         )
 
     def _publish(self, manifest: Manifest) -> None:
-        """Put a manifest in the place of the last one, whole. Raises OSError."""
+        """Replace the last manifest, whole. Raises OSError."""
         with self._publishing:
             manifest.write(self._manifest_path)
             self.published = manifest
@@ -375,7 +354,7 @@ class BundleWriter:
             uploads.put()
             uploads.finish(hurry)
         except CaptureError as error:
-            # then what stopped the capture is what is raised
+            # then raise what stopped the capture
             if self.published.stopped is not None:
                 _LOGGER.warning("%s", error)
             self.failure = self.failure or error
@@ -395,7 +374,7 @@ class BundleWriter:
                     continue
                 self._write(item)
                 lease = item.lease
-                del item  # its memory is free before there is room for the next
+                del item  # free its memory before making room for the next
                 if lease is not None:
                     lease.release()
         except OSError as error:
@@ -432,16 +411,14 @@ class BundleWriter:
         return RecordFile(self._folder / f"step{step}", self.mode, self._sketch_size)
 
     def _write_now(self) -> None:
-        """Wake the thread that writes, from within the lock."""
+        """Wake the writing thread. The caller holds the lock."""
         self._queued_bytes = 0
         if not self._due:
             self._due = True
             self._changed.notify_all()
 
     def _wake(self) -> bool:
-        """Have what is queued written, because somebody waits for its memory; returns whether there
-        is a thread that writes.
-        """
+        """Have the queue written for somebody who waits; whether there is a writing thread."""
         with self._changed:
             self._write_now()
         return self._thread.is_alive()

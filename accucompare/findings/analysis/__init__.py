@@ -1,4 +1,4 @@
-"""What a watch wrote, read back: one run's analysis, and that of all ranks."""
+"""A watch's log, read back: one run's analysis, and that of all ranks."""
 
 from accucompare.findings.analysis.analysis import Analysis, Ranks, Trail, read
 from accucompare.findings.analysis.scaling import Scaling

@@ -28,19 +28,16 @@ from accucompare.findings.log import (
     remark,
 )
 
-#: So many steps skipped without one between that was not are an alarm: the loss scale was halved
-#: as often.
+#: So many skipped steps in a row are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8
-#: A grad_norm so many times the median of those before it has jumped.
+#: A grad_norm of so many times the median before it has jumped.
 JUMP = 10.0
-_BEFORE = 10  # so many norms before make that median; with fewer than _FEWEST there is none
+_BEFORE = 10  # norms in that median; there is none of fewer than _FEWEST
 _FEWEST = 3
 
 
 class Trail(NamedTuple):
-    """An origin, and the findings after it that it passed through, up to the next origin; ``None``
-    if the log names no origin.
-    """
+    """An origin with the findings that passed it on; ``None`` if the log names no origin."""
 
     run: Analysis
     origin: Finding | None
@@ -63,12 +60,11 @@ class Analysis:
     """One rank's run.
 
     Attributes:
-        start: of the run.
         findings: in execution order: by step, then by their place in it.
         warnings, frames, scaled, steps: as they were written.
         end: ``None`` if the process was killed, or the run is not over.
         path: the log, if it was read from one.
-        setups, vitals: what the checklist is judged by.
+        setups, vitals: what the checklist judges by.
         earlier: the run before this one in the same log.
     """
 
@@ -91,7 +87,7 @@ class Analysis:
 
     @cached_property
     def trails(self) -> list[Trail]:
-        """The findings, each origin with those after it that only passed something on."""
+        """Each origin with the findings after it that only passed something on."""
         trails: list[Trail] = []
         for finding in self.findings:
             if finding.origin:
@@ -104,9 +100,7 @@ class Analysis:
 
     @cached_property
     def jumps(self) -> list[Jump]:
-        """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to
-        no number at all.
-        """
+        """The steps in which grad_norm jumped: to ten times the median before, or to NaN or Inf."""
         jumps: list[Jump] = []
         before: list[float] = []
         was_finite = True
@@ -125,16 +119,12 @@ class Analysis:
 
     @cached_property
     def alarms(self) -> list[ScaleChange]:
-        """The changes of the loss scale that are no longer normal: many skipped steps in a row, or
-        a scale at 1.
-        """
+        """Abnormal changes of the loss scale: many skipped steps in a row, or a scale of 1."""
         return [each for each in self.scaled if each.alarm or (each.skipped and each.scale <= 1)]
 
     @cached_property
     def unexplained(self) -> list[Step]:
-        """Steps that something was wrong in, without a finding, such as that the device's overflow
-        flag was up; none that was skipped.
-        """
+        """Steps with something wrong but no finding, such as an overflow flag; none was skipped."""
         explained = {finding.step for finding in self.findings}
         wrong = [
             step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped
@@ -152,7 +142,6 @@ class Analysis:
 
     @property
     def ending(self) -> WatchRemark:
-        """How the run ended."""
         if self.end is None:
             return remark("no-end")
         steps, watched = self.end.steps, self.end.watched
@@ -165,7 +154,7 @@ class Analysis:
         return next((each.scale for each in reversed(self.steps) if each.step == step), None)
 
     def frames_of(self, finding: Finding) -> Frames | None:
-        """The last frames before a finding, if they were kept; of its step."""
+        """The last frames before a finding, of its step, if they were kept."""
         return next(
             (frames for frames in self.frames if frames.step == finding.step and not frames.traced),
             None,
@@ -175,13 +164,7 @@ class Analysis:
 def analyse(
     run: list[Event], path: Path | None = None, earlier: Analysis | None = None
 ) -> Analysis:
-    """Sort out a run.
-
-    Args:
-        run: its events, the ``WatchStart`` first, as ``read_log`` gives them.
-        path: the log that they are from.
-        earlier: the run before it in the same log.
-    """
+    """Sort out a run: its events, the ``WatchStart`` first, as ``read_log`` gives them."""
     start = run[0]
     assert isinstance(start, WatchStart)
     ends = [event for event in run if isinstance(event, End)]
@@ -213,9 +196,7 @@ class Ranks:
 
     Attributes:
         path: the log, or the directory of the logs.
-        ranks: by number.
-        notes: what is missing or unequal: logs that cannot be read, ranks without one, ranks that
-            end before the others.
+        notes: what is missing or unequal: unreadable logs, ranks without one, ranks that end early.
         incomplete: whether a log is missing or cannot be read.
     """
 
@@ -240,9 +221,7 @@ class Ranks:
 
     @cached_property
     def first(self) -> tuple[Analysis, Finding] | None:
-        """The first origin of any rank, and that rank; if the logs name no origin, the first
-        finding; ``None`` if there is none.
-        """
+        """The first origin of any rank, or else the first finding, with that rank."""
         return next(
             (pair for pair in self.findings if pair[1].origin),
             self.findings[0] if self.findings else None,
@@ -255,17 +234,17 @@ class Ranks:
 
     @property
     def several(self) -> bool:
-        """Whether it matters which rank something is of."""
+        """Whether ranks must be told apart."""
         return len(self.ranks) > 1 or self.ranks[0].start.ranks > 1
 
     @property
     def watched(self) -> int:
-        """How many steps were watched, of the rank with the most."""
+        """The most steps that any rank watched."""
         return max(len(run.steps) for run in self.ranks)
 
     @property
     def unexplained(self) -> list[tuple[Analysis, Step]]:
-        """Steps that something was wrong in, without a finding of any rank."""
+        """Steps with something wrong but no rank's finding."""
         explained = {finding.step for _, finding in self.findings}
         return [
             (run, step)
@@ -276,9 +255,7 @@ class Ranks:
 
     @property
     def trouble(self) -> WatchRemark | None:
-        """Why a log without findings proves nothing; ``None`` if there are findings, or if it does
-        prove that all was finite.
-        """
+        """Why a log proves nothing; ``None`` if it has findings, or proves that all was finite."""
         if self.findings or self.unexplained:
             return None
         if not self.watched:
@@ -300,11 +277,8 @@ class Ranks:
 
 
 def read(path: Path) -> Ranks:
-    """Read a log, or a directory with the logs of all ranks; of each its last run.
-
-    Raises:
-        UsageError: if there is no log, or none of them can be read.
-    """
+    """Read the last run of a log, or of all ranks' logs in a directory. Raises UsageError if there
+    is no log, or none can be read."""
     if not os.path.isdir(path):
         return Ranks(path, [_last_run(path)])
     numbered = [
@@ -318,7 +292,7 @@ def read(path: Path) -> Ranks:
             " or a log in it"
         )
     runs, notes = _last_runs([log for _, log in sorted(numbered)])
-    # of the newest start; logs of one with more ranks are still there
+    # the newest run's; logs of an earlier run with more ranks may still be there
     ranks = max(runs, key=lambda run: run.start.time).start.ranks
     earlier = [
         remark("left-out", log=str(run.path), ranks=run.start.ranks)

@@ -9,15 +9,14 @@ from accucompare.findings.log import ScaleChange, remark
 class Scaling:
     """What a loss scaler has done.
 
-    A scaler begins with a scale that is too large and halves it until gradients fit, and tries a
-    larger one now and then: a skipped step is how it finds out. Many in a row, or a scale of 1, are
-    not.
+    A scaler starts too large and halves its scale until gradients fit; now and then it tries a
+    larger one. So single skipped steps are normal, but many in a row, or a scale of 1, are not.
 
     Attributes:
         scale: after the last step; ``None`` without a scaler.
-        in_a_row: how many steps have been skipped without one between that was not.
-        found: whether an update was let pass, so that the scale to begin with is found: from 2**32
-            on, that takes many steps.
+        in_a_row: how many steps in a row were skipped.
+        found: whether an update went through, so that the first scale is found; from 2**32 on, that
+            takes many steps.
     """
 
     def __init__(self, scale: float | None) -> None:
@@ -28,16 +27,8 @@ class Scaling:
     def end_step(
         self, step: int, scale: float | None, skipped: bool, where: str
     ) -> ScaleChange | None:
-        """
-        Args:
-            step: that ends.
-            scale: now; ``None`` without a scaler.
-            skipped: whether the update was skipped.
-            where: what is known of where gradients overflowed; may be empty.
-
-        Returns:
-            What to write down, if anything happened.
-        """
+        """End a step; returns what to write down, if anything happened. ``where``: what is known of
+        where gradients overflowed; may be empty."""
         before, self.scale = self.scale, scale
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         self.found = self.found or not skipped or scale is None

@@ -1,8 +1,8 @@
-"""What a check of the checklist is, and what it is given. Without torch; the checks themselves are
-tables in ``checks_*.py``.
+"""What a check of the checklist is, and what it is given. Without torch; ``checks_*.py`` have the
+checks.
 
-A check is a pure function from what the log holds to an outcome. It states what was measured, never
-a mechanism that nobody saw."""
+A check is a pure function from a log's content to an outcome. It states what was measured, never a
+mechanism that nobody saw."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vita
 
 
 class CheckStatus(str, Enum):
-    """What came of a check, the worst first."""
+    """A check's result, the worst first."""
 
     __str__ = str.__str__
 
@@ -49,7 +49,6 @@ class CheckOutcome:
     """What one check has seen in one run.
 
     Attributes:
-        status: of the check.
         measured: what was measured; if it was not looked at, why not.
         value: the number that was judged, if there is one.
         step: where it was so first, or worst.
@@ -92,13 +91,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a check is given: one rank's run, the thresholds in force, and the runs of the other
-    ranks.
+    """What a check is given.
 
     Attributes:
-        run: of the rank.
-        limits: by name, every threshold of the check.
-        ranks: of all ranks, this one among them.
+        run: one rank's run.
+        limits: by name, the check's thresholds in force.
+        ranks: the runs of all ranks, this one included.
     """
 
     run: Analysis
@@ -122,9 +120,7 @@ class Evidence:
 
     @cached_property
     def losses(self) -> list[Point]:
-        """The loss of each step: the one that the loop told, or else the one that the backward
-        began with.
-        """
+        """Each step's loss: the one that the loop told, or else the backward's root."""
         seen = {each.step: each.loss for each in self.vitals}
         every = [
             (step.step, step.loss if step.loss is not None else seen.get(step.step))
@@ -172,8 +168,7 @@ Judge = Callable[[Evidence], CheckOutcome]
 
 
 class Need(str, Enum):
-    """What a run must have so that a check can look at it; the value is the remark if it has
-    not."""
+    """What a run must have for a check; the value is the remark if it is missing."""
 
     __str__ = str.__str__
 
@@ -192,7 +187,6 @@ class Need(str, Enum):
     RANKS = "one-rank"
 
     def missing(self, evidence: Evidence) -> bool:
-        """Whether the run does not have it."""
         return not _HAS[self](evidence)
 
 
@@ -220,12 +214,10 @@ class Check:
     """A line of the checklist. ``report.words`` says what it looks at, why, and what to do.
 
     Attributes:
-        id: its name, as options and programs know it.
-        layer: what it is about.
+        id: its name for options and programs.
         judge: decides; ``None`` for what nothing here looks at.
-        thresholds: what it judges by, with the defaults.
-        needs: what a run must have.
-        across: whether it compares ranks, so that it is judged once for all of them.
+        thresholds: the defaults of what it judges by.
+        across: whether it compares ranks, and so judges all of them once.
     """
 
     id: str
@@ -236,11 +228,8 @@ class Check:
     across: bool = False
 
 
-# what several checks measure by
-
-
 def median(values: Iterable[float]) -> float:
-    """The median of what is no NaN; NaN of nothing."""
+    """The median without NaN; NaN of nothing."""
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
         return math.nan
@@ -248,14 +237,14 @@ def median(values: Iterable[float]) -> float:
     return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
 
 
-#: The spread of a normal distribution as a multiple of its median absolute deviation.
+#: The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
-#: So many values before a spike are its surroundings.
+#: How many values before a spike are its surroundings.
 _RECENT = 10
 
 
 class Spike(NamedTuple):
-    """A value far above those before it: it, their median, and how many spreads lie between."""
+    """A value far above those before it, their median, and the distance in spreads."""
 
     point: Point
     usual: float
@@ -271,17 +260,17 @@ def spikes(
     floor: float = 0.1,
 ) -> list[Spike]:
     """The values of a positive series that lie more than ``times`` spreads above the median of the
-    ten before them.
+    ten before.
 
-    Measured in logarithms. The spread is that of a value from its neighbours: of the steps from one
-    value to the next, the standard deviation of a normal distribution with the same median absolute
-    deviation, over the square root of two. So a slow fall over decades is no spread. It is at least
-    ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
+    Measured in logarithms. The spread is a value's deviation from its neighbours: the standard
+    deviation of a normal distribution with the same median absolute deviation as the series' steps,
+    over the square root of two. So a slow fall over decades adds no spread. ``floor`` is its
+    minimum (0.1: a tenth of the value), since a smooth series would have none.
 
     Args:
-        series: by step; what is not finite or not positive is left out, for other checks to see.
+        series: by step; values that are not finite or not positive are left to other checks.
         times: how many spreads.
-        window: how many values before count for the spread.
+        window: how many earlier values count for the spread.
         fewest: with fewer values before, nothing is a spike.
     """
     found: list[Spike] = []

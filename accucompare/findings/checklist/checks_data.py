@@ -1,4 +1,4 @@
-"""The checklist's layer *data*: what the model was given, and what the loss was computed of."""
+"""The checklist's layer *data*: the model's inputs, and the loss's."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from accucompare.findings.checklist.checks import (
 from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals, WatchRemark, remark
 
 _MASKS = re.compile(r"mask|bias", re.IGNORECASE)
-#: So many steps show in which ways a model is called.
+#: How many steps show the ways in which a model is called.
 _FIRST = 10
-#: Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put
-#: together for each of its calls: along these, each rank is to have a batch of its own.
+#: Axes of parallelism whose ranks hold replicas of the model, or parts that are gathered for each
+#: call: each rank has a batch of its own there.
 _BATCHES_DIFFER = {"dp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp"}
 
 
-#: So many looks before something is said of all of them.
+#: Fewest looks before something is said of all of them.
 _LOOKS = 3
-#: The largest value of a byte, which images are made of.
+#: The largest value of a byte, of which images are made.
 _BYTE = 255
 
 
 def _every(seen: Evidence) -> Iterator[tuple[Vitals, Given]]:
-    """What the model was given, also in a step that an error ended: perhaps by that."""
+    """The model's inputs, also in a step that an error ended: perhaps by them."""
     return ((each, given) for each in seen.run.vitals for given in each.given)
 
 
 def _targets(seen: Evidence) -> list[tuple[int, Targets]]:
-    """Of each step, also of one that an error ended."""
+    """Each step's targets, also in a step that an error ended."""
     return [(each.step, each.targets) for each in seen.run.vitals if each.targets is not None]
 
 
@@ -67,7 +67,7 @@ def _input_finite(seen: Evidence) -> CheckOutcome:
     if bad is None:
         return passed(remark("inputs-finite", count=count))
     step, given = bad
-    # as of a table with gaps, which the model fills in
+    # a model may fill the gaps of a table itself
     if not seen.run.findings and not seen.run.unexplained:
         return passed(
             remark("input-held-and-harmless", input=_called(given), low=given.low, high=given.high)
@@ -87,7 +87,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
     measured = remark("inputs-at-most", size=largest)
     if worst is not None and largest > seen.limits["input-range"]:
         looks = [each.outputs for each in seen.vitals if each.outputs]
-        # the first that is called: one that normalises makes them small
+        # the first one called: one that normalises makes them small
         name = next(iter(looks[0])) if looks else ""
         size = max(
             (abs(float(number)) for each in looks for number in each.get(name, ())),
@@ -114,9 +114,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
 
 
 def _is_mask(given: Given) -> bool:
-    """Whether it may be a mask that is added: of 0 where something is kept, and -Inf or the lowest
-    number of a type elsewhere.
-    """
+    """Whether it may be an additive mask: 0, and elsewhere -Inf or a type's lowest number."""
     return bool(_MASKS.search(given.path)) or (given.high is not None and float(given.high) == 0)
 
 
@@ -154,11 +152,10 @@ def _type_changed(seen: Evidence) -> CheckOutcome:
 
 
 def _late(seen: Evidence, form: Callable[[Given], object]) -> tuple[Vitals, Given, object] | None:
-    """The first input of a form that it had in none of the first steps, with the form that it had
-    then.
+    """The first input of a form that no first step had, with the earlier form.
 
-    A model may well be called in several ways, as with real images and with made ones, but then it
-    is from the beginning."""
+    A model may be called in several ways, as with real and generated images, but then from the
+    beginning."""
     known: dict[str, list[object]] = {}
     began = seen.vitals[0].step if seen.vitals else 0
     for each, given in _every(seen):
@@ -175,9 +172,8 @@ _WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
 
 
 def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
-    """How coarse an input in a half type is, if it holds no whole numbers one by one, and
-    no weight is in a half type.
-    """
+    """How coarse an input in a half type is, unless it holds whole numbers or a weight is half,
+    too."""
     limit = _WHOLE.get(given.dtype, math.inf)
     if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
         return None
@@ -221,7 +217,7 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
                     name,
                 )
     rows = seen.setup.vocabulary if seen.setup is not None else None
-    # labels may be of another vocabulary: they are judged by their cross entropy
+    # labels may be of another vocabulary: their cross entropy judges them
     for each, given in _every(seen):
         if (
             rows is None
@@ -250,7 +246,7 @@ def _labels_ignored(seen: Evidence) -> CheckOutcome:
         )
         if bad is not None or len(emptied) > seen.limits["labels-ignored"] * len(every):
             return failed(measured, 1.0, emptied[0] if bad is None else bad)
-        # as of a sum that is divided by what there is in an update
+        # a sum may be divided by the count of a whole update
         return passed(remark("ignored-and-finite", measured=measured), worst)
     return passed(remark("labels-ignored", share=worst), worst)
 
@@ -269,7 +265,7 @@ def _shapes(seen: Evidence) -> CheckOutcome:
 
 
 def _digests(run: Analysis) -> list[tuple[int, str]]:
-    """Of each step, one word for all that the model was given in it."""
+    """Each step's inputs as one word."""
     return [
         (each.step, " ".join(given.digest for given in each.given))
         for each in run.vitals
@@ -305,7 +301,7 @@ def _repeated(seen: Evidence) -> CheckOutcome:
 
 
 def _is_begun_anew(before: LoadedBatch | None, now: LoadedBatch | None) -> bool:
-    """Whether a loader that has more than one batch was begun between two steps."""
+    """Whether a loader with more than one batch was begun between two steps."""
     return (
         before is not None
         and now is not None
@@ -334,7 +330,7 @@ def _order(seen: Evidence) -> CheckOutcome:
     if all(each.loaded is None for each in seen.vitals):
         return not_looked_at(remark("order-of-no-loader", measured=measured))
     if not any(each.loaded is not None and each.loaded.shuffles for each in seen.vitals):
-        # a text, and a series, are read in their order
+        # a text or a series is read in its order
         return passed(remark("order-not-shuffled", measured=measured), share)
     measured = remark("order-of-shuffling-loader", measured=measured)
     if share > seen.limits["order-repeated"] and running.count(usual) >= 3:
@@ -402,9 +398,7 @@ def _names(run: Analysis) -> list[str]:
 
 
 def _first_token(run: Analysis) -> str | WatchRemark | None:
-    """The id that every text begins with, or that they begin with several; ``None`` if the model is
-    given no ids of tokens.
-    """
+    """The id that every text begins with, or a remark on several; ``None`` without token ids."""
     found = [given.first for each in run.vitals for given in each.given if given.first]
     if not found:
         return None
@@ -439,9 +433,7 @@ def _two_ranks(seen: Evidence) -> CheckOutcome:
 
 
 def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
-    """The steps in which two ranks had the same batch, with these ranks; none of ranks that split a
-    model.
-    """
+    """The steps in which two ranks had the same batch, with these ranks; none of a split model."""
     held: dict[tuple[int, str], int] = {}
     same = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The checklist's layer *loss*: what the functions that make it were given, and of which labels."""
+"""The checklist's layer *loss*: inputs and labels of the functions that make it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from accucompare.findings.checklist.checks import (
 )
 from accucompare.findings.log import Labels, remark
 
-#: What a function takes must not be made by these: it has a softmax or a sigmoid of its own, or
-#: takes logarithms.
+#: A function's input must not come from these: it has its own softmax or sigmoid, or takes
+#: logarithms.
 _MADE_TWICE = {
     "cross_entropy": ("softmax", "sigmoid", "relu", "tanh"),
     "binary_cross_entropy_with_logits": ("softmax", "sigmoid", "relu", "tanh"),
@@ -139,9 +139,7 @@ def _classifiers(run: Analysis) -> dict[str, Labels]:
 
 
 def _are_apart(mine: Labels, theirs: Labels) -> bool:
-    """Whether two ranks had no class in common: of few classes one by one, else by their smallest
-    and largest.
-    """
+    """Whether two ranks had no class in common: exactly for few classes, else by their extrema."""
     if mine.present is not None and theirs.present is not None:
         return not mine.present & theirs.present
     return float(mine.high) < float(theirs.low) or float(theirs.high) < float(mine.low)

@@ -1,6 +1,4 @@
-"""The checklist's layer *model*: parameters and optimizers, units and layers that do nothing,
-modes, buffers.
-"""
+"""The checklist's layer *model*: parameters, optimizers, idle units, modes, buffers."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from accucompare.findings.checklist.checks import (
 )
 from accucompare.findings.log import remark
 
-#: So many looks before a layer or a unit is said to do nothing.
+#: Fewest looks before a layer or unit is said to do nothing.
 _LOOKS = 3
-#: After so many looks running statistics have come to the size that their data has.
+#: After so many looks, running statistics have reached the size of their data.
 _SETTLED = 5
 
 
@@ -39,7 +37,7 @@ def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
     if left:
         measured = remark("in-no-optimizer", left=len(left), trainable=len(trainable), names=left)
         return warned(measured, float(len(left)), place=left[0])
-    if outside:  # as of a teacher that follows by an average
+    if outside:  # a teacher may follow by an average
         return passed(
             remark("in-none-without-gradient", outside=len(outside), trainable=len(trainable)),
             0.0,
@@ -85,10 +83,10 @@ def _without_gradient(seen: Evidence) -> CheckOutcome:
 
 
 def _entrance(seen: Evidence) -> str:
-    """Of the modules in the order of their calls, the first parameter that is trained.
+    """The first trained parameter in the order of the modules' calls.
 
-    Where it has a gradient, all that the loss depends on has one; without are branches that end
-    beside it: a head, an expert, a pooler."""
+    Where it has a gradient, all that the loss depends on has one. Branches that end aside have
+    none: a head, an expert, a pooler."""
     assert seen.setup is not None
     trained: dict[str, str] = {}
     for each in seen.setup.parameters:
@@ -129,8 +127,8 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
         if seen.setup is not None
         else set()
     )
-    # A table of positions that no update has moved gives the same each time; that nothing is
-    # updated other checks say.
+    # A table of positions that no update has moved gives the same each time; other checks say that
+    # nothing is updated.
     moved: dict[str, bool] = {}
     for parameter, series in seen.of_layers("moved"):
         name = parameter.name.rpartition(".")[0]
@@ -146,7 +144,7 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
         if all(low == high for low, high in extrema):
             return warned(remark("one-value", looks=len(extrema)), None, looks[0].step, name)
         low, high = extrema[0]
-        # as what ends with a clamp, a saturated sigmoid, or one-hot codes
+        # the output of a clamp or a saturated sigmoid, or one-hot codes
         limited = float(low).is_integer() and float(high).is_integer()
         if changing and len(set(extrema)) == 1 and not limited and name not in still:
             measured = remark("one-output", low=float(low), high=float(high), looks=len(extrema))
@@ -174,7 +172,7 @@ def _mode(seen: Evidence) -> CheckOutcome:
     if len(trained) < _LOOKS:
         return not_looked_at(remark("too-few-trained", steps=len(trained), least=_LOOKS))
     total = seen.setup.switched
-    # with fewer, most of the model is frozen, and meant to be
+    # with fewer, most of the model is frozen on purpose
     found = [each for each in trained if 2 * each.evaluated >= total]
     if found:
         count = max(each.evaluated for each in found)
@@ -197,7 +195,7 @@ def _evaluated(seen: Evidence) -> CheckOutcome:
     share = len(found) / len(seen.vitals)
     if len(found) > 1 and share < seen.limits["evaluated-in-training"]:
         return warned(measured, share, found[0].step)
-    # once: batch norms measured anew; in each step: a part of the training
+    # once: batch norms measured anew; in each step: part of the training
     return passed(remark("not-as-evaluations", measured=measured), share)
 
 

@@ -1,6 +1,4 @@
-"""The checklist's layer *optimizer*: gradients and updates beside the weights, Adam's moments, what
-was forgotten.
-"""
+"""The checklist's layer *optimizer*: gradients, updates, Adam's moments, what was forgotten."""
 
 from __future__ import annotations
 
@@ -20,25 +18,23 @@ from accucompare.findings.checklist.checks import (
 )
 from accucompare.findings.log import ParameterFacts, remark
 
-#: Classes of modules that normalise, in whose names these stand.
+#: Parts of class names of normalising modules.
 _NORMS = ("Norm",)
 _SMALL_EPS = 1e-6
-#: So many looks before something is said of all of them.
+#: Fewest looks before something is said of all of them.
 _FEW = 3
 
 
 def _is_matrix(parameter: ParameterFacts) -> bool:
-    """Whether its ratio to its gradient says something: biases and norms begin at 0 or 1, whatever
-    the rest does.
-    """
+    """Whether its ratio to its gradient means something: biases and norms begin at 0 or 1."""
     return len(parameter.shape) > 1 and bool(parameter.group)
 
 
 def _largest(seen: Evidence, measurement: str, over: bool = False) -> list[tuple[float, int, str]]:
-    """Of each matrix the most of a measurement in all looks, its step, and the name; ``over``: as a
-    share of the weight's norm.
+    """Each matrix's largest measurement in all looks, its step, and the name; ``over``: as a share
+    of the weight's norm.
 
-    The most, since what has been learnt has no gradient left, and what begins with zeros has none
+    The largest, since a learnt weight has no gradient left, and one that begins with zeros has none
     yet."""
     found = []
     for parameter, series in seen.of_layers(measurement, "weight"):
@@ -72,7 +68,7 @@ def _exploding(seen: Evidence) -> CheckOutcome:
     *others, (value, step, name) = sorted(ratios)
     usual = median(value for value, *_ in others)
     measured = remark("gradient-at-least", value=value, usual=usual)
-    # where all are large, so is the loss
+    # if all are large, the loss is large, too
     large = value > seen.limits["gradient-most"] * max(usual, 1.0)
     return (
         warned(measured, value, step, name)
@@ -82,9 +78,7 @@ def _exploding(seen: Evidence) -> CheckOutcome:
 
 
 def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
-    """Of each matrix the smallest ratio of its gradient's norm to its own in any look, the first
-    step, and its name.
-    """
+    """Each matrix's smallest ratio of its gradient's norm to its own, first step, and name."""
     found = []
     for parameter, series in seen.of_layers("grad", "weight"):
         values = [
@@ -123,9 +117,7 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
 
 
 def _second_moment(seen: Evidence) -> CheckOutcome:
-    """The root of the mean of Adam's second moment against the eps that is added to it, where the
-    gradient was largest.
-    """
+    """The root of the mean of Adam's second moment against eps, where the gradient was largest."""
     eps = {each.name: each.eps for each in seen.setup.parameters} if seen.setup is not None else {}
     found = []
     for parameter, series in seen.of_layers("v", "grad"):
@@ -134,7 +126,7 @@ def _second_moment(seen: Evidence) -> CheckOutcome:
             for step, (value, grad) in series
             if grad > 0 and 0 <= value < math.inf
         ]
-        # a larger one is meant to count
+        # a larger eps is meant to count
         if values and _is_matrix(parameter) and 0 < eps[parameter.name] <= _SMALL_EPS:
             value, step = max(values)
             found.append((value / eps[parameter.name], step, parameter.name))
@@ -175,9 +167,7 @@ def _state_restored(seen: Evidence) -> CheckOutcome:
 
 
 def _restarted(seen: Evidence) -> int | None:
-    """How many updates the run before had made, if this one began with its last weights, and with
-    an empty optimizer.
-    """
+    """The updates of the run before, if this one began with its weights and an empty optimizer."""
     earlier = seen.run.earlier
     if (
         earlier is None
@@ -225,7 +215,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
     if not trained:
         return not_looked_at(remark("no-backward"))
     updated = {each.step for each in seen.updates}
-    if updated:  # the watch may begin, and end, between a backward and its update
+    if updated:  # the watch may begin or end between a backward and its update
         trained = [each for each in trained if min(updated) <= each.step <= max(updated)] or trained
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
@@ -234,7 +224,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
         return warned(remark("given-optimizer-idle"), 1.0, without[0].step)
     share = len(without) / len(trained)
     measured = remark("without-update", without=len(without), trained=len(trained))
-    # where micro-batches are steps, most of them have none
+    # where micro-batches are steps, most have no update
     if without and share < seen.limits["accumulating"]:
         return warned(measured, share, without[0].step)
     still, count = _unmoved(seen)
@@ -247,9 +237,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
 
 
 def _all_unmoved(seen: Evidence) -> list[int] | None:
-    """All looks at updates with a rate, if a sample of every parameter was the same behind every
-    one of them.
-    """
+    """All looks at updates with a rate, if none of them changed any parameter's sample."""
     looks = [
         each
         for each in seen.looked
@@ -262,9 +250,8 @@ def _all_unmoved(seen: Evidence) -> list[int] | None:
 
 
 def _unmoved(seen: Evidence) -> tuple[list[int], int]:
-    """The looks in which an update with a rate has changed no weight of any matrix that has a
-    gradient, and how many looks there were.
-    """
+    """The looks in which an update with a rate moved no matrix that has a gradient; and all
+    looks."""
     moved: dict[int, float] = {}
     for parameter, series in seen.of_layers("moved", "grad"):
         for step, (share, grad) in series:

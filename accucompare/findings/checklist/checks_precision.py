@@ -1,6 +1,4 @@
-"""The checklist's layer *precision*: the loss scale, underflow, logits, and updates that rounding
-takes away.
-"""
+"""The checklist's layer *precision*: loss scale, underflow, logits, updates lost to rounding."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _HALVES = ("float16", "bfloat16")
 
 def _scale_falling(seen: Evidence) -> CheckOutcome:
     began = seen.run.steps[0].step if seen.run.steps else 0
-    # the first ones find the scale to begin with
+    # the first ones find the initial scale
     later = [each for each in seen.run.scaled if each.in_a_row <= each.step - began]
     longest = max((each.in_a_row for each in later), default=0)
     skipped = sum(each.skipped for each in seen.run.scaled)
@@ -47,7 +45,7 @@ def _scale_at_one(seen: Evidence) -> CheckOutcome:
     )
     first = next((step.scale for step in seen.run.steps if step.scale is not None), math.nan)
     measured = remark("scale-least", least=lowest[0], first=first)
-    # else it was made so
+    # otherwise it was set so
     came_down = first > lowest[0] or any(each.skipped for each in seen.run.scaled)
     if lowest[0] <= seen.limits["scale-least"] and came_down:
         return failed(measured, lowest[0], lowest[1])

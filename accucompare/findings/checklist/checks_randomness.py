@@ -35,8 +35,7 @@ def _drawn(seen: Evidence) -> CheckOutcome:
 
 
 def _first_step(seen: Evidence) -> CheckOutcome:
-    """This run's first step against that of the run before in the log, if both had the same
-    seed."""
+    """This run's first step against the previous run's in the log, if both had the same seed."""
     earlier = seen.run.earlier
     assert earlier is not None
     if (reason := _otherwise_begun(seen.run, earlier)) is not None:
@@ -55,7 +54,7 @@ def _first_step(seen: Evidence) -> CheckOutcome:
 
 
 def _otherwise_begun(run: Analysis, earlier: Analysis) -> WatchRemark | None:
-    """Why the beginnings of two runs need not be the same; ``None`` if they should be."""
+    """Why two runs need not begin the same; ``None`` if they should."""
     if not run.setups or not earlier.setups or run.setups[0].seeds != earlier.setups[0].seeds:
         return remark("other-seeds")
     if run.start.case != earlier.start.case or run.start.device != earlier.start.device:
@@ -69,11 +68,10 @@ def _otherwise_begun(run: Analysis, earlier: Analysis) -> WatchRemark | None:
 
 
 def _others(seen: Evidence) -> CheckOutcome:
-    """The states that Python's and NumPy's generators began with, against those of the run before
-    in the log.
+    """The first states of Python's and NumPy's generators, against the previous run's in the log.
 
-    Python and NumPy seed their generators with noise of the system: only what was given a seed
-    begins twice in the same state."""
+    Python and NumPy seed themselves with system noise: only a given seed begins twice in the same
+    state."""
     earlier = seen.run.earlier
     assert earlier is not None
     if (reason := _otherwise_begun(seen.run, earlier)) is not None:

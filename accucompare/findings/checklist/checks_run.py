@@ -26,7 +26,7 @@ from accucompare.findings.log import Ending, Number, WatchRemark, remark
 
 #: Fewer losses show no trend.
 _FEWEST = 30
-#: So many looks at a cross entropy stand for the beginning, and for the end.
+#: How many looks at a cross entropy stand for the beginning and for the end.
 _FEW_LOOKS = 3
 
 
@@ -102,7 +102,7 @@ def _loss_spike(seen: Evidence) -> CheckOutcome:
     if any(value < 0 for value in finite):
         lowest = min(finite)
         return not_looked_at(remark("loss-not-positive", lowest=lowest))
-    # near 0, a loss may well be ten times the last one
+    # near 0, a loss may be ten times the last one
     floor = seen.limits["loss-spike-floor"] * median(finite[:_FEWEST])
     series = [Point(step, value + floor) for step, value in seen.losses]
     return _spiking(
@@ -160,9 +160,7 @@ def _loss_trend(seen: Evidence) -> CheckOutcome:
 
 
 def _ranks_agree(seen: Evidence) -> CheckOutcome:
-    """Weights of parameters that are whole on each rank, by their norms: replicas compute the same
-    numbers bit for bit.
-    """
+    """Norms of weights that each rank holds whole: replicas compute the same bits."""
     if _split(seen.ranks):
         return not_looked_at(remark("ranks-hold-parts"))
     found = first_difference(seen.ranks)
@@ -182,9 +180,7 @@ def _split(runs: Sequence[Analysis]) -> bool:
 
 
 def first_difference(runs: Sequence[Analysis]) -> CheckOutcome | None:
-    """The first weight that replicas on several ranks do not have alike; ``None`` if there is none,
-    or ranks split a model.
-    """
+    """The first weight that differs between replicas; ``None`` also if ranks split a model."""
     if _split(runs):
         return None
     apart = [each for each in _pairs_of_ranks(runs) if each.mine != each.theirs]
@@ -202,7 +198,7 @@ def first_difference(runs: Sequence[Analysis]) -> CheckOutcome | None:
 
 
 class _OnTwoRanks(NamedTuple):
-    """The norm of a weight on the first rank, and on another one."""
+    """A weight's norm on the first rank and on another."""
 
     step: int
     name: str
@@ -226,7 +222,7 @@ def _pairs_of_ranks(runs: Sequence[Analysis]) -> Iterator[_OnTwoRanks]:
                     yield _OnTwoRanks(each.step, parameter.name, other.start.rank, mine, theirs)
 
 
-#: What a watch says first, too.
+#: Also the first verdict of a watch.
 FINITE = Check("finite", Layer.RUN, _finite, needs=())
 RUN = (
     FINITE,

@@ -1,6 +1,5 @@
-"""The checklist's layer *schedule and clipping*: learning rates as they were applied, and what
-became of gradients before the update.
-"""
+"""The checklist's layer *schedule and clipping*: learning rates, and gradients' way to the
+update."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ _RISES_AGAIN = (
     "LambdaLR",
     "MultiplicativeLR",
 )
-#: So many updates running with a rate that rises are a warm-up, and so many behind them with one
-#: that falls a decay.
+#: So many updates in a row with a rising rate are a warm-up; so many after them with a falling one
+#: a decay.
 _WARMING, _FALLING = 10, 3
 
-#: Of its most, a learning rate that is no more adds nothing to weights in float32 that an update
-#: of then has changed.
+#: At or below this share of its maximum, a learning rate adds nothing to float32 weights that the
+#: maximum's update changed.
 _ROUNDED = 2**-24
 
 
@@ -88,7 +87,7 @@ def _lr_jump(seen: Evidence) -> CheckOutcome:
             falls = all(
                 one > other for one, other in itertools.pairwise(values[at : at + _FALLING + 1])
             )
-            # what begins again falls before it rises, and epochs have plateaus
+            # a restart falls before it rises, and epochs have plateaus
             if not rises or not falls or values[at - 1] <= 0:
                 continue
             ratio = values[at] / values[at - 1]
@@ -122,9 +121,7 @@ def _lr_rises_again(seen: Evidence) -> CheckOutcome:
 
 
 def _counts(seen: Evidence) -> Iterator[tuple[str, list[tuple[Point, int]]]]:
-    """By scheduler, how often it was stepped between one update and the next, and how many steps
-    lie between.
-    """
+    """By scheduler, its steps between one update and the next, and the distance in steps."""
     for name in dict.fromkeys(name for each in seen.updates for name in each.schedulers):
         having = [each for each in seen.updates if name in each.schedulers]
         yield (
@@ -168,8 +165,7 @@ def _schedule_steps(seen: Evidence) -> CheckOutcome:
 
 
 def _epochs(seen: Evidence) -> int:
-    """How often the loader that gave the last batch was begun; 0 where torch's loaders gave
-    none."""
+    """How often the loader of the last batch was begun; 0 without one of torch's loaders."""
     return next(
         (each.loaded.begun for each in reversed(seen.updates) if each.loaded is not None), 0
     )
@@ -189,9 +185,8 @@ def _schedule_order(seen: Evidence) -> CheckOutcome:
 def _schedule_applied(seen: Evidence) -> CheckOutcome:
     """Learning rates of the groups against those that the schedulers say they have set.
 
-    Of an optimizer that updates in the step; one of another optimizer is judged if its own makes no
-    update at all. Of several, as of one for the warm-up and one for plateaus, the last to act has
-    set the rates."""
+    Only schedulers of an optimizer that updates in the step count, or whose optimizer never
+    updates. Of several, as for warm-up and plateaus, the last to act has set the rates."""
     here = {
         name for each in seen.updates for name, applied in each.schedulers.items() if applied.here
     }
@@ -230,9 +225,7 @@ def _close(one: float, other: float) -> bool:
 
 
 def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
-    """Of each update: what became of the gradient norm before it, as a ratio, and the norm that the
-    update was given.
-    """
+    """Per update, the ratio of the gradient norm to that of the backward, and the update's norm."""
     found = []
     for each in seen.updates:
         before, after = each.norm, each.norm_at_update
@@ -288,16 +281,13 @@ def _grown(seen: Evidence) -> CheckOutcome:
 
 
 def _is_one_factor(low: float, high: float) -> bool:
-    """Whether all gradients were multiplied by one number: noise, decay and projections change each
-    in its own way.
-    """
+    """Whether all gradients were multiplied by one number, unlike by noise, decay and
+    projections."""
     return 0 < low <= high < math.inf and high / low < _ALIKE
 
 
 def _most_before(seen: Evidence, step: int) -> float:
-    """What the gradient norm at an update may be at most, if gradients were only clipped, and
-    averaged over ranks by the loop itself.
-    """
+    """The largest gradient norm at an update that clipping and a loop's own averaging allow."""
     norms = [
         each.norm for run in (seen.run, *seen.ranks) for each in run.vitals if each.step == step
     ]
@@ -326,7 +316,7 @@ def _clip_before_unscale(seen: Evidence) -> CheckOutcome:
     return passed(remark("clipped-norm", norm=usual), usual)
 
 
-#: What rounding leaves of one factor.
+#: Ratio up to which factors count as one, by rounding.
 _ALIKE = 1.001
 _SCHEDULED = (Need.VITALS, Need.SCHEDULER, Need.UPDATES)
 _NORMED = (Need.VITALS, Need.UPDATES, Need.NORMS)

@@ -1,4 +1,4 @@
-"""The checklist: every check, judged by what a watch's log holds. Without torch."""
+"""The checklist: every check, judged by a watch's log. Without torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from accucompare.findings.checklist.checks_run import RUN
 from accucompare.findings.checklist.checks_schedule import SCHEDULE
 from accucompare.findings.log import remark
 
-#: All of them, in the order in which they are shown.
+#: In the order in which they are shown.
 CHECKS: tuple[Check, ...] = (
     *DATA,
     *RANDOMNESS,
@@ -41,11 +41,11 @@ CHECKS: tuple[Check, ...] = (
     *SCHEDULE,
     *RUN,
 )
-#: Of all checks, by name, the defaults.
+#: The defaults of all checks, by name.
 THRESHOLDS = {name: value for check in CHECKS for name, value in check.thresholds.items()}
 _ORDER = list(CheckStatus)
-#: Of `watch`, `overflow`, `health` and `gradcheck`, by what came of it. 0: nothing is wrong; 1:
-#: something is; 2: nothing to rely on.
+#: Exit codes of `watch`, `overflow`, `health` and `gradcheck`. 0: nothing is wrong; 1: something
+#: is; 2: nothing to rely on.
 STATUS_EXIT_CODES = {
     CheckStatus.PASS: 0,
     CheckStatus.WARN: 1,
@@ -57,13 +57,11 @@ _MOST_BYTES = 1 << 20  # of a file of thresholds
 
 @dataclass(frozen=True)
 class Checklist:
-    """A check, what came of it, and what it was judged by.
+    """A check, its outcome, and what it was judged by.
 
     Attributes:
-        check: which.
-        outcome: what came of it.
-        limits: its thresholds, as they were in force.
-        rank: on which rank, if there are several and it is of one; else ``None``.
+        limits: its thresholds in force.
+        rank: the rank that it is about, if there are several; else ``None``.
     """
 
     check: Check
@@ -78,11 +76,7 @@ class Checklist:
 
 @dataclass(frozen=True)
 class Health:
-    """What came of all checks.
-
-    Attributes:
-        results: in the order of the table.
-    """
+    """The outcome of all checks; ``results`` has the table's order."""
 
     results: Sequence[Checklist]
 
@@ -110,7 +104,7 @@ class Health:
 
 
 def judge_finite(ranks: Ranks) -> CheckOutcome:
-    """What a watch says: whether everything was finite. The first rule that holds decides."""
+    """A watch's verdict: whether everything was finite. The first rule that holds decides."""
     if ranks.trouble is not None:
         return not_looked_at(ranks.trouble)
     if ranks.first is not None:
@@ -124,14 +118,14 @@ def judge_finite(ranks: Ranks) -> CheckOutcome:
 def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
     """Judge the last run of every rank.
 
-    Of a check that is made on each rank, the worst outcome counts, and the first rank that has it.
+    For a check made on each rank, the worst outcome counts, with the first rank that has it.
 
     Args:
         ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.
         thresholds: by name, in place of the defaults (see ``THRESHOLDS``).
 
     Raises:
-        UsageError: if there is no threshold of a name.
+        UsageError: for an unknown threshold.
     """
     given = thresholds or {}
     for name in given:
@@ -141,7 +135,7 @@ def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> He
 
 
 def judge_vitals(ranks: Ranks) -> Health | None:
-    """The checklist by its default thresholds; ``None`` of runs whose log has nothing for it."""
+    """The checklist by its default thresholds; ``None`` if the logs have nothing for it."""
     return judge_log(ranks) if any(run.vitals for run in ranks.ranks) else None
 
 
@@ -163,12 +157,8 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
 
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
-    """Thresholds as they are given on the command line, ``name=value``, and in a TOML file of such
-    lines; the former win.
-
-    Raises:
-        UsageError: if one cannot be read, or there is none of that name.
-    """
+    """Thresholds from the command line, ``name=value``, and a TOML file of such lines; the command
+    line wins. Raises UsageError if one cannot be read, or is unknown."""
     given: dict[str, float] = {}
     if file is not None:
         given |= _of_file(file)

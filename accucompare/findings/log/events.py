@@ -1,10 +1,10 @@
 """The events of a watch's log, each a line of JSON. Without torch, so that a log can be read
 anywhere.
 
-A log holds runs, one after the other. Each begins with a ``WatchStart``; then for each step, in
-this order, its ``Alert``, ``Finding``, ``Frames`` and ``ScaleChange`` events, its ``TrainingSetup``
-(in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and at last an
-``End``, which is missing if the process was killed."""
+A log holds runs, one after the other. Each begins with a ``WatchStart``. Then come for each step,
+in this order: ``Alert``, ``Finding``, ``Frames`` and ``ScaleChange`` events, ``TrainingSetup`` (in
+the first step, and where it has changed), ``Vitals`` and ``Step``. Last comes an ``End``, unless
+the process was killed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ from accucompare.findings.log.vital_events import TrainingSetup, Vitals
 
 
 class Site(str, Enum):
-    """Where a value that is not finite was made.
-
-    Attributes:
-        aside: what a place's name says of it.
-    """
+    """Where a value that is not finite was made; ``aside`` is what a place's name adds for it."""
 
     __str__ = str.__str__
     aside: str
@@ -37,14 +33,14 @@ class Site(str, Enum):
         return site
 
     MODULE = "module"  # inside this module call
-    # in the module's own forward, between its children: before or after the one that `near` names
+    # in the module's own forward, between its children: before or after the one in `near`
     GLUE = "glue", "glue"
-    # it was seen at a point of the user's own (`check_finite`), which `near` names
+    # seen at a point of the user's own (`check_finite`), which `near` names
     POINT = "point", "point"
-    WEIGHTS = "weights", "weights"  # it was in a parameter or a buffer of this module before
+    WEIGHTS = "weights", "weights"  # it was in a parameter or buffer of this module before
     INPUT = "input"  # the model was given it
-    LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
-    # of a gradient: a hook of the user's on a parameter, which `near` names
+    LOSS = "loss"  # of a gradient: it came from the loss, outside of the model
+    # of a gradient: a user's hook on a parameter, which `near` names
     HOOK = (
         "hook",
         "hook on",
@@ -53,14 +49,11 @@ class Site(str, Enum):
     GRADIENTS = "gradients", "gradients before the update"
     UPDATE = "update", "weights after the update"  # in a parameter, by the optimizer's last update
     RANK = "rank"  # another rank has found it
-    # of a gradient: the sum of what came from several places, or of several ranks, steps or
-    # micro-batches
+    # of a gradient: the sum over several places, ranks, steps or micro-batches
     SUM = "sum", "sum of gradients"
 
 
 class Direction(str, Enum):
-    """In which pass."""
-
     __str__ = str.__str__
 
     FORWARD = "forward"
@@ -74,15 +67,13 @@ class Cause(str, Enum):
 
     # its inputs were finite, but it has talked to other ranks
     RANKS = "made inside, or given by another rank"
-    INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
-    NEAR = (
-        "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
-    )
+    INSIDE = "made inside"  # its inputs were finite, or held only a legal Inf
+    NEAR = "inputs near the limit"  # finite, but within a factor of their dtype's limit
     INPUTS = "inputs already bad"
 
 
 class AlertKind(str, Enum):
-    """Of what a watch warns that is not yet wrong."""
+    """What a watch warns of before it is wrong."""
 
     __str__ = str.__str__
 
@@ -114,7 +105,6 @@ class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
             too.
         path: where in a nested value it is; of a weight, its name in the module.
         dtype: PyTorch's name without ``torch.``.
-        shape: of the tensor.
         low, high: the smallest and the largest value; ``"nan"`` if there is a NaN.
         abs_min: the smallest magnitude, if it was looked for.
         nan, inf: how many NaN and Inf there are, if they were counted.
@@ -142,14 +132,11 @@ class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One module call (or, backward, one operator's gradient), as the table of the last frames
-    shows it.
+    """A module call, or in the backward an operator's gradient, in the table of the last frames.
 
     Attributes:
-        order: its place in the step.
         name, call, type: of the module call; the class's name.
-        direction: of the pass.
-        operator: the operator, such as ``aten.bmm.default`` or ``SqrtBackward0``, if it is one's.
+        operator: an operator's name, such as ``aten.bmm.default`` or ``SqrtBackward0``.
         tensors: weights, inputs, outputs; or gradients.
     """
 
@@ -166,16 +153,11 @@ class WatchStart(msgspec.Struct, tag="start", tag_field="event", frozen=True, om
     """The beginning of a run.
 
     Attributes:
-        version: of accucompare.
         time: ISO 8601, in UTC.
         rank, ranks: of torch.distributed; 0 of 1 without it.
         coordinates: of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known.
-        model: the class of the model.
         parameters: how many elements its parameters have.
         device: such as ``npu:0``.
-        case: what is run, if the command line runs it.
-        options: those of ``accucompare.watch``.
-        environment: versions and flags.
         saturates: whether the device gives the largest number in place of Inf.
     """
 
@@ -197,26 +179,21 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     """A module call, or a gradient, that is not finite.
 
     Attributes:
-        step, order: when: the step, and the place in it.
         name, call, type: the module call that made it, or that it passed through; its class.
-        site, direction: where and in which pass.
         origin: whether it began here; else it came in.
         cause: what is known of the inputs.
-        kinds: of what came out: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
+        kinds: of the output: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
         near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``;
             of a point, its label.
         operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
         line: the source line that called the operator, such as ``model.py:57``.
-        tensors: what went in and what came out.
-        operator_tensors: what went into the operator and came out of it.
         weights: the module's parameters and buffers that are not finite.
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the
             backward.
-        legal: for the reader: paths of inputs that held an Inf and may have; of a loss, what the
-            model gave that did.
-        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or
-            an operator's input that is neither.
-        second: whether it was in a second backward, through the gradients that another one gave.
+        legal: for the reader: paths of inputs with a legal Inf; of a loss, the model's outputs with
+            one.
+        unseen: inputs that were not looked at: paths, ``weights``, or an operator's other input.
+        second: whether it was in a second backward, through another one's gradients.
         reproducer: the path of the script, from the log's directory.
         reproducer_notes: what the reproducer lacks, or why there is none.
         notes: further remarks, such as why the step could not be run again.
@@ -247,18 +224,17 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
     notes: list[WatchRemark | str] = []
 
     def noting(self, *notes: WatchRemark | str) -> Finding:
-        """The same with further notes."""
+        """The finding with further notes."""
         return msgspec.structs.replace(self, notes=[*self.notes, *notes])
 
     def passing_on(self, *notes: WatchRemark | str) -> Finding:
-        """The same as what did not begin here, but came in."""
+        """The finding as one that came in and did not begin here."""
         return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
 
     @property
     def place(self) -> str:
-        """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``,
-        ``fc1, backward``.
-        """
+        """The place as people read it: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before
+        norm2)``, ``fc1, backward``."""
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
             return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
@@ -277,15 +253,11 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
 
 
 class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
-    """What is not yet wrong. Each module is warned of once for each kind.
+    """A warning of what is not yet wrong, once per module and kind.
 
     Attributes:
-        kind: of what.
-        text: what there is to say.
-        step: when.
         name, call, type: of the module call; empty for what concerns no module.
         value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
-        dtype: of the tensor.
     """
 
     kind: AlertKind
@@ -302,7 +274,6 @@ class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_
     """The last frames before a finding, or all of a traced step.
 
     Attributes:
-        step: when.
         traced: whether they are all of the step's.
         frames: in the order in which they ended.
     """
@@ -316,12 +287,10 @@ class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, 
     """The loss scale changed, or the optimizer's step was skipped.
 
     Attributes:
-        step: when.
         scale: after the step.
         skipped: whether the step was skipped because gradients overflowed.
-        in_a_row: how many were skipped without one between that was not.
+        in_a_row: how many steps in a row were skipped.
         alarm: whether this is no longer normal.
-        text: what there is to say.
     """
 
     step: int
@@ -336,7 +305,6 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
     """The end of a step that was watched.
 
     Attributes:
-        step: its number.
         grad_norm: the L2 norm of all gradients together, before clipping and without the loss
             scale.
         largest: the parameters that carry most of it, with their own norms, the largest first.
@@ -344,9 +312,9 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
         finite: whether nothing was found in this step, and every gradient was finite.
-        unseen: by the names of modules, what could not be looked at: ``finite`` holds for the rest.
-        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does
-            now and then: that is no finding.
+        unseen: by module name, what could not be looked at: ``finite`` holds for the rest.
+        skipped: whether the update was skipped because gradients overflowed; no finding, since a
+            loss scaler does it now and then.
     """
 
     step: int
@@ -365,12 +333,10 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
 
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
-        reason: what more there is to say: the error that ended the loop, or where its state is.
-        ending: how it ended.
-        weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run
-            that goes on from here is known.
-        state: of a run that was paused: where the state is saved from which it can go on.
-        error: the class of the error that ended the loop.
+        reason: further remarks: the error that ended the loop, or where its state is.
+        weights: the last norm of each of ``Setup.parameters``, in that order, to recognise a run
+            that goes on from here.
+        state: of a paused run: where the state is saved to go on from.
     """
 
     steps: int

@@ -9,14 +9,9 @@ from accucompare.findings.log.observations import StepObservation, What
 
 
 def frames_of(observations: Iterable[StepObservation], until: int | None = None) -> list[Frame]:
-    """A frame for each module call that ended and each operator's gradient, in the order in which
-    they ended.
-
-    Args:
-        observations: of a step, in order.
-        until: the place in the step after which nothing is wanted; but a call that is running then
-            is shown as far as it has come.
-    """
+    """A frame for each ended module call and each operator's gradient, in the order in which they
+    ended. ``until``: the last place in the step; a call still running there is shown as far as it
+    has come."""
     running: dict[tuple[str, int], StepObservation] = {}
     frames = []
     for each in observations:

@@ -1,5 +1,3 @@
-"""Numbers as JSON can hold them."""
-
 from __future__ import annotations
 
 import math

@@ -19,7 +19,7 @@ from accucompare.text import storable
 _LOGGER = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder()
 
-#: Logs that are being written by this process.
+#: Logs that this process is writing.
 _open: set[Path] = set()
 
 
@@ -43,23 +43,17 @@ def _storable(value: Any) -> Any:
 
 
 class Log:
-    """A file that events are added to, each at once, so that a killed process leaves those that
-    were.
+    """A file that events are added to, each at once, so that a killed process keeps the earlier
+    ones.
 
-    A full disk ends the log with a warning, and never what is watched.
-
-    Attributes:
-        failure: why the log ends early, and what to do; ``None`` if it does not.
-    """
+    A full disk ends the log with a warning, but not the watched run; ``failure`` says why, and what
+    to do."""
 
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            UsageError: if it cannot be written, or another watch of this process is writing it.
-        """
+        """UsageError if it cannot be written, or another watch of this process is writing it."""
         self.path = path
         self.failure: str | None = None
-        self._place = Path(os.path.realpath(path))  # which takes links in a circle as they are
+        self._place = Path(os.path.realpath(path))  # leaves circular links as they are
         if self._place in _open:
             raise UsageError(
                 f"{path}: another watch is writing its log there; give this one a directory of its"
@@ -82,7 +76,7 @@ class Log:
             return
         try:
             rest = memoryview(_encoded(event) + b"\n")
-            while rest:  # a disk that is nearly full takes a part
+            while rest:  # a nearly full disk takes a part
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.close()
@@ -100,7 +94,7 @@ class Log:
             self._file = None
 
     def _mend(self, file: IO[bytes]) -> None:
-        """Cut off a last line that a killed process has left unfinished."""
+        """Cut off an unfinished last line of a killed process."""
         file.seek(0)
         content = file.read()
         if content and not content.endswith(b"\n"):
@@ -125,12 +119,8 @@ def _is_start(line: bytes) -> bool:
 def read_log(path: Path) -> list[list[Event]]:
     """The runs in a log, each a list of events that begins with its ``WatchStart``.
 
-    A line that is cut short, as a killed process leaves it, is left out: the last one, or the last
-    one before another run's start.
-
-    Raises:
-        UsageError: if there is no such file, or it is no log of a watch.
-    """
+    A line cut short by a killed process is left out: the last one, or the last before another run.
+    Raises UsageError if there is no such file, or it is no log of a watch."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -139,7 +129,7 @@ def read_log(path: Path) -> list[list[Event]]:
     for index, line in enumerate(lines, start=1):
         try:
             event = _DECODER.decode(line)
-        except ValueError as error:  # of msgspec's, or of a byte that is not UTF-8
+        except ValueError as error:  # from msgspec, or for a byte that is not UTF-8
             if index == len(lines) and not line.endswith(b"\n"):
                 break
             if index < len(lines) and runs and _is_start(lines[index]):

@@ -21,20 +21,19 @@ class What(Enum):
     ENDED = "ended"  # a module call: its outputs
     OPERATOR = "operator"  # an operator called in a module's own code: its inputs and outputs
     POINT = "point"  # a point of the user's own: one tensor
-    FLAG = "flag"  # the device's overflow flag went up since the last time that it was looked at
-    ARRIVED = "arrived"  # the gradient of what an outermost call gave
-    # what arrives at an operator's backward; the call is the one in which what the operator gave
-    # was used
+    FLAG = "flag"  # the device's overflow flag went up since the last look
+    ARRIVED = "arrived"  # the gradient of an outermost call's output
+    # what arrives at an operator's backward; the call is where the operator's output was used
     SUM = "sum"
     GRADIENT = "gradient"  # what an operator's backward gives
-    SECOND = "second"  # likewise, in a backward through the gradients that another one gave
-    LOSS = "loss"  # likewise, of an operator that was called outside of the model, after it
+    SECOND = "second"  # likewise, in a backward through another backward's gradients
+    LOSS = "loss"  # likewise, of an operator called outside of the model, after it
     HOOKED = "hooked"  # what the user's hooks on a parameter have made of its gradient
     PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
 
 
 class ModuleCall(NamedTuple):
-    """A module call; of no module, what happens outside of the model."""
+    """A module call; the one without a module stands for what is outside of the model."""
 
     name: str
     call: int
@@ -55,18 +54,15 @@ class StepObservation:
 
     Attributes:
         what, place: what, and of which module call.
-        tensors: what was looked at.
         operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
-        near: of an operator's gradient, the child that its call's own code had called last, if it
-            has children; of a point, its label; of a flag, ``before`` and the child, if it went up
-            before one.
+        near: of an operator's gradient, the last child that its call's own code had called; of a
+            point, its label; of a flag, ``before`` and the child, if it went up before one.
         parameter: of a parameter's gradient, the parameter's name in its module, which is the
             place.
-        order: its place in the step.
         unseen: paths of tensors that could not be looked at.
-        talked: of a call that began or ended, whether this rank has talked to others since the last
-            thing of that kind.
+        talked: of a call's beginning or end, whether this rank has talked to others since the last
+            of that kind.
     """
 
     what: What
@@ -82,7 +78,7 @@ class StepObservation:
 
     @property
     def parameter_name(self) -> str:
-        """The qualified name of the parameter; empty if this is of none."""
+        """The qualified name of the parameter; empty without one."""
         return (
             f"{self.place.name}.{self.parameter}"
             if self.place.name and self.parameter
@@ -111,9 +107,8 @@ class WatchLimits:
         allow: whether the output of the module of this name may be infinite or NaN.
         saturates: whether the device gives the largest number in place of Inf.
         near: an input is near its type's limit from a ``near``-th of it on.
-        fills: whether the module of this name fills what it gives, or hands on, with this Inf: as
-            logits of what shall not be chosen with -Inf, or a minimum that has yet to be found with
-            +Inf.
+        fills: whether the module of this name fills its output with this Inf: logits of excluded
+            choices with -Inf, or a running minimum with +Inf.
     """
 
     allow: Callable[[str], bool] = lambda name: False
@@ -123,7 +118,7 @@ class WatchLimits:
 
 
 def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozenset[str]:
-    """Which kinds of values that are not finite there are.
+    """The kinds of values that are not finite.
 
     ``saturates``: whether the device gives the largest number in place of Inf. The lowest number
     does not count: masks are made of it."""
@@ -142,10 +137,9 @@ def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozens
 
 
 def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
-    """Whether finite values come within a factor of the largest number of their type.
+    """Whether finite values come within a factor of their type's largest number.
 
-    Negative values within 1 % of the limit do not count: masks are made of the lowest number.
-    """
+    Negative values within 1 % of the limit do not count: masks are made of the lowest number."""
     largest = DTYPES[dtype].largest if dtype in DTYPES else 0.0
     return largest > 0 and (
         largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near

@@ -8,12 +8,7 @@ import msgspec
 
 
 class WatchRemark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A fact with its values. ``report.words`` has its sentence.
-
-    Attributes:
-        fact: which.
-        values: what the sentence names: numbers, names, other remarks.
-    """
+    """A fact with its values: numbers, names, other remarks. ``report.words`` has its sentence."""
 
     fact: str
     values: dict[str, Any] = {}

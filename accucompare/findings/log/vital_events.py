@@ -1,8 +1,7 @@
-"""The events of a watch's log that the checklist is judged by. Without torch.
+"""The events of a watch's log that the checklist judges by. Without torch.
 
-``TrainingSetup`` says what a training consists of; it is written with the first step, and again
-whenever something in it has changed. ``Vitals`` are the numbers of one step.
-"""
+``TrainingSetup`` says what a training consists of, in the first step and after each change.
+``Vitals`` are the numbers of one step."""
 
 from __future__ import annotations
 
@@ -17,15 +16,12 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """One parameter.
 
     Attributes:
-        name: qualified.
         shape, dtype: of this rank's part, where it is sharded.
         owner: the class of the module that holds it.
-        trainable: whether it requires a gradient.
-        group: the optimizer and the number of its parameter group, such as ``AdamW.0``; empty if it
-            is in none.
+        group: the optimizer and the number of its parameter group, such as ``AdamW.0``, if any.
         decay: the weight decay of that group.
         sharded: whether other ranks hold other parts of it.
-        eps: what its group's optimizer adds to the root of the second moment; 0 if it has none.
+        eps: what the optimizer adds to the root of the second moment; 0 if it has none.
     """
 
     name: str
@@ -45,33 +41,26 @@ class TrainingSetup(
     """What a training consists of.
 
     Attributes:
-        step: from which on.
+        step: the first step that it holds for.
         parameters: of the model, each once.
         optimizers: classes of the known ones; empty if none is known yet.
-        taken: by optimizer, how many steps its state says that it had taken when the watch began;
-            none where it keeps no count.
-        schedulers: by scheduler, how often it had been stepped when the watch began; none if the
-            watch was given no scheduler.
+        taken: by optimizer, how many steps its state had taken when the watch began, if it counts
+            them.
+        schedulers: by scheduler, how often it had been stepped when the watch began; empty if the
+            watch was given none.
         scheduler_lengths: by scheduler, the number of steps that it was made for, where it says so
             (``T_max``, ``total_steps``).
-        twins: pairs of names in one list, such as ``layers.0`` and ``layers.1``, under which there
-            is one and the same module.
-        switched: how many modules compute otherwise in training than in evaluation: dropout with p
-            > 0, batch norm.
-        seeds: by generator, the seed that it was given last; ``torch`` has its own default if it
-            was given none.
-        default_seed: whether torch's generator has that default.
-        cycle: after so many steps the same inputs are used again, as the command was asked to; 0 if
-            not known to be so.
-        pad: the id of padding, as the model's configuration or its embedding says; ``None`` if
-            neither does.
+        twins: pairs of names in one list that are the same module, such as ``layers.0`` and
+            ``layers.1``.
+        switched: how many modules behave differently in training: dropout with p > 0, batch norm.
+        seeds: by generator, its last seed; ``torch`` has its own default if it was given none.
+        cycle: after so many steps the same inputs are used again, by command; 0 if unknown.
+        pad: the id of padding, if the model's configuration or embedding says it.
         vocabulary: how many rows the model's input embedding has; ``None`` without one.
-        tokens: ids of special tokens, as the model's configuration says: ``begin`` and ``end`` of a
+        tokens: ids of special tokens from the model's configuration: ``begin`` and ``end`` of a
             text.
-        generators: digests of the states that Python's and NumPy's generators were in when the
-            watch began: ``python`` and ``numpy``.
+        generators: digests of the ``python`` and ``numpy`` generators' states when the watch began.
         dropouts: by module, the share that its dropout sets to zero, where there is one.
-        every: look closely at every n-th step.
     """
 
     step: int
@@ -101,14 +90,13 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
         low, high: its smallest and its largest value; ``None`` if it has none.
         digest: of its shape and a sample of at most 4,096 of its values, at fixed places.
         constant: of a floating tensor with samples in its first axis, the share of features that
-            are the same in all of them.
-        whole: whether a floating tensor holds whole numbers alone.
-        padding_rows: the share of rows of which a mask leaves nothing.
-        unmasked_padding: the share of what the mask keeps that is padding.
-        masked_content: the share of what the mask hides that is no padding.
-        pads_left: whether padding is on the left; ``None`` if there is none, or it is on both
-            sides.
-        first: of ids of tokens, the smallest and the largest that a row begins with.
+            are equal in all of them.
+        whole: whether a floating tensor holds only whole numbers.
+        padding_rows: the share of rows that a mask hides altogether.
+        unmasked_padding: the share of padding in what the mask keeps.
+        masked_content: the share of other content in what the mask hides.
+        pads_left: whether padding is on the left; ``None`` without padding, or on both sides.
+        first: of token ids, the smallest and the largest that a row begins with.
     """
 
     path: str
@@ -127,19 +115,18 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a cross entropy in the graph of the loss was computed of.
+    """The inputs of a cross entropy in the graph of the loss.
 
     Attributes:
         classes: how many there are: the width of the logits.
-        dtype: of the log-probabilities.
         low, high: of the labels that are not ignored; ``None`` if all are.
-        ignored: the share of labels that are.
-        entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what
-            are no log-probabilities.
+        ignored: the share of ignored labels.
+        entropy: of the output, in nats, the mean over a sample's rows; ``None`` also if the input
+            is no log-probabilities.
         smoothing: the label smoothing; 0 without.
-        missed: minus the mean log-probability of the labels, of the rows that the entropy is of.
-        padding: the share of labels that are padding behind padding; ``None`` where that is not
-            known, or the mean is not taken there.
+        missed: minus the mean log-probability of the labels, over the same rows.
+        padding: the share of labels that are padding after padding; ``None`` if that is unknown, or
+            the mean is not taken there.
     """
 
     classes: int
@@ -154,14 +141,14 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LossInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a function near the root of the loss was given.
+    """The inputs of a function near the root of the loss.
 
     Attributes:
         function: of PyTorch's; a hand-written difference is ``sub``.
-        made_by: the function that made the prediction, with nothing in between that changes values:
-            ``softmax``; empty for any other.
+        made_by: the function that made the prediction, such as ``softmax``, with nothing in between
+            that changes values; else empty.
         shape: of the prediction.
-        spread: the shape that prediction and target were spread to, where each value of one met
+        spread: the shape that prediction and target were broadcast to, if each value of one met
             each of the other; else empty.
     """
 
@@ -176,10 +163,9 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         parameter: the one whose rows are the classes.
-        count: how many there were that are not ignored.
+        count: how many labels were not ignored.
         low, high: of these.
-        present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None``
-            of more classes.
+        present: of at most 24 classes, those that occur: bit *c* for class *c*; ``None`` of more.
     """
 
     parameter: str
@@ -190,7 +176,7 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Lookup(NamedTuple):
-    """Ids that an embedding was given, and how many rows it has."""
+    """Ids that an embedding was given, and its number of rows."""
 
     name: str
     rows: int
@@ -199,9 +185,7 @@ class Lookup(NamedTuple):
 
 
 class Narrowed(NamedTuple):
-    """Whole numbers, such as positions, that a module was given in a half type that does not hold
-    all of their size.
-    """
+    """Whole numbers, such as positions, in a half type that cannot hold all of their size."""
 
     name: str
     path: str
@@ -210,7 +194,7 @@ class Narrowed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Of a scheduler when an update began.
+    """A scheduler when an update began.
 
     Attributes:
         stepped: how often it had been stepped.
@@ -227,7 +211,7 @@ class LoadedBatch(NamedTuple):
     """The loader that gave a batch.
 
     Attributes:
-        number: which, in the order in which they were first begun.
+        number: its place in the order in which loaders were first begun.
         begun: how often it had been begun, this time included.
         batches: how many it has; 0 if it does not know.
         shuffles: whether it was asked for another order in each epoch.
@@ -240,62 +224,52 @@ class LoadedBatch(NamedTuple):
 
 
 class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_defaults=True):
-    """The numbers of one step.
+    """The numbers of one step. Norms are L2, and losses and gradients are without the loss scale.
 
     Attributes:
-        step: its number.
-        backwards, updates: how many there were.
-        lr: by parameter group, the learning rate that the update was made with.
-        loss: that the backward began with, without the loss scale; the mean of several.
-        norm: the L2 norm of the gradients of the parameters that are updated, when the backward
-            ended, without the loss scale.
+        loss: that the backward began with; the mean of several.
+        norm: of the updated parameters' gradients when the backward ended.
         norm_at_update: the same when the update began.
-        scale: the loss scale when the step began.
-        kept: how many parameters still had the gradient of before the last update when the backward
-            began, and it was not zero.
+        kept: how many parameters still had the gradient from before the last update, not zero, when
+            the backward began.
         schedulers: by scheduler, what it had set when the update began.
-        given: what the model was given.
         targets: of the cross entropy, if the loss has one.
-        evaluated: how many modules that compute otherwise in training were in evaluation, in calls
-            with gradients of a model that was in evaluation as a whole: the fewest of any call.
-                Those beside frozen parameters are left out.
+        evaluated: how many modules that behave differently in training were in evaluation, in calls
+            with gradients of a model in evaluation as a whole: the fewest of any call, without
+            those beside frozen parameters.
         trained_without: how many of them were in training, in calls without gradients.
-        loaded: the loader that gave the last batch before the model was called; ``None`` if torch's
-            gave none.
-        drawn: generators that were drawn from inside of the model's calls, besides torch's.
-        drawn_between: those that were drawn from since the model's call before.
-        narrowed: positions and ids that modules were given in half types, beyond what these hold
-            exactly; the first few.
-        frozen: frozen parameters that an optimizer held in its update, and that had a gradient; the
-            first few.
-        grown: of the parameters with a gradient, the smallest and the largest of the norm at the
-            update over that behind the backward.
-        layers: of a step that was looked at closely, by measurement, the numbers of each of
-            ``Setup.parameters``, in that order: ``grad``: the L2 norm of the gradient when the
-            backward ended, without the loss scale; ``None`` if there is none; ``weight``: that of
-            the parameter before the update; ``update``: the root mean square of what the update has
-            added, over that of the parameter before it, of a sample; ``moved``: the share of a
-            sample that the update has changed; ``v``: the mean of a sample of Adam's second moment
-            after the update.
-        idle: by module, the share of its units that have given nothing above zero in any step that
-            was looked at closely.
+        loaded: the loader that gave the last batch before the model's call; ``None`` if none of
+            torch's did.
+        drawn: generators besides torch's that were drawn from inside the model's calls.
+        drawn_between: those that were drawn from since the previous call.
+        narrowed: positions and ids in half types, beyond what these hold exactly; the first few.
+        frozen: frozen parameters in an optimizer's update that had a gradient; the first few.
+        grown: smallest and largest ratio, over parameters with a gradient, of its norm at the
+            update to its norm after the backward.
+        layers: of a step looked at closely, by measurement, the numbers of each of
+            ``Setup.parameters``, in that order:
+            ``grad``: the norm of the gradient when the backward ended, if there is one;
+            ``weight``: the norm of the parameter before the update;
+            ``update``: of a sample, the root mean square of what the update added, over that of the
+            parameter before;
+            ``moved``: the share of a sample that the update changed;
+            ``v``: the mean of a sample of Adam's second moment after the update.
+        idle: by module, the share of its units that have given nothing above zero in any step
+            looked at closely.
         buffers: by buffer, its smallest and its largest value.
-        outputs: by module with parameters of its own, the extrema of what it gave.
+        outputs: by module with parameters of its own, the extrema of its output.
         died: whether an error of the loop's ended the step.
-        elsewhere: how many backwards began with a loss and came to no parameter of the model.
-        losses: what functions near the root of the loss were given, in a step that was looked at
-            closely.
+        elsewhere: how many backwards began with a loss and reached no parameter of the model.
+        losses: inputs of functions near the root of the loss, in a step looked at closely.
         labels: of each classifier whose cross entropy is near the root of a loss.
         lookups: of each embedding, the ids that it was given first.
-        entered: the first module with a matrix that was called, and the extrema of what it was
-            given.
-        thrown: how many backwards' gradients were cleared, since the update before, without that
-            any update had used them.
-        clipped, clipped_behind: whether gradients were clipped before the update, and behind it, by
+        entered: the first called module with a matrix, and the extrema of its input.
+        thrown: how many backwards' gradients were cleared unused since the previous update.
+        clipped, clipped_behind: whether gradients were clipped before the update, and after it, by
             a finite limit.
-        renewed: how many optimizers began without state in the place of one that had some.
-        strangers: how many parameters an optimizer holds that are not the model's, and have had no
-            gradient in any update.
+        renewed: how many optimizers began without state in place of one that had some.
+        strangers: how many parameters of an optimizer are not the model's and never had a gradient
+            in an update.
     """
 
     step: int

@@ -1,6 +1,4 @@
-"""A module call that is running, as far as a step's observations tell: which kinds of values it can
-have met, and who made them.
-"""
+"""A running module call in a step: the kinds of values that it can have met, and their makers."""
 
 from __future__ import annotations
 
@@ -22,12 +20,10 @@ from accucompare.numbers import DTYPES
 
 INFINITE = frozenset((PLUS, MINUS))
 
-#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by,
-#: or cast by.
+#: Operators that give -Inf outside of a tensor, and operators that add or cast masks.
 _POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
 _SUMS = re.compile(r"aten\.(add|sub|_to_copy|copy)_?\.")
-#: Those that make an Inf of the one of the other sign; any other that is given one has made it of
-#: something else.
+#: Operators that turn an Inf's sign; any other operator has computed its Inf from something else.
 _TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_neg)_?\.")
 
 
@@ -36,20 +32,17 @@ class OpenCall:
     """A module call that is running, or what is outside of all of them.
 
     Attributes:
-        caller: the call that it was made in.
         arrived: the kinds that it was given.
-        known: those, and what its children gave and its own code was seen to make.
-        bad: of the known, those that come from a finding.
-        pending: by kind, findings that are held back until the value does harm: it was made by this
-            call's own code or, outside of all calls, given to the model.
-        fills: of the pending, the kinds that something was filled with, as a running minimum is
-            with +Inf.
+        known: ``arrived``, what its children gave, and what its own code was seen to make.
+        bad: the known kinds that come from a finding.
+        pending: by kind, findings held back until the value does harm: made by this call's own code
+            or, outside of all calls, given to the model.
+        fills: the pending kinds that something was filled with, as a running minimum is with +Inf.
         makers: the operators that made each kind, if operators were seen.
-        sources: operators that gave a kind which no tensor given to them had, such as a mask of
+        sources: operators that gave a kind without a tensor input that had it, such as a mask of
             -Inf made of a number.
-        brought: operators that were given a kind by a tensor that is neither an input of the call
-            nor made in it.
-        last: the child that ended last.
+        brought: operators that got a kind from a tensor that is neither an input of the call nor
+            made in it.
     """
 
     place: ModuleCall
@@ -67,13 +60,11 @@ class OpenCall:
 
     @property
     def given(self) -> list[TensorRange]:
-        """What it was given."""
         return self.inputs.of("input") if self.inputs is not None else []
 
     def around(self, kind: str) -> list[OpenCall]:
-        """This call and those around it, up to the one whose own code has made an Inf that all
-        within were given.
-        """
+        """This call and those around it, up to the one whose own code made the Inf given to all
+        within."""
         around: list[OpenCall] = [self]
         while (
             (caller := around[-1].caller) is not None
@@ -84,9 +75,8 @@ class OpenCall:
         return around
 
     def maker_of(self, kinds: Collection[str]) -> StepObservation | None:
-        """The operator that a value of these kinds comes from, NaN first: it made it, or was the
-        first that had it.
-        """
+        """The operator that a value of these kinds comes from, NaN first: its maker or first
+        holder."""
         makers = {**self.brought, **self.sources, **self.makers}
         return next(
             (makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None
@@ -99,9 +89,8 @@ class OpenCall:
         given: frozenset[str],
         kinds: frozenset[str],
     ) -> None:
-        """An operator of its own code, by the kinds that it was given, numbers among them or not,
-        and those that it gave.
-        """
+        """An operator of its own code, by the kinds that it was given, numbers included or not, and
+        those that it gave."""
         new, infinite = kinds - arrival, arrival & INFINITE
         computed = next(
             (
@@ -121,7 +110,7 @@ class OpenCall:
             return  # of a NaN, or of an Inf that something was filled with
         filled = {MINUS} if _is_mask(observation) else set()
         self.sources.update(dict.fromkeys(new & filled, observation))
-        # the last: an earlier one may have done no harm
+        # the last one: an earlier one may have done no harm
         self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))
 
 
@@ -133,11 +122,10 @@ def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
 
 
 def _is_mask(observation: StepObservation) -> bool:
-    """Whether an operator that gives -Inf does so as masks are made.
+    """Whether an operator that gives -Inf makes a mask.
 
-    So it is where there is nothing; where something was added to the lowest number, or that was
-    cast; where a number that the type cannot hold was multiplied by; and of what holds whole
-    numbers, or yes and no, of which nothing is seen."""
+    It does without inputs; if the lowest number was added or cast; if something was multiplied by a
+    number that its type cannot hold; and for whole numbers and booleans, which nobody looks at."""
     given = observation.of("input")
     if _POOLS.match(observation.operator) or not given:
         return True

@@ -6,7 +6,7 @@ import re
 
 #: Operators whose value at 0 is -Inf.
 LOGS = ("log", "log2", "log10")
-#: Operators whose value is Inf where what they divide by, their last argument, is 0.
+#: Operators whose value is Inf where their divisor, the last argument, is 0.
 DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
 
 

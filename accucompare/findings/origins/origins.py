@@ -1,20 +1,18 @@
 """Where a value that is not finite began, by all that was seen in a step, in order. Without torch.
 
-Forward, each module call knows what kinds of values (NaN, +Inf, -Inf) its own code can have met:
-those it was given, and those that its children gave back. A kind that turns up beyond that was made
-there:
+Forward, each module call knows which kinds of values (NaN, +Inf, -Inf) its own code can have met:
+those that it was given, and those that its children returned. Any other kind was made there:
 
-- in a call's output, and nothing like it went in: made *inside* that call (``module``), or, if it
-  has called children, in its own code after the last of them (``glue``);
-- in what a child is given: made in the caller's own code before that child (``glue``).
+- in a call's output: made *inside* that call (``module``) or, if it has called children, in its own
+  code after the last of them (``glue``);
+- in a child's input: made in the caller's own code before that child (``glue``).
 
-An Inf or a NaN that the model is given, or that a caller's own code makes, is not reported at once:
-it may be a mask, or be removed again. It is reported when a child turns it into NaN, or when a +Inf
-comes out. A -Inf that a module is given and turns into NaN is that module's fault (a mask that
-hides a whole row), not its maker's.
+An Inf or a NaN that the model is given, or that a caller's own code makes, may be a mask, or be
+removed again. It is reported only when a child turns it into NaN, or when a +Inf comes out. If a
+module turns a given -Inf into NaN, that is its own fault (a mask that hides a whole row), not the
+maker's.
 
-Backward, the first gradient that is not finite is the origin; later ones are its consequences.
-"""
+Backward, the first gradient that is not finite is the origin; later ones are its consequences."""
 
 from __future__ import annotations
 
@@ -47,12 +45,12 @@ from accucompare.findings.log import (
 )
 from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame_call
 
-#: What is legal until a call makes of it one of these.
+#: By a legal kind, the kinds that make it harmful if a call turns it into them.
 _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
-#: And what is wrong, too, if a call's own code makes it and gives it back; a mask of -Inf is not.
+#: Kinds that a call's own code must not make and return; a mask of -Inf is legal.
 _HARMFUL = (NAN, SATURATED, PLUS)
 
-#: In each step at most so many calls are reported that only passed on what came in.
+#: Calls per step that are reported for only passing on what came in, at most.
 _MOST_PASSED_ON = 100
 
 
@@ -69,10 +67,9 @@ class _Judge:
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
         self._ends: dict[tuple[str, int], tuple[OpenCall, StepObservation]] = {}
         self._sees_operators = sees_operators
-        self._given_out: list[str] = []  # the outputs of the model that hold an Inf
-        self._made_in_loss: StepObservation | None = (
-            None  # the first gradient outside of the model that is not finite
-        )
+        self._given_out: list[str] = []  # the model's outputs that hold an Inf
+        # the first gradient outside of the model that is not finite
+        self._made_in_loss: StepObservation | None = None
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
         return kinds_of(tensors, self._limits.saturates)
@@ -135,7 +132,7 @@ class _Judge:
         (maker.fills.add if fill else maker.fills.discard)(kind)
 
     def _made_before(self, caller: OpenCall, observation: StepObservation, kind: str) -> Finding:
-        """What a child, or the model, is given and was not known to its caller."""
+        """A kind that a child, or the model, is given and its caller did not know."""
         bad = [each for each in observation.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
             return self._finding(observation, Site.INPUT, bad, kinds=[kind])
@@ -189,9 +186,7 @@ class _Judge:
     def _take_harmful(
         self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]
     ) -> Finding | None:
-        """Take the pending finding that does harm in this call, if there is one, from the caller
-        that holds it.
-        """
+        """Take the pending finding that does harm in this call from the caller that holds it."""
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
             around = caller.around(kind)
             maker = around[-1]
@@ -211,9 +206,7 @@ class _Judge:
         return None
 
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
-        """Whether a call was given a kind that is pending at its maker, and gives back a kind that
-        comes of it; a mask does none.
-        """
+        """Whether a call turned a kind pending at its maker into a harmful one; masks do not."""
         pending = kind in call.arrived and kind in maker.pending
         return (
             pending
@@ -222,9 +215,7 @@ class _Judge:
         )
 
     def _is_overflow(self, caller: OpenCall) -> bool:
-        """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not
-        known, by there being positive values.
-        """
+        """Whether a pending -Inf was computed: by its operator, or by positive values beside it."""
         if self._sees_operators:
             return MINUS in caller.makers
         return any(
@@ -234,9 +225,7 @@ class _Judge:
         )
 
     def _fills(self, call: OpenCall, kind: str) -> bool:
-        """Whether an Inf of a call's own code is what something was filled with, and none of its
-        operators has computed it.
-        """
+        """Whether a call's own code only filled something with an Inf; no operator computed one."""
         if kind not in INFINITE:
             return False
         return (
@@ -253,7 +242,7 @@ class _Judge:
     def _pass_on(
         self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
     ) -> None:
-        """A call that was given what is not finite, and gives it on."""
+        """A call that was given a non-finite value and passes it on."""
         blame_call(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
@@ -280,7 +269,7 @@ class _Judge:
             )
 
     def _flag(self, observation: StepObservation) -> None:
-        """The first is the origin: what is saturated raises the flag in most calls after it."""
+        """The first flag is the origin: saturated values raise it in most later calls."""
         call, ended = self._ends.get(
             observation.place.key, (self._open.get(observation.place.key), None)
         )
@@ -324,9 +313,7 @@ class _Judge:
             self._made_in_loss = observation
 
     def _second(self, observation: StepObservation) -> None:
-        """In a second backward nothing arrives at what the model gave: what is not finite may come
-        from the loss.
-        """
+        """In a second backward nothing arrives at the model's outputs: the loss may be to blame."""
         before = len(self._findings)
         if (
             self._made_in_loss is not None
@@ -371,9 +358,7 @@ class _Judge:
         self._findings.append(finding if origin else finding.passing_on())
 
     def _hidden(self, place: ModuleCall) -> Finding | None:
-        """What a call was given in the forward that did harm in the backward only, as a NaN that
-        torch.where took out.
-        """
+        """A forward input that did harm in the backward only, as a NaN that torch.where removed."""
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
             if call is not None and kind in call.arrived:
@@ -383,9 +368,7 @@ class _Judge:
         return None
 
     def _sum(self, observation: StepObservation) -> None:
-        """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its
-        parts were finite.
-        """
+        """A non-finite sum of gradients or hook's result, although all before was finite."""
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt and not self._has_origin:
             self._spoilt = True
@@ -397,7 +380,7 @@ class _Judge:
             self._findings.append(_backward(self._finding(observation, site, near=near)))
 
     def _parameter(self, observation: StepObservation) -> None:
-        """A parameter whose gradient is not finite is listed with the finding that spoilt it."""
+        """Lists a parameter whose gradient is not finite with the finding that spoilt it."""
         if not self.kinds(observation.tensors):
             return
         if not self._has_origin:
@@ -409,7 +392,7 @@ class _Judge:
             self._parameters.append(observation.parameter_name)
 
     def findings(self) -> list[Finding]:
-        """In the order of the step; the first that was found as an origin has the parameters."""
+        """In the order of the step; the first origin has the parameters."""
         spoiling = next((finding for finding in self._findings if finding.origin), None)
         findings = [
             replace(finding, parameters=self._parameters) if finding is spoiling else finding
@@ -426,8 +409,7 @@ class _Judge:
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
-        """A finding of an observation: of all its tensors and their kinds, unless others are
-        given."""
+        """A finding of an observation: of all its tensors and kinds, unless others are given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
         tensors = list(observation.tensors if tensors is None else tensors)
         place = observation.place if call is None or call is self._outside else call.place
@@ -484,10 +466,7 @@ def find_origins(
     """Find where values that are not finite began.
 
     Args:
-        observations: all of a step, in order.
-        step: its number.
-        limits: what counts.
-        sees_operators: whether the modules' own operators are among them, if they called any.
+        sees_operators: whether the modules' own operators were observed.
 
     Returns:
         Findings in the order of the step: origins, and the calls that passed on what came from one.
@@ -502,7 +481,7 @@ def find_origins(
 
 
 def infinite_outputs(ended: StepObservation) -> list[str]:
-    """What a call gives that holds an Inf, as people read it."""
+    """The outputs of a call that hold an Inf, as people read them."""
     return [
         f"{each.role} {each.path}".rstrip()
         for each in ended.of("output")
@@ -515,12 +494,12 @@ def _backward(finding: Finding, **facts: Any) -> Finding:
 
 
 def _harm(kind: str, maker: OpenCall) -> set[str]:
-    """What has to come of a kind that is pending at its maker."""
+    """The kinds that a pending kind must turn into to do harm."""
     return {NAN} if kind in maker.fills else _HARM[kind]
 
 
 def _made_by(maker: StepObservation, finding: Finding) -> Finding:
-    """A finding with the operator that has made it."""
+    """A finding with the operator that made it."""
     return replace(
         finding, operator=maker.operator, line=maker.line, operator_tensors=maker.tensors
     )
@@ -532,7 +511,5 @@ def _is_number(tensor: TensorRange) -> bool:
 
 
 def _swallowed(maker: StepObservation) -> WatchRemark:
-    """What an operator made in the forward that the call's output does not show, but its backward
-    does.
-    """
+    """What an operator made in the forward that only the backward shows."""
     return remark("swallowed", operator=maker.operator, line=maker.line)

@@ -1,6 +1,4 @@
-"""What begins where an operator has no finite value, at an exact 0 or in a row that is masked
-altogether: code often takes it out again.
-"""
+"""Origins at an exact 0 or a fully masked row, which code often removes again."""
 
 from __future__ import annotations
 
@@ -12,18 +10,16 @@ from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operato
 _SOFTMAXES = ("softmax", "log_softmax", "scaled_dot_product_attention", "logsumexp")
 _POWERS = ("rsqrt", "pow")
 _CASTS = ("to_copy", "copy")
-#: A number so low is no activation, but hides what it is added to.
+#: So low a number is no activation, but hides what it is added to.
 _HIDES = -1e9
 
 
 def is_pole(finding: Finding) -> bool:
-    """Whether an origin, whose operator is known, is one of these.
+    """Whether an origin, whose operator is known, is a pole.
 
-    - -Inf alone: the log of a 0, somewhere; or a mask's number, cast to a type that has no such
-      number;
+    - -Inf alone: the log of a 0; or a mask's number, cast to a type that cannot hold it;
     - Inf alone: division by a 0, or its negative power;
-    - NaN alone: a softmax of -Inf only.
-    """
+    - NaN alone: a softmax of -Inf only."""
     given = [tensor for tensor in finding.operator_tensors if tensor.role == "input"]
     gave = [tensor for tensor in finding.operator_tensors if tensor.role == "output"]
     name = operator_name(finding.operator)

@@ -1,4 +1,4 @@
-"""What is kept of a step's outermost calls while it runs, so that they can be run again."""
+"""What is kept of a step's outermost calls so that they can be run again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accucompare.live.values import is_cache, leaves, replaced
 from accucompare.reproduce import Snapshot
 from accucompare.watcher.looking import WatchedCall
 
-#: At most so many calls of a step are kept.
+#: Calls kept per step.
 _MOST = 16
 
 
@@ -28,13 +28,11 @@ class Context(Snapshot):
     """An outermost call, whose buffers are those of the whole model, by qualified name.
 
     Attributes:
-        device: where it computes.
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
-        own: whether its parameters were the model's own, and not what ``functional_call`` has put
-            in their place.
-        obstacle: why it cannot be run again, and is not kept; ``None`` if it is.
+        own: whether its parameters were the model's own, and not put in by ``functional_call``.
+        obstacle: why it is not kept and cannot be run again; ``None`` if it is kept.
         talks: why this rank alone cannot run it again; ``None`` if it may be tried.
     """
 
@@ -48,11 +46,7 @@ class Context(Snapshot):
 
 
 class Contexts:
-    """Keeps what is needed to run the outermost calls of a step again.
-
-    Attributes:
-        kept: of the step, in order.
-    """
+    """Keeps what is needed to run a step's outermost calls again: ``kept``, in order."""
 
     def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
         self.kept: list[Context] = []
@@ -72,9 +66,7 @@ class Contexts:
         kwargs: dict[str, Any],
         indices: Counter[str],
     ) -> None:
-        """Keep a call that begins. ``indices``: how often each module has been called, this call
-        included.
-        """
+        """Keep a call that begins. ``indices``: how often each module was called, including now."""
         if len(self.kept) >= _MOST:
             return
         indices[call.name] -= 1
@@ -114,7 +106,7 @@ class Contexts:
         self._collectives = collectives() if self._ranks > 1 else 0
 
     def ended(self, call: WatchedCall) -> None:
-        """A call is over: it may have talked to other ranks."""
+        """A call is over; it may have talked to other ranks."""
         context = self.find((call.name, call.index))
         if self._ranks == 1 or context is None:
             return
@@ -123,7 +115,7 @@ class Contexts:
             context.talks = context.talks or remark("talks" if now is not None else "may-talk")
 
     def find(self, key: tuple[str, int] | None) -> Context | None:
-        """What is kept of the call of this name and index."""
+        """The kept call of this name and index."""
         return next((each for each in self.kept if (each.name, each.call) == key), None)
 
     def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -133,7 +125,7 @@ class Contexts:
         return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Copies of all buffers; a new one only where a buffer was written into."""
+        """Copies of all buffers; a buffer is copied anew only if it was written into."""
         copies = {}
         for prefix, module in self._modules.named.items():
             for name, buffer in module._buffers.items():
@@ -149,7 +141,7 @@ class Contexts:
 
 
 def _obstacle(modules: Modules, ranks: int) -> WatchRemark | None:
-    """Why no call of a model can be run again on this rank alone."""
+    """Why no call of the model can be run again on this rank alone."""
     if has_sharded_parameters(modules):
         return remark("sharded")
     if ranks > 1:
@@ -161,9 +153,7 @@ def _obstacle(modules: Modules, ranks: int) -> WatchRemark | None:
 
 
 def _talks(modules: Modules) -> WatchRemark | None:
-    """Why a model's calls may talk to other ranks in ways that nobody counts, or hold random states
-    that are not known.
-    """
+    """Why the model's calls may talk to other ranks unnoticed, or hold unknown random states."""
     if any(
         type(module).__module__.startswith("transformer_engine")
         for module in modules.named.values()
@@ -183,7 +173,7 @@ def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchRemark | No
 def copies_of(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
+    """The arguments with copies of all tensors; a tensor that comes twice has one copy."""
     copies: dict[int, torch.Tensor] = {}
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:

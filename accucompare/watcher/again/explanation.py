@@ -1,6 +1,4 @@
-"""Explains a finding while the model is still as it was: by its weights, and by running the step
-again.
-"""
+"""Explains a finding before the model changes: by its weights, and by running the step again."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from accucompare.watcher.again.contexts import Context, Contexts
 from accucompare.watcher.again.second_run import origins_again, part_of_this_rank, second_run
 from accucompare.watcher.looking import Note, has_memory, look_now
 
-#: Sites of which a second run shows no more.
+#: Sites where a second run shows nothing more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
 #: Sites inside a module's own code.
 _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
@@ -44,10 +42,6 @@ class Explainer:
 
     def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
         """Add to a finding its weights, the operator that made it, and notes.
-
-        Args:
-            finding: an origin.
-            notes: what was seen in its step.
 
         Returns:
             The finding with all that; and what the module call was given, for a reproducer, or
@@ -87,7 +81,7 @@ class Explainer:
         again = second_run(
             context, finding, notes, self._modules, self._contexts.versions(), self._limits
         )
-        # what a weight has, it has been given
+        # what a weight holds came from elsewhere
         if again.note is not None and (
             again.showed or _blame_weights(finding, weights or []) is finding
         ):
@@ -99,9 +93,8 @@ class Explainer:
         return _blame_weights(finding, weights or []), again.snapshot
 
     def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
-        """A finding of another rank, with what this one has of the last call that both have made
-        together; ``None`` if there is none.
-        """
+        """Another rank's finding, with what this rank has of the last call of both, if there is
+        one."""
         context = next(
             (each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle),
             None,
@@ -114,12 +107,11 @@ class Explainer:
         return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
     def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
-        """What the operators of the module in which something began tell of it, when the call is
-        run again.
+        """The origins that operators show when the call of a finding's module is run again.
 
         Returns:
-            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they
-            cannot tell.
+            Nothing for an Inf that something was only filled with, which is legal; ``None`` if the
+            operators cannot tell.
         """
         module = self._modules.named.get(finding.name)
         if (
@@ -138,7 +130,7 @@ class Explainer:
         return None if not found and not set(finding.kinds) <= INFINITE else found
 
     def has_spoilt_a_buffer(self) -> bool:
-        """Whether a buffer is not finite that was when a call of this step began."""
+        """Whether a buffer is not finite that was finite when a call of this step began."""
         buffers = {
             name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"
         }
@@ -152,7 +144,7 @@ class Explainer:
         )
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
-        """The outermost call of a finding; ``None`` of a sum over several."""
+        """The outermost call of a finding; ``None`` for a sum over several."""
         if finding.site is Site.SUM and len(self._contexts.kept) == 1:
             return self._contexts.kept[0]
         parents = {each.place.key: each.place.parent for each in notes if each.what is What.BEGAN}
@@ -163,7 +155,7 @@ class Explainer:
 
 
 def _is_spoilt(parameter: nn.Parameter) -> bool:
-    """Whether a parameter that is trained is not finite; one that is not may well be a mask."""
+    """Whether a trained parameter is not finite; an untrained one may be a mask."""
     return parameter.requires_grad and has_memory(parameter) and not _is_finite(parameter)
 
 
@@ -196,15 +188,15 @@ def _first_places(finding: Finding, context: Context) -> list[WatchRemark]:
 def _weights_at(
     finding: Finding, module: nn.Module, notes: Sequence[Note], context: Context | None, same: bool
 ) -> list[TensorRange] | None:
-    """What a call had of weights and buffers: its module's own, and those of modules in it that
-    were not called, whose it may use.
+    """The weights and buffers of a call: its module's own, and those of uncalled modules in it,
+    which it may use.
 
     Args:
-        same: whether the parameters are the ones that the call had.
+        same: whether the parameters are still the ones that the call had.
 
     Returns:
-        All of them as they were when it began; ``None`` if some were not looked at then, and are
-        others now.
+        All of them as they were when it began; ``None`` if some were not looked at then and have
+        changed.
     """
     prefix = f"{finding.name}." if finding.name else ""
     began = next(
@@ -243,7 +235,7 @@ def _weights_at(
 def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
     """If a module's own weights are not finite, they are the origin."""
     bad = [entry for entry in weights if not entry.finite]
-    # a buffer may well hold a mask of -Inf
+    # a buffer may hold a mask of -Inf
     bad = [entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)]
     made_of = [entry for entry in finding.operator_tensors if entry.role == "input"]
     if not bad or (made_of and all(entry.finite for entry in made_of)):
@@ -252,9 +244,7 @@ def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
 
 
 def _refined(finding: Finding, again: Finding) -> Finding:
-    """With what the second run knows better: the operator and its source line, and where it was, if
-    that is another place.
-    """
+    """The finding with what the second run knows better: operator, source line and place."""
     place = (finding.name, finding.call, finding.near)
     if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (
         again.name,

@@ -1,9 +1,9 @@
-"""Running a step again, to see what made a value that is not finite: by which operator, from what.
+"""Running a step again, to see which operator made a value that is not finite, and from what.
 
-While a step runs, only what is needed to run it again is kept of it: copies of what outermost calls
-were given, the states of the random generators, and the buffers. When something is found, those
-calls run again, hooks on operators included. Afterwards the random generators, the buffers, plain
-attributes of modules and gradients are what they were; parameters never change."""
+A watched step keeps only what a second run needs: copies of the outermost calls' arguments, random
+generator states, and buffers. When something is found, those calls run again, with hooks on
+operators. Afterwards random generators, buffers, plain attributes and gradients are put back;
+parameters never change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from accucompare.watcher.looking import Meter, Note, Scope, WatchedCall, Watcher
 calls_models(__file__)
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
-#: Gradients of two runs are alike up to this share; rounding is below.
+#: Relative difference up to which gradients of two runs are alike; rounding stays below it.
 _ALIKE = 0.01
 
 
@@ -63,12 +63,11 @@ class SecondRun:
     """What a second run has shown.
 
     Attributes:
-        finding: the same finding, with the operator that made it; ``None`` if it did not show
-            again.
+        finding: the same finding, with the operator that made it; ``None`` if it did not reappear.
         snapshot: what the module call was given.
         note: why there is no second run, or how it differs; ``None`` if all is well.
-        reproducer_note: why there can be no reproducer of it; ``None`` if there can.
-        showed: whether the finding showed again, if the step was run again.
+        reproducer_note: why there can be no reproducer; ``None`` if there can.
+        showed: whether the finding reappeared, if the step was run again.
     """
 
     finding: Finding | None = None
@@ -86,16 +85,11 @@ def second_run(
     versions: list[int],
     limits: WatchLimits,
 ) -> SecondRun:
-    """Run an outermost call again, and its backward if the finding is one's.
+    """Run an outermost call again, with its backward if the finding is in the backward.
 
     Args:
-        context: the call of the finding.
-        finding: to be explained.
         notes: of the step itself, which is believed where the second run differs.
-        modules: of the model.
-        versions: of the parameters now: if they were written into since, the call would be another
-            one.
-        limits: what is a finding.
+        versions: of the parameters now; a parameter written into since would make it another call.
     """
     backward = finding.direction is Direction.BACKWARD
     obstacle = _obstacle(context, modules, versions)
@@ -112,7 +106,7 @@ def second_run(
                 functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
             )
             again, differs = None, None
-            # it may show there only
+            # it may show only in the backward
             for with_backward in (
                 (True,) if backward else (False, True) if context.grads else (False,)
             ):
@@ -162,13 +156,13 @@ def second_run(
             return SecondRun(again, watcher.snapshot)
     except TalksError as error:
         return part_of_this_rank(context, remark("talks", error=str(error)))
-    except Exception as error:  # whatever a model may raise when it is called once more
+    except Exception as error:  # a model may raise anything when it is called once more
         why = f"{type(error).__name__}: {_first_line(error)}"
         return SecondRun(note=remark("could-not-run", error=why))
 
 
 def part_of_this_rank(context: Context, talks: WatchRemark) -> SecondRun:
-    """What this rank has of a call that needs others."""
+    """What this rank has of a call that needs other ranks."""
     why = remark("module-talks", module=context.name, talks=talks)
     return SecondRun(
         snapshot=context,
@@ -191,11 +185,11 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> WatchR
 def origins_again(
     context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits
 ) -> list[Finding] | None:
-    """Run a forward again and find, by its operators, the origins in the module of a finding.
+    """Run a forward again and find the origins in a finding's module, by its operators.
 
     Returns:
-        None of an Inf that something was filled with, which no operator has computed; ``None`` if
-        the call cannot be run again, or what it gives is finite then.
+        Nothing for an Inf that something was only filled with; ``None`` if the call cannot be run
+        again, or its output is now finite.
     """
     if context.talks is not None or _obstacle(context, modules, versions) is not None:
         return None
@@ -203,10 +197,10 @@ def origins_again(
         with _nothing_changed(context, modules, backward=False):
             watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True))
             watcher.run_again(backward=False)
-    except Exception:  # as above; it stays a finding, which says so
+    except Exception:  # as above; it stays a finding
         return None
     observations = [each.read() for each in watcher.notes]
-    before_a_child = finding.near.startswith("before")  # then what the call gives may be finite
+    before_a_child = finding.near.startswith("before")  # then the call's output may be finite
     ends = [
         each
         for each in observations
@@ -222,13 +216,8 @@ def origins_again(
 
 
 class _SecondWatcher(Watcher):
-    """Watches one outermost call that is run again.
-
-    Attributes:
-        snapshot: what the call of the target was given.
-        returned_it: whether its forward, before hooks of the user's, has returned what is not
-            finite, or saturated.
-    """
+    """Watches one outermost call that is run again; ``returned_it``: whether its forward, before
+    the user's hooks, returned a value that is not finite or is saturated."""
 
     def __init__(
         self,
@@ -318,9 +307,7 @@ class _SecondWatcher(Watcher):
                     part.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
-        """Pin each output's gradient to the recorded one; otherwise an output that feeds another
-        one is counted twice.
-        """
+        """Pin each output's gradient to the recorded one: an output may feed another one."""
         for path, part in leaves(output):
             if (
                 path in self._context.grads
@@ -328,8 +315,8 @@ class _SecondWatcher(Watcher):
                 and part.requires_grad
             ):
                 real = always(self._context.grads[path])
-                register_first_hook(part, real)  # before those of the calls in it
-                # and after those of the user's, which it has been through
+                register_first_hook(part, real)  # before the hooks of the calls in it
+                # and after the user's hooks, which the recorded gradient has been through
                 part.register_hook(real)  # type: ignore[no-untyped-call]
 
     def _backward(self, output: Any, given: Any) -> None:
@@ -352,15 +339,13 @@ class _SecondWatcher(Watcher):
             if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in inputs):
                 raise RuntimeError("hooks wait for its gradients")
             torch.autograd.backward(tensors, arrived)
-        else:  # nothing is accumulated, and no hook of those who wait for that is called
+        else:  # nothing is accumulated, so no hook that waits for that is called
             torch.autograd.grad(tensors, inputs, arrived, allow_unused=True)
 
 
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
-    """Put back, at the end, all that running a model again may change; ``backward``: whether that
-    is run, too.
-    """
+    """Put back, at the end, all that running a model again (``backward``, too) may change."""
     buffers = {
         (prefix, name): value
         for prefix, module in modules.named.items()
@@ -377,7 +362,7 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
     for parameter in parameters:
         parameter.grad = None
     try:
-        # it notes the source line of each node
+        # anomaly mode notes each node's source line
         with (
             random_state_kept(context.device),
             silence(),
@@ -397,9 +382,7 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
 
 
 def _same(findings: list[Finding], finding: Finding) -> Finding | None:
-    """The origin that the second run shows for a finding: it may know better where in the same pass
-    it began.
-    """
+    """The second run's origin for a finding: it may know better where in the same pass it began."""
     origins = [
         each
         for each in findings
@@ -414,9 +397,7 @@ def _same(findings: list[Finding], finding: Finding) -> Finding | None:
 
 
 def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
-    """Whether the step itself has seen what a finding of the second run is about, and it was
-    finite.
-    """
+    """Whether the step itself saw the object of a second run's finding, and it was finite."""
     backward = finding.direction is Direction.BACKWARD
     if (
         not _NOT_FINITE & set(finding.kinds)
@@ -438,10 +419,9 @@ def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
 
 
 def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRemark | None:
-    """How gradients of the step differ from those of the second run; ``None`` if they do not.
+    """How the step's gradients differ from the second run's; ``None`` if they do not.
 
-    A hook that the user has put on a tensor of the step is not there in the second run.
-    """
+    The user's hooks on the step's tensors are missing in the second run."""
 
     def gradients(notes: Sequence[Note]) -> dict[tuple[Any, ...], list[tuple[Note, float]]]:
         table: dict[tuple[Any, ...], list[tuple[Note, float]]] = {}
@@ -471,9 +451,7 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRema
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
-    """Whether there is activation checkpointing of the kind that cannot be asked for gradients of
-    chosen tensors.
-    """
+    """Whether there is reentrant checkpointing, which cannot give gradients of chosen tensors."""
     nodes, visited = [tensor.grad_fn for tensor in outputs], set()
     while nodes:
         node = nodes.pop()

@@ -1,11 +1,11 @@
 """Whether the backward of a custom autograd Function is the derivative of its forward.
 
-A Function is called again with the arguments that a run gave it, in float64. For random directions
-v of an argument and u of an output, <u, f(x + hv) - f(x - hv)> / 2h is compared with <backward(u),
-v>. The error is relative to that derivative alone, argument by argument, so that neither a large
-module nor a small gradient hides it. ``torch.autograd.gradcheck`` has an absolute tolerance
-instead: its fast mode passes a backward of the wrong sign where derivatives are small, and the time
-of its slow mode is square in the size."""
+A Function is called again in float64 with the arguments that a run gave it. For random directions v
+of an argument and u of an output, <u, f(x + hv) - f(x - hv)> / 2h is compared with <backward(u),
+v>. The error is relative to that derivative, argument by argument, so that neither a large module
+nor a small gradient hides it. ``torch.autograd.gradcheck`` has an absolute tolerance: its fast mode
+passes a backward of the wrong sign where derivatives are small, and its slow mode takes time square
+in the size."""
 
 from __future__ import annotations
 
@@ -24,43 +24,36 @@ from accucompare.findings.log import WatchRemark, remark
 from accucompare.live.modules import has_setup
 from accucompare.live.values import leaves, replaced
 
-#: Random directions of each argument. With fewer, a fault in a small part of a tensor may be
-#: missed; time permitting, so many are taken.
+#: Random directions of each argument, time permitting, and at least. Fewer may miss a fault in a
+#: small part of a tensor.
 _DIRECTIONS, _FEWEST = 8, 2
 #: Seconds for one form of a Function.
 SECONDS = 20.0
-#: Steps h, in units of the argument's median, in the order in which they are tried. In float64 the
-#: first has 1e-8 of truncation and 1e-12 of rounding; a forward that computes in float32 inside
-#: needs a larger one, and one with kinks a smaller one.
+#: Steps h in units of the argument's median, in the order tried. In float64 the first has 1e-8 of
+#: truncation and 1e-12 of rounding. A forward that computes in float32 needs a larger step, one
+#: with kinks a smaller one.
 _STEPS = (1e-4, 1e-2, 1e-6, 1e-8)
-#: The largest relative error that passes. In float64 right ones have 1e-7 (measured), and a factor
+#: The largest relative error that passes. In float64 a right backward has 1e-7 (measured), a factor
 #: of 1.001 has 1e-3.
 _TOLERANCE = 1e-5
-#: An error is also allowed to be so many times what half the step changes: the finite differences
-#: are no better than that.
+#: An error may also be so many times the change from halving the step: finite differences are no
+#: more exact.
 _NOISE = 10.0
-#: If more would have to be allowed, finite differences are too coarse to tell anything. A wrong
-#: sign has 2, a factor of 1.02 has 0.02.
+#: If more would have to be allowed, finite differences are too coarse. A wrong sign has 2, a factor
+#: of 1.02 has 0.02.
 _COARSEST = 1e-2
-#: How far inputs are moved for the second look, in units of the argument's median: beside a kink,
-#: a function has a derivative.
+#: Distance of the second look, in units of the argument's median: beside a kink, a function has a
+#: derivative.
 _BESIDE = 1e-3
-#: Two calls with the same arguments may differ by so much: sums of several threads.
+#: Allowed difference of two calls with the same arguments, from sums by several threads.
 _REPEATS = 1e-9
-#: A change of the output is none if it is smaller than so many roundings of it.
+#: An output that changes by fewer roundings than this has not changed.
 _ROUNDINGS = 16.0
 
 
 @dataclass
 class AppliedFunction:
-    """A form of a custom Function, as the run applied it first.
-
-    Attributes:
-        function: the class.
-        args, kwargs: what it was given; tensors are copies.
-        modules: that applied it so.
-        calls: how often.
-    """
+    """A form of a custom Function, as the run applied it first; ``calls``: how often."""
 
     function: Any
     args: tuple[Any, ...]
@@ -74,13 +67,12 @@ class _Error:
     """How far a gradient is from finite differences.
 
     Attributes:
-        argument: which.
-        error: relative to the derivative: 0 where it is right, 2 where it has the wrong sign; NaN
-            where differences are not finite.
-        allowed: by tolerance, and by what the differences are worth.
-        factor: of the gradient on the derivative, if that is all; else ``None``.
+        error: relative to the derivative: 0 if right, 2 with the wrong sign; NaN where differences
+            are not finite.
+        allowed: by tolerance, and by how exact the differences are.
+        factor: gradient over derivative, if they differ by a factor only; else ``None``.
         missing: whether the backward gives none.
-        seen: whether the output changes at all, by more than its rounding.
+        seen: whether the output changes by more than its rounding.
     """
 
     argument: str
@@ -122,9 +114,7 @@ class _UnfitError(Exception):
 def check_function(
     applied: AppliedFunction, seed: int = 0, seconds: float = SECONDS
 ) -> CheckOutcome:
-    """Check one form of a custom Function in float64; in the types that it was given, where it does
-    not run in that.
-    """
+    """Check one form of a custom Function in float64, or in its own types if it refuses float64."""
     try:
         return _checked(_Call(applied, torch.float64, seed), seconds)
     except _UnfitError as error:
@@ -142,9 +132,7 @@ def check_function(
 
 
 def _checked(call: _Call, seconds: float) -> CheckOutcome:
-    """Compare at the recorded inputs; if they disagree, beside them as well, where a kink has no
-    part in it.
-    """
+    """Compare at the recorded inputs; if they disagree, also beside them, away from kinks."""
     begun = time.monotonic()
     errors, notes = _errors(call, seconds)
     if not errors:
@@ -166,7 +154,7 @@ def _checked(call: _Call, seconds: float) -> CheckOutcome:
 
 
 def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark]]:
-    """What is found of each argument and output; and what was left out."""
+    """The errors of each argument and output; and what was left out."""
     begun = time.monotonic()
     outputs = call.forward()
     taken = time.monotonic() - begun
@@ -197,16 +185,15 @@ def _errors(call: _Call, seconds: float) -> tuple[list[_Error], list[WatchRemark
 
 
 class _Call:
-    """A Function with its arguments, to be called again: floating ones in float64, or (``dtype`` is
-    ``None``) as they were.
-    """
+    """A Function with its arguments: floating ones in float64, or unchanged if ``dtype`` is
+    ``None``."""
 
     def __init__(
         self, applied: AppliedFunction, dtype: torch.dtype | None, seed: int, moved_by: float = 0.0
     ) -> None:
         self._applied, self._dtype, self._seed, self._moved_by = applied, dtype, seed, moved_by
         generator = torch.Generator().manual_seed(seed)
-        #: Floating tensors among the arguments themselves, by path: autograd sees no others.
+        #: Floating tensors that are arguments themselves, by path: autograd sees no others.
         self.floating: dict[str, torch.Tensor] = {}
         self._others: dict[str, torch.Tensor] = {}
         self.asked: list[str] = []
@@ -233,15 +220,14 @@ class _Call:
             raise _UnfitError("no-floating-tensor")
 
     def beside(self) -> _Call:
-        """The same a little beside the recorded inputs."""
+        """The same call a little beside the recorded inputs."""
         return _Call(self._applied, self._dtype, self._seed, _BESIDE)
 
     def forward(
         self, point: dict[str, torch.Tensor] | None = None, wanted: Sequence[str] = ()
     ) -> list[torch.Tensor]:
-        """Its floating outputs, at a point in place of its own arguments, with the gradients of the
-        wanted ones to follow.
-        """
+        """Its floating outputs at ``point`` or its own arguments, with a graph for the wanted
+        ones."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             return self._forward({**self.floating, **(point or {})}, wanted)
@@ -251,7 +237,7 @@ class _Call:
             name: value.detach().clone().requires_grad_(name in wanted)
             for name, value in point.items()
         }
-        # it may write into what it is given, which no leaf that has a gradient allows
+        # it may write into its arguments, which autograd forbids for leaves
         copies = {name: value.clone() for name, value in {**self.given, **self._others}.items()}
         plain = {
             path: value.detach().clone()
@@ -268,7 +254,7 @@ class _Call:
     def backward(
         self, along: Sequence[torch.Tensor], wanted: Sequence[str]
     ) -> dict[str, torch.Tensor | None]:
-        """The gradients of the wanted arguments, where its outputs have these."""
+        """The gradients of the wanted arguments for these gradients of its outputs."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(self._seed)
             outputs = self._forward(self.floating, wanted)
@@ -286,9 +272,8 @@ class _Call:
         return dict(zip(wanted, gradients, strict=True))
 
     def joint(self) -> list[str]:
-        """The arguments whose gradients are asked for together: all floating ones; where the
-        backward refuses that, those of the run.
-        """
+        """The arguments to ask for together: all floating ones, or the run's if the backward
+        refuses."""
         names = list(self.floating)
         if self.asked and names != self.asked:
             try:
@@ -316,7 +301,7 @@ class _Call:
 
 
 class _Look:
-    """Random directions of the outputs, and the gradients along them, of each output alone."""
+    """Random directions of the outputs, and the gradients along each output alone."""
 
     def __init__(
         self, call: _Call, names: Sequence[str], outputs: Sequence[torch.Tensor], number: int
@@ -339,7 +324,7 @@ class _Look:
 
 
 def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]:
-    """The errors of an argument's gradient, along each output: by the step that is worth most."""
+    """The errors of an argument's gradient along each output, by the most exact step."""
     value, outputs = call.floating[name], range(len(looks[0].differentiable))
     directions = [_direction(value, look.generator) for look in looks]
     found: dict[int, list[_Error]] = {at: [] for at in outputs}
@@ -357,13 +342,12 @@ def _of_argument(call: _Call, name: str, looks: Sequence[_Look]) -> list[_Error]
             )
         if all(each[-1].seen and each[-1].allowed <= _TOLERANCE for each in found.values()):
             break
-    # of a step that changes nothing, only all steps together tell that nothing changes: some may be
-    # lost in few digits
+    # a step may lose a change in rounding: only all steps together show that nothing changes
     return [min(each, key=lambda error: (not error.seen, error.allowed)) for each in found.values()]
 
 
-#: Of one output along one direction: by finite differences, by the backward, and how much of the
-#: former is rounding.
+#: One output's slope along one direction: by finite differences, by the backward, and the rounding
+#: share of the former.
 _Slopes = tuple[float, float, float]
 
 
@@ -372,8 +356,8 @@ def _differences(
 ) -> list[_Slopes]:
     value = call.floating[name]
     above, below = (value + (sign * step * direction).to(value.dtype) for sign in (1, -1))
-    apart = _wide(above) - _wide(below)  # as it was rounded
-    if not torch.isfinite(apart).all():  # of elements that are infinite themselves
+    apart = _wide(above) - _wide(below)  # the step as it was rounded
+    if not torch.isfinite(apart).all():  # elements that are infinite themselves
         apart = torch.where(torch.isfinite(apart), apart, torch.zeros_like(apart))
     ahead, behind = call.forward({name: above}), call.forward({name: below})
     slopes = []
@@ -390,9 +374,7 @@ def _differences(
 
 
 def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: bool) -> _Error:
-    """Of all directions together: the error, and by halving the step what the finite differences
-    are worth.
-    """
+    """The error over all directions. Halving the step shows how exact the differences are."""
     by_differences, by_backward = ([whole[which] for whole, _ in pairs] for which in (0, 1))
     changes, predicted = _rms(by_differences), _rms(by_backward)
     if not math.isfinite(changes + predicted):
@@ -419,14 +401,14 @@ def _compare(pairs: Sequence[tuple[_Slopes, _Slopes]], argument: str, missing: b
 
 
 def _alone(call: _Call, name: str, look: _Look, notes: list[WatchRemark]) -> list[_Error]:
-    """Whether the gradient is the same where no other is asked for."""
+    """Whether the gradient is the same when no other is asked for."""
     where = f"{call.argument(name)} [asked for alone]"
     found: list[_Error] = []
     for place, at in enumerate(look.differentiable):
         together = look.gradients[name][place]
         try:
             alone = call.backward(look.only(at), [name])[name]
-        except Exception as error:  # it does not go wrong in silence
+        except Exception as error:  # a raised error is not silent
             raised = type(error).__name__
             notes.append(remark("alone-raises", argument=call.argument(name), error=raised))
             return found
@@ -446,11 +428,8 @@ def _alone(call: _Call, name: str, look: _Look, notes: list[WatchRemark]) -> lis
 def _direction(
     value: torch.Tensor, generator: torch.Generator, scaled: bool = True
 ) -> torch.Tensor:
-    """Random numbers like a tensor, as large as its median, or as its elements are where these are
-    smaller; zero where it is not finite.
-
-    So what is positive stays so.
-    """
+    """Random numbers shaped like a tensor, as large as its median, or as its elements where these
+    are smaller; zero where it is not finite. So positive values stay positive."""
     dtype = torch.complex128 if value.is_complex() else torch.float64
     random = torch.randn(value.shape, generator=generator, dtype=dtype)
     random = torch.where(torch.isfinite(value), random, torch.zeros_like(random))
@@ -472,7 +451,7 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Relative L2 distance; elements that are not finite have to be the same."""
+    """Relative L2 distance; elements that are not finite must be equal."""
     one, other = _wide(one), _wide(other)
     if one.shape != other.shape or not torch.equal(torch.isfinite(one), torch.isfinite(other)):
         return math.inf

@@ -1,6 +1,4 @@
-"""Checks the custom autograd Functions that a case applies against finite differences:
-``accucompare gradcheck``.
-"""
+"""Checks a case's custom autograd Functions by finite differences: ``accucompare gradcheck``."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ from accucompare.selection import Selection
 from accucompare.watcher.custom.derivatives import SECONDS, AppliedFunction, check_function
 
 _CPU = torch.device("cpu")
-#: For all forms of all Functions.
+#: Seconds for all forms of all Functions.
 _SECONDS_IN_ALL = 300.0
 
 
@@ -45,14 +43,13 @@ def check_gradients(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> GradientCheck:
-    """Build a case on the CPU, run its first forward and its loss, and check each custom autograd
-    Function that was applied.
+    """Build a case on the CPU, run its first forward and loss, and check each custom autograd
+    Function.
 
     Args:
         target: the case, see ``accucompare.case.load_case``.
-        only, skip: globs of qualified names: of the modules whose code applies a Function.
-        seed: of weights and random operations.
-        progress: called with the forms of Functions done and those to do.
+        only, skip: globs of qualified names of the modules that apply a Function.
+        progress: called with the forms of Functions done and to do.
 
     Raises:
         CaseError: if the case cannot be found or built, or lacks inputs.
@@ -111,9 +108,7 @@ def _told(applied: AppliedFunction, outcome: CheckOutcome) -> FunctionGradients:
 
 @dataclass
 class _Seen:
-    """What a run showed: the modules that were called, those that run now, and the Functions that
-    were applied, by their forms.
-    """
+    """What a run showed: called modules, running modules, and forms of applied Functions."""
 
     called: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
@@ -121,7 +116,7 @@ class _Seen:
 
     def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = dict(leaves((args, kwargs)))
-        # a class may be made anew in each call
+        # the class may be made anew in each call
         code = getattr(inspect.unwrap(function.forward), "__code__", None)
         form = (
             function_name(function),
@@ -156,7 +151,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _watching(modules: Modules, seen: _Seen) -> Iterator[None]:
-    """See each custom Function that is applied, with the module whose code does."""
+    """See each custom Function that is applied, and the module that applies it."""
 
     def begins(name: str) -> None:
         seen.running.append(name)
@@ -179,7 +174,7 @@ def _watching(modules: Modules, seen: _Seen) -> Iterator[None]:
 
 
 def _unseen(values: Any, seen: _Seen) -> Iterator[FunctionGradients]:
-    """The custom Functions in the graph that were not seen when they were applied: those of C++."""
+    """The C++ Functions in the graph, which are not seen when applied."""
     waiting = [value.grad_fn for _, value in leaves(values) if isinstance(value, torch.Tensor)]
     known: set[Any] = set()
     named = {function_name(each.function) for each in seen.applied.values()}

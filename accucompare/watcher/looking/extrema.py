@@ -1,8 +1,7 @@
-"""The smallest and the largest value of tensors: computed where they lie, brought to the host all
-at once.
+"""The extrema of tensors, computed where they lie, and brought to the host all at once.
 
-A NaN makes both NaN, and an Inf is one of the two, so that one pass over a tensor shows whether it
-is finite and how near to its type's limit it comes. Nothing is read until ``Meter.read``, which
+A NaN makes both extrema NaN, and an Inf is one of the two. So one pass over a tensor shows whether
+it is finite and how near to its type's limit it comes. Nothing is read until ``Meter.read``, which
 waits for a device once."""
 
 from __future__ import annotations
@@ -24,28 +23,24 @@ from accucompare.findings.log import TensorRange, number
 from accucompare.live.values import dtype_name, layout_of
 from accucompare.numbers import DTYPES, kernel
 
-#: Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
-#: within 2 percentage points.
+#: Elements per tensor sampled for underflow: shares are known to within 2 percentage points.
 _SAMPLE = 4096
-#: Of so many elements the kernel finds the extrema before PyTorch has called its own.
+#: Up to this size the kernel is faster than PyTorch's dispatcher alone.
 _SMALL = 2048
 _PLAIN_CLASSES = (torch.Tensor, nn.Parameter)
 _PLAIN_TYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 _name_of = functools.cache(dtype_name)
-#: So many elements are a block that a processor's cache holds.
+#: Elements of a block that fits a processor's cache.
 _BLOCK = 1 << 18
 
 
 class Extrema:
-    """Of one tensor, or of one Python number.
+    """The extrema of one tensor or one Python number.
 
     Attributes:
-        dtype, shape: its own.
         low, high: the smallest and the largest value; NaN if there is one, or until they are read.
-        abs_min, nan, inf: the smallest magnitude and the numbers of NaN and of Inf, where they were
-            asked for.
-        zero, subnormal: of a sample of the values, the shares that are zero and that are subnormal,
-            where they were asked for.
+        abs_min, nan, inf: the smallest magnitude and the numbers of NaN and Inf, if asked for.
+        zero, subnormal: the shares of a sample that are zero and subnormal, if asked for.
     """
 
     __slots__ = (
@@ -77,7 +72,7 @@ class Extrema:
         return -math.inf < self.low <= self.high < math.inf  # False with a NaN
 
     def range_of(self, role: str, path: str) -> TensorRange:
-        """As an event shows it."""
+        """The extrema as an event shows them."""
         return TensorRange(
             role,
             path,
@@ -98,7 +93,7 @@ class Extrema:
 
 
 class _Known(NamedTuple):
-    """A tensor that was looked at: which, how often it had been written into, and for what."""
+    """A tensor that was looked at: which, at which version, and for what."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -108,7 +103,7 @@ class _Known(NamedTuple):
 
 
 class Meter:
-    """Looks at tensors, each once for as long as it holds the same values."""
+    """Looks at tensors, at each one once while it holds the same values."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -118,8 +113,8 @@ class Meter:
         """Begin to find the extrema of a tensor or a float.
 
         Args:
-            frames: look for the smallest magnitude, and count NaN and Inf, too.
-            underflow: look for the shares of values that are zero or subnormal, too.
+            frames: also find the smallest magnitude, and count NaN and Inf.
+            underflow: also find the shares of values that are zero or subnormal.
 
         Returns:
             What ``read`` will fill in; ``None`` for what can hold neither NaN nor Inf, or no data.
@@ -166,9 +161,8 @@ class Meter:
         return extrema
 
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
-        """Begin to find the L2 norms of tensors; each will be both the ``low`` and the ``high``:
-        not finite if the tensor is not.
-        """
+        """Begin to find the L2 norms of tensors, as ``low`` and ``high``; not finite if a tensor is
+        not."""
         found = []
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = (
             defaultdict(list)
@@ -201,9 +195,7 @@ class Meter:
         return found
 
     def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
-        """Leave one number or two, tensors of one element on any device, to ``read``: they will be
-        ``low`` and ``high``.
-        """
+        """Leave ``low`` and ``high``, one-element tensors on any device, to ``read``."""
         extrema = Extrema(dtype_name(low.dtype), ())
         extrema.waiting = {"low": low, "high": low if high is None else high}
         with outside_transforms(), torch.no_grad():
@@ -211,11 +203,10 @@ class Meter:
         return extrema
 
     def _wait_for(self, extrema: Extrema) -> None:
-        """Leave what was computed to ``read``.
+        """Leave computed results to ``read``.
 
-        What lies in the host's memory is read at once, past PyTorch's dispatcher: thousands of
-        tensors of one element, kept to the end of a step, would lie between the model's large
-        blocks of memory, which then could not be used again."""
+        Results in host memory are read at once, past PyTorch's dispatcher: kept to the end of a
+        step, thousands of one-element tensors would fragment the model's memory."""
         for name, tensor in list(extrema.waiting.items()):
             if tensor.device.type == "cpu":
                 setattr(
@@ -228,8 +219,7 @@ class Meter:
             self._waiting.append(extrema)
 
     def read(self) -> None:
-        """Fill in everything that was looked at since the last reading; waits for each device
-        once."""
+        """Fill in everything looked at since the last reading; waits for each device once."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
             defaultdict(list)
         )
@@ -251,14 +241,13 @@ class Meter:
         self._known.pop(id(value), None)
 
     def forget(self) -> None:
-        """Remember no tensors of the step that ends."""
+        """Forget the tensors of the step that ends."""
         self._known.clear()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP
-    has given them back.
-    """
+    """Whether a parameter's values exist; not before a lazy module's first call, or freed by
+    FSDP."""
     if is_lazy(tensor) or tensor.is_meta:
         return False
     return (
@@ -269,7 +258,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a function transform has wrapped: under ``vmap`` that of all samples."""
+    """The tensor inside a function transform's wrapper: under ``vmap`` that of all samples."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -277,7 +266,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Let what is computed meanwhile be no part of the function transforms that are running."""
+    """Keep meanwhile computations out of the running function transforms."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         yield
         return
@@ -288,7 +277,7 @@ def outside_transforms() -> Iterator[None]:
 
 
 def is_hidden(value: Any) -> bool:
-    """Whether there may be NaN or Inf in what ``Meter.look`` cannot look at."""
+    """Whether a value that ``Meter.look`` cannot look at may hold NaN or Inf."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized:
         return False
     return (value.is_floating_point() or value.is_complex()) and (
@@ -327,21 +316,19 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in the host's memory, and a call of PyTorch's costs more than it."""
+    """Whether a tensor lies in host memory and costs less than one call of PyTorch."""
     return tensor.is_cpu and _is_plain(tensor) and tensor.numel() <= _SMALL
 
 
 def known(low: float, high: float | None = None) -> Extrema:
-    """One number or two, computed already."""
+    """Extrema that are computed already."""
     extrema = Extrema("float64", ())
     extrema.low, extrema.high = low, low if high is None else high
     return extrema
 
 
 def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
-    """The extrema of a small tensor in the host's memory, past PyTorch's dispatcher, which takes
-    longer for one than all else; ``None`` if it is no such tensor.
-    """
+    """The extrema of a small tensor in host memory, past PyTorch's slower dispatcher."""
     if not is_small(tensor):
         return None
     if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
@@ -356,7 +343,7 @@ def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | 
     if frames:
         extrema.abs_min = math.nan if nan else smallest
         extrema.nan, extrema.inf = float(nan), float(inf)
-    if underflow:  # its sample is all of it
+    if underflow:  # the sample is all of it
         count = tensor.numel()
         extrema.zero, extrema.subnormal = zero / count, subnormal / count
     return extrema
@@ -374,20 +361,18 @@ def _of_number(value: float) -> Extrema:
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has
-    none.
-    """
+    """A tensor's own numbers as a real floating tensor; ``None`` if it has none to reduce."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     tensor = plain(tensor)
-    if dtype_name(tensor.dtype) not in DTYPES:  # such as one with two numbers in a byte
+    if dtype_name(tensor.dtype) not in DTYPES:  # such as one with two numbers per byte
         return None
     if hasattr(tensor, "to_local"):  # a DTensor: this rank's part
         tensor = tensor.to_local()
     tensor = tensor.detach()
     layout = layout_of(tensor)
     if layout is Layout.SPARSE:
-        # coalesced: what lies at one place in several parts is their sum
+        # coalesced: entries at the same place add up
         tensor = (
             tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
         )
@@ -401,23 +386,19 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.element_size() == 1:  # fp8, which has no reductions
+    if tensor.element_size() == 1:  # fp8 has no reductions
         tensor = tensor.to(torch.float32)
     return tensor if tensor.is_contiguous() else _in_memory_order(tensor)
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers as they lie in memory: reduced so, a transposed matrix takes a fifteenth of
-    the time.
-    """
+    """The same numbers in memory order: reduces a transposed matrix in a fifteenth of the time."""
     strides = tensor.stride()
     return tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
 
 
 def _distinct(data: torch.Tensor) -> torch.Tensor:
-    """What lies in memory of an expanded tensor, as gradients often are: all the values that there
-    are, once.
-    """
+    """The distinct memory of an expanded tensor, as gradients often are: every value once."""
     if data.is_contiguous():
         return data
     for dimension, (size, stride) in enumerate(zip(data.shape, data.stride(), strict=True)):
@@ -429,11 +410,8 @@ def _distinct(data: torch.Tensor) -> torch.Tensor:
 def _details(
     data: torch.Tensor, low: torch.Tensor, high: torch.Tensor, times: int
 ) -> dict[str, torch.Tensor]:
-    """The smallest magnitude; the numbers of NaN and of Inf, unless they can be seen to be 0
-    without waiting for a device.
-
-    ``times``: how often each value is there.
-    """
+    """The smallest magnitude; the numbers of NaN and Inf, unless they are seen to be 0 without
+    waiting for a device. ``times``: how often each value is there."""
     found = {"abs_min": _abs_min(data)}
     if data.device.type != "cpu" or not (math.isfinite(low.item()) and math.isfinite(high.item())):
         found |= {"nan": data.isnan().sum() * times, "inf": data.isinf().sum() * times}
@@ -441,9 +419,8 @@ def _details(
 
 
 def _abs_min(data: torch.Tensor) -> torch.Tensor:
-    """The smallest magnitude; block by block on the CPU, where fresh memory for all magnitudes
-    costs nine times the rest.
-    """
+    """The smallest magnitude; block by block on the CPU: memory for all costs nine times the
+    rest."""
     if data.device.type != "cpu" or data.numel() <= 4 * _BLOCK or not data.is_contiguous():
         return data.abs().amin()
     magnitudes = torch.empty(_BLOCK, dtype=data.dtype)
@@ -454,18 +431,17 @@ def _abs_min(data: torch.Tensor) -> torch.Tensor:
 
 
 def sample_of(data: torch.Tensor) -> torch.Tensor:
-    """At most about twice ``_SAMPLE`` of a tensor's values, at the same places of every tensor of
-    its shape: a view, unless it has gaps.
-    """
+    """Up to about 2 x ``_SAMPLE`` values, at places given by the shape: a view if there are no
+    gaps."""
     flat = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)
     apart = max(1, flat.numel() // _SAMPLE)
-    while math.gcd(apart, flat.numel()) > 1:  # else it might be one column of a matrix
+    while math.gcd(apart, flat.numel()) > 1:  # otherwise it might be one column of a matrix
         apart -= 1
     return flat[::apart]
 
 
 def _small(data: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Of a sample of the values, the shares that are zero and that are subnormal."""
+    """The shares of a sample that are zero and subnormal."""
     sample = sample_of(data).abs()
     zero = sample == 0
     subnormal = (sample < torch.finfo(dtype.to_real() if dtype.is_complex else dtype).tiny) & ~zero

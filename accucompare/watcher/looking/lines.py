@@ -1,6 +1,4 @@
-"""The source lines of operators outside of the model, without taking the time to note them in every
-step.
-"""
+"""The source lines of operators outside of the model; noted seldom, since it takes time."""
 
 from __future__ import annotations
 
@@ -11,21 +9,15 @@ import torch
 
 from accucompare.live.autograd import NodeLines
 
-#: For so many losses computed otherwise than those before, lines are noted once more, in the step
-#: after the one that shows it.
+#: How many changed losses make lines be noted once more, in the step after the change.
 _MOST_AGAIN = 8
 
 
 class Lines:
-    """The source lines of operators outside of the model.
+    """The source lines of operators outside of the model; ``always``: note them in every step.
 
-    A loss is computed in the same way in each step, so that its first step is enough, if the graph
-    is the same; where it is another, the lines are noted in the next step again, a few times at
-    most.
-
-    Attributes:
-        always: note them in every step.
-    """
+    A loss is computed alike in each step, so the lines of the first step are enough while the graph
+    stays the same. If it changes, the next step notes lines again, a few times at most."""
 
     def __init__(self) -> None:
         self.always = False
@@ -35,16 +27,16 @@ class Lines:
         self._left = _MOST_AGAIN
 
     def begin(self) -> None:
-        """Operators that are called from now on are outside of the model."""
+        """Operators called from now on are outside of the model."""
         if (self.always or self._again or not self._known) and not torch.is_anomaly_enabled():
             self._noting.begin()
 
     def end(self) -> None:
-        """Those that are called from now on are not, or need no line."""
+        """Operators called from now on are inside, or need no line."""
         self._noting.end()
 
     def give_up(self) -> None:
-        """A step is over: what had no loss in it will have none."""
+        """The step is over without a loss."""
         if self._noting.noted:
             self._known.setdefault((), ())
         self.end()

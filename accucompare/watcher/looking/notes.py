@@ -1,4 +1,4 @@
-"""Observations while a step runs, in order; their numbers are read when the step ends."""
+"""Observations of a running step, in order; their numbers are read when the step ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden
 from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 
-#: Of these, frames show the tensors.
+#: Observations whose tensors frames show.
 _WITH_FRAMES = (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
 
 
@@ -31,9 +31,9 @@ class WatchedCall(Call):
 
     Attributes:
         place: which one it is.
-        first: the number of the first autograd node that it makes.
-        children: the calls that it has made, by name, each with the number of the first autograd
-            node after it.
+        first: the number of its first autograd node.
+        children: its calls so far, by name, each with the number of the first autograd node after
+            it.
         operators: sees the operators of an outermost call.
     """
 
@@ -45,14 +45,12 @@ class WatchedCall(Call):
 
 @dataclass(eq=False)
 class Note(StepObservation):
-    """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its
-    tensors.
-    """
+    """An observation whose numbers are not read yet; ``parts`` are (role, path, extrema)."""
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
     def read(self) -> StepObservation:
-        """This, with the numbers that were read."""
+        """The observation with its numbers."""
         self.tensors = [extrema.range_of(role, path) for role, path, extrema in self.parts]
         return self
 
@@ -62,7 +60,7 @@ class Scope:
     """What is looked at in a step.
 
     Attributes:
-        frames: smallest magnitudes, and numbers of NaN and Inf, of inputs, outputs and weights.
+        frames: smallest magnitudes, NaN and Inf counts of inputs, outputs and weights.
         underflow: shares of small values among the outputs.
         operators: those called in the modules' own code.
         lines: the source lines of operators, for the backward; needs torch's anomaly mode.
@@ -81,7 +79,7 @@ class NoteListener(Listener[WatchedCall]):
         notes: what was seen in this step, in order.
         scope: what is looked at.
         errors: what went wrong in a hook; it never reaches the model.
-        unseen: by the names of modules, what could not be looked at in this step.
+        unseen: by module name, what could not be looked at in this step.
     """
 
     def __init__(
@@ -127,9 +125,7 @@ class NoteListener(Listener[WatchedCall]):
         near: str = "",
         parameter: str = "",
     ) -> Note:
-        """Note one thing, and begin to look at its tensors. Arguments as the attributes of
-        ``StepObservation``.
-        """
+        """Note one thing, and begin to look at its tensors. Arguments as in ``StepObservation``."""
         frames = self.scope.frames and what in _WITH_FRAMES
         underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         extrema: list[tuple[str, str, Extrema]] = []

@@ -18,7 +18,7 @@ from accucompare.live.operators import (
 )
 from accucompare.live.values import leaves
 
-#: They move values, but into another type, in which there may be no room for them.
+#: They move values, but may move them into a type that cannot hold them.
 _CASTS = ("_to_copy", "copy_")
 
 #: (role, path, tensor or number)
@@ -34,12 +34,13 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
         before: Callable[[list[OwnPart]], Any],
         after: Callable[..., None],
     ) -> None:
-        """
+        """Set what sees the operators.
+
         Args:
-            listening: whether the code that runs is a module's own.
-            before: is called with the inputs, before the operator may overwrite them.
-            after: is called with what ``before`` returned, the operator's name, the source line
-                that called it, and the outputs.
+            listening: whether the running code is a module's own.
+            before: called with the inputs, before the operator may overwrite them.
+            after: called with what ``before`` returned, the operator's name, the calling source
+                line, and the outputs.
         """
         super().__init__()
         self._listening = listening
@@ -74,7 +75,7 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
     def _inputs(
         self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[OwnPart]:
-        """What is read; not memory that nothing has been written into."""
+        """The inputs that are read, without unwritten memory."""
         for name, value in {**dict(zip(known.arguments, args, strict=False)), **kwargs}.items():
             blank = (
                 name in known.written

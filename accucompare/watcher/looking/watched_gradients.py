@@ -1,6 +1,4 @@
-"""What a watch looks at in a backward: every operator's gradient, and the norm of every
-parameter's.
-"""
+"""What a watch sees of a backward: every operator's gradient, every parameter gradient's norm."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ class Gradients(GradientListener[ModuleCall]):
     Attributes:
         norms: by name, the L2 norm of each parameter's gradient when the last backward ended.
         extrema: of these gradients, likewise.
-        states: by name, what tells whether a gradient still is what it was then.
-        late: by name, the norm of each gradient that has changed between then and the update.
-        order: the names of parameters in the order in which their gradients came.
+        states: by name, the state of each gradient then, to tell whether it has changed.
+        late: by name, the norm of each gradient that changed between then and the update.
+        order: parameter names in the order in which their gradients came.
         lines: of operators outside of the model.
     """
 
@@ -47,9 +45,8 @@ class Gradients(GradientListener[ModuleCall]):
         distributed: bool,
         arrived: Callable[[ModuleCall, str, torch.Tensor], None],
     ) -> None:
-        """``arrived``: is called with the gradient that an output of an outermost call got from
-        outside of the model.
-        """
+        """``arrived``: called with the gradients that outermost outputs got from outside the
+        model."""
         super().__init__(watcher, modules, distributed)
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
@@ -62,7 +59,6 @@ class Gradients(GradientListener[ModuleCall]):
         self._types = {name: type(module).__name__ for name, module in modules.named.items()}
 
     def place_of(self, parameter: Parameter) -> ModuleCall:
-        """The module that a parameter belongs to."""
         return ModuleCall(parameter.owner, 0, self._types[parameter.owner], None)
 
     def remove(self) -> None:
@@ -127,9 +123,8 @@ class Gradients(GradientListener[ModuleCall]):
         )
 
     def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
-        """The innermost module that holds all uses of what a node gave; the gradients of the uses
-        are summed there.
-        """
+        """The innermost module with all uses of a node's output: their gradients are summed
+        there."""
         paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
         shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         name = ".".join(parts[0] for parts in shared) if paths else place.name
@@ -139,8 +134,8 @@ class Gradients(GradientListener[ModuleCall]):
         self, call: ModuleCall, path: str, grad: torch.Tensor, from_outside: bool
     ) -> None:
         self._watcher.note(What.ARRIVED, call, [("grad", path, grad)])
-        # else what is kept for a second run would be as large as logits are, and comes about there
-        # again
+        # otherwise a second run would keep memory as large as logits, and it makes them again
+        # anyway
         if from_outside:
             self._arrived(call, path, grad)
 
@@ -165,7 +160,7 @@ class Gradients(GradientListener[ModuleCall]):
     def backward_ended(self) -> None:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         self.norms = self._norms(having)
-        # a finite norm is one of finite numbers alone
+        # a finite norm means finite numbers
         doubtful = [each for each in having if not self.norms[each.name].finite]
         looked = {
             parameter.name: self._watcher.meter.look(parameter.tensor.grad)
@@ -175,9 +170,7 @@ class Gradients(GradientListener[ModuleCall]):
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
     def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
-        """An update of these parameters begins: look at gradients that were written into since the
-        backward, as by clipping.
-        """
+        """An update begins: look at gradients written into since the backward, as by clipping."""
         updated = {id(tensor) for tensor in tensors}
         having = [
             each
@@ -200,7 +193,7 @@ def _parts(grads: Grads) -> list[OwnPart]:
 
 
 def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[OwnPart]:
-    """What a node's backward has made, and not only passed on."""
+    """What a node's backward has made itself, not only passed on."""
     return [
         part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)
     ]

@@ -1,6 +1,4 @@
-"""The hooks of a watch: what every module call of a step takes and gives, and its gradients in the
-backward.
-"""
+"""The hooks of a watch: the inputs, outputs and gradients of every module call of a step."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Outermost(Protocol):
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
     def returned(self, call: WatchedCall) -> None:
-        """It is over."""
+        """The call is over."""
 
     def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Any call, outermost or not, is given this."""
@@ -40,11 +38,7 @@ class Outermost(Protocol):
 
 
 class Watcher(NoteListener):
-    """Hooks that look and change nothing.
-
-    Attributes:
-        gradients: those of the backward.
-    """
+    """Hooks that look and change nothing; ``gradients`` has the backward's part."""
 
     def __init__(
         self,
@@ -54,20 +48,20 @@ class Watcher(NoteListener):
         overflowed: Callable[[], bool | None] | None = None,
         distributed: bool = False,
     ) -> None:
-        """
+        """Hook nothing yet.
+
         Args:
             outermost: is called for outermost calls.
-            overflowed: whether the device's overflow flag is up, which clears it; if it is to be
-                asked at every call.
-            distributed: whether gradients are summed over ranks, so that this rank's own are to be
+            overflowed: returns and clears the device's overflow flag, if it is to be asked at every
+                call.
+            distributed: whether gradients are summed over ranks, so that this rank's own must be
                 looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
         self._outermost = outermost
-        self._again: dict[
-            str, int
-        ] = {}  # how many calls of a module activation checkpointing has run again
+        # how many of a module's calls activation checkpointing has run again
+        self._again: dict[str, int] = {}
 
     def install(self) -> None:
         super().install()
@@ -153,9 +147,8 @@ class Watcher(NoteListener):
                     self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
-        """Whether a function transform takes gradients of a call, for which autograd's hooks are
-        not called.
-        """
+        """Whether a function transform differentiates the call; autograd's hooks do not run
+        then."""
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False
         from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -163,7 +156,7 @@ class Watcher(NoteListener):
         transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
         if transforms <= {TransformType.Vmap}:
             return False
-        # else what comes of them goes on through the model
+        # otherwise the result goes on through the model
         if call.parent is None and not in_backward():
             self.unseen.setdefault(call.name, remark("transform-gradients"))
         return True

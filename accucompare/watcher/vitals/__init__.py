@@ -1,4 +1,4 @@
-"""What the checklist is judged by, collected step by step."""
+"""What the checklist judges by, collected step by step."""
 
 from accucompare.watcher.vitals.vitals import VitalSigns
 

@@ -1,6 +1,4 @@
-"""What the model is given in a step, for the checklist: ranges, digests of samples, features that
-never change, masks and padding.
-"""
+"""What the model is given in a step, for the checklist."""
 
 from __future__ import annotations
 
@@ -15,21 +13,20 @@ from accucompare.findings.log import Given, number
 from accucompare.live.values import dtype_name
 from accucompare.watcher.looking import Extrema, Meter, sample_of
 
-#: So many features are looked at for those that never change.
+#: How many features are checked for constancy.
 _FEATURES = 1 << 16
-#: At most so many tensors of a step are looked at, as of a loop that never ends one.
+#: Tensors looked at per step; a loop may never end one.
 _MOST = 64
 
 
 @dataclass(eq=False)
 class GivenTensor:
-    """A tensor that the model was given, its numbers yet to be read.
+    """A tensor that the model was given; its numbers are not read yet.
 
     Attributes:
         path, dtype, shape: which, and what.
         ends: its smallest and its largest value.
-        digest: of a sample, if it could be taken at once; else it is made of ``sample``, which lies
-            on a device.
+        digest: of a sample, if it was there at once; else it is made of ``sample`` on a device.
         facts: by a field of ``Given``, a number to be read.
     """
 
@@ -42,7 +39,7 @@ class GivenTensor:
     facts: dict[str, Extrema] = field(default_factory=dict)
 
     def read(self) -> Given:
-        """This, with the numbers that were read."""
+        """The facts with their numbers."""
         if self.sample is not None:
             self.digest = digest_of_sample(self.sample.cpu(), self.shape)
         facts: dict[str, Any] = {name: extrema.low for name, extrema in self.facts.items()}
@@ -69,8 +66,7 @@ def look_at_batch(
 
     Args:
         parts: the leaves of its arguments, with their paths.
-        meter: reads the numbers.
-        closely: look for features that never change, for whole numbers, and at masks, too.
+        closely: also look for constant features, whole numbers, and at masks.
         pad: the id of padding, if it is known.
         pad_ends: whether that id also begins or ends each text.
     """
@@ -84,7 +80,7 @@ def look_at_batch(
 
 
 def digest_of_sample(sample: torch.Tensor, shape: tuple[int, ...]) -> str:
-    """Of a sample on the host, and of the shape of the tensor that it is from."""
+    """The digest of a sample on the host and its tensor's shape."""
     raw = (
         sample.contiguous().reshape(-1).view(torch.uint8).numpy()
         if sample.dtype is not torch.bool
@@ -137,9 +133,7 @@ def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> Given
 def _look_at_first(
     tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter
 ) -> None:
-    """Which ids the rows begin with: a tokenizer that adds a special one there gives the same to
-    all.
-    """
+    """The ids that rows begin with: special tokens of a tokenizer are the same for all rows."""
     for (path, ids), given in zip(tensors, found, strict=True):
         if (
             path.rpartition(".")[2] == "input_ids"
@@ -175,7 +169,7 @@ def _look_at_mask(
         and ids.device == mask.device
     ):
         is_pad = ids == pad
-        # inside it may be a word, or end one
+        # inside a text it may be a word, or end one
         at_an_end = (
             is_pad.long().cumprod(1).bool() | is_pad.flip(1).long().cumprod(1).flip(1).bool()
         )

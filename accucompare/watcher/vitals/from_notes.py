@@ -1,4 +1,4 @@
-"""What the checklist takes of the calls of a step, as the watch has noted them."""
+"""What the checklist takes from a step's calls, as the watch has noted them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from torch.nn.parameter import is_lazy
 from accucompare.findings.log import Narrowed, Number, What, number
 from accucompare.watcher.looking import Note
 
-#: How many inputs in a type too narrow are named.
+#: How many inputs in too narrow a type are named.
 _FEW = 8
 #: Names of inputs that are positions or ids.
 _COUNTED = re.compile(
     r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE
 )
-#: Up to here a type holds all whole numbers.
+#: The largest whole number up to which a type holds all.
 _WHOLE = {"bfloat16": 256, "float16": 2048}
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module multiplies what it is given by a matrix, as no embedding and no norm
-    does."""
+    """Whether a module multiplies its input by a matrix, as no embedding and no norm does."""
     # a scripted module has no get()
     weight = next((each for name, each in module._parameters.items() if name == "weight"), None)
     return (
@@ -41,7 +40,7 @@ def has_matrix(module: nn.Module) -> bool:
 def first_entered(
     notes: Sequence[Note], matrices: Collection[str]
 ) -> tuple[str, Number, Number] | None:
-    """What the first of these modules was given first: its smallest and its largest value."""
+    """The smallest and the largest value of the first input of the first of these modules."""
     for note in notes:
         if note.what is What.BEGAN and note.place.name in matrices:
             extrema = next((each for role, _, each in note.parts if role == "input"), None)
@@ -56,10 +55,8 @@ def first_entered(
 def first_outputs(
     notes: Sequence[Note], owners: Collection[str]
 ) -> dict[str, tuple[Number, Number]]:
-    """Of each of these modules, the extrema of the first tensor that its first call gave.
-
-    Not of one number: it is its own smallest and largest.
-    """
+    """The extrema of the first tensor that each module's first call gave, unless it is one
+    number."""
     found: dict[str, tuple[Number, Number]] = {}
     for note in notes:
         name = note.place.name
@@ -71,9 +68,7 @@ def first_outputs(
 
 
 def narrowed_inputs(notes: Sequence[Note], named: Mapping[str, nn.Module]) -> list[Narrowed]:
-    """Positions and ids that modules were given in half types, beyond the whole numbers that these
-    hold one by one; the first few.
-    """
+    """The first positions and ids in half types that cannot hold them exactly."""
     found = []
     for note in notes:
         for role, path, extrema in note.parts if note.what is What.BEGAN else ():
@@ -88,7 +83,7 @@ def narrowed_inputs(notes: Sequence[Note], named: Mapping[str, nn.Module]) -> li
 
 @functools.cache
 def _name_of_argument(forward: Any, path: str) -> str:
-    """The name of an argument that ``forward`` is given by position."""
+    """The name of a positional argument of ``forward``."""
     first, dot, rest = path.partition(".")
     if not first.isdigit():
         return path

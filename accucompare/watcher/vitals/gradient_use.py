@@ -1,6 +1,4 @@
-"""What becomes of gradients between a backward and the update that is to use them, for the
-checklist.
-"""
+"""What becomes of gradients between a backward and the update that uses them, for the checklist."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ import torch
 from accucompare.live.autograd import Parameter, gradient_state
 from accucompare.watcher.looking import Extrema, Meter
 
-#: Of gradients that were written into, so many of the smallest are looked at, whether they are
-#: zero now.
+#: How many of the smallest changed gradients are checked for being zero now.
 _FEW = 3
 
 
@@ -23,10 +20,10 @@ class GradientUse:
     """Follows the gradients of a model's parameters from one backward to the next.
 
     Attributes:
-        clipped, clipped_behind: whether gradients were clipped before the update of this step, and
-            behind it.
-        strangers: how many parameters an optimizer held that are not the model's, and had no
-            gradient in any update.
+        clipped, clipped_behind: whether gradients were clipped before this step's update, and after
+            it.
+        strangers: how many parameters of an optimizer are not the model's and never had a gradient
+            in an update.
     """
 
     def __init__(self, parameters: Sequence[Parameter], meter: Meter) -> None:
@@ -34,32 +31,28 @@ class GradientUse:
         self.strangers = 0
         self._parameters = parameters
         self._meter = meter
-        self._before: dict[
-            int, tuple[int, int]
-        ] = {}  # by a parameter's id: its gradient when the backward that runs began
-        self._fresh: dict[
-            int, tuple[int, int]
-        ] = {}  # by a parameter's id: its gradient as the last backward left it, until it is used
-        self._weights: dict[int, int] = {}  # how often each was written into then
-        # whether the model was given something that a gradient is wanted of, as an attack on it
-        # does
+        # by parameter id: its gradient when the running backward began
+        self._before: dict[int, tuple[int, int]] = {}
+        # by parameter id: its gradient as the last backward left it, until it is used
+        self._fresh: dict[int, tuple[int, int]] = {}
+        self._weights: dict[int, int] = {}  # each one's version then
+        # whether the model was given an input that needs a gradient, as in an adversarial attack
         self._probing = False
         self._probed = False  # whether it was for the last backward
-        self._cleared: list[
-            list[Extrema]
-        ] = []  # of each backward since the last update: zero, if what it gave was cleared
+        # per backward since the last update: zero, if its gradients were cleared
+        self._cleared: list[list[Extrema]] = []
         self._thrown: list[list[Extrema]] = []  # those before an update
         self._behind = False  # whether an update was made since the last backward
         self._used: set[int] = set()  # ids of strangers that have had a gradient
 
     def called(self, inputs: Iterable[Any]) -> None:
-        """The model is called, to be trained."""
+        """The model is called in training."""
         self._probing = self._probing or any(
             isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
         )
 
     def backward_begins(self) -> None:
-        """Another backward begins: are the gradients of the last one still there?"""
+        """Another backward begins: are the last one's gradients still there?"""
         fresh = [each for each in self._parameters if id(each.tensor) in self._fresh]
         there = [each for each in fresh if each.tensor.grad is not None]
         changed = [
@@ -86,9 +79,8 @@ class GradientUse:
         self._probed, self._probing = self._probing, False
 
     def backward_ended(self) -> None:
-        """A backward has gone through the model; one for the gradients of inputs alone leaves those
-        of parameters as they were.
-        """
+        """A backward is over. One for inputs' gradients alone leaves parameters' gradients as they
+        were."""
         having = [each for each in self._parameters if each.tensor.grad is not None]
         states = {id(each.tensor): gradient_state(each.tensor) for each in having}
         self._fresh = {
@@ -111,7 +103,7 @@ class GradientUse:
             self.clipped = self.clipped or not self._behind
 
     def update_begins(self, optimizer: Any) -> None:
-        """An optimizer is about to use the gradients of parameters of the model."""
+        """An optimizer is about to use gradients of the model's parameters."""
         held = {
             id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]
         }
@@ -126,21 +118,18 @@ class GradientUse:
             for key, state in self._fresh.items()
             if key in held
         )
-        if not made:  # else what is applied was put together by hand, perhaps of what was cleared
+        # otherwise the applied gradients were assembled by hand, perhaps from cleared ones
+        if not made:
             self._thrown += self._cleared
         self._cleared = []
 
     def updated(self) -> None:
-        """An optimizer, of this model or of another, has used gradients: those that are there now
-        may be by-products of its.
-        """
+        """Some optimizer has used gradients: those there now may be by-products."""
         self._fresh, self._cleared = {}, []
         self._behind = True
 
     def thrown(self) -> int:
-        """How many backwards' gradients were cleared before an update had used them, once that is
-        read.
-        """
+        """How many backwards' gradients were cleared before an update used them, once read."""
         return sum(all(extrema.low == 0 for extrema in each) for each in self._thrown)
 
     def next_step(self) -> None:
@@ -150,9 +139,7 @@ class GradientUse:
 
 
 def has_limit(clipping: str) -> bool:
-    """Whether the running function of this name clips by a finite limit; with none, it only gives
-    the norm.
-    """
+    """Whether the running clipping function has a finite limit; else it only computes the norm."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != clipping:
         frame = frame.f_back

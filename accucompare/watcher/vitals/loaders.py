@@ -1,4 +1,4 @@
-"""Which of torch's loaders gave a batch, and how often it was begun; for the checklist."""
+"""Which of torch's loaders gave a batch, and how often it was begun, for the checklist."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from accucompare.live.operators import entrances
 
 
 class Loaders:
-    """Notes, as long as it is installed, which loader gave the last batch.
-
-    Attributes:
-        last: that loader; ``None`` before the first batch.
-    """
+    """While installed, notes in ``last`` which loader gave the last batch, if any."""
 
     def __init__(self) -> None:
         self.last: LoadedBatch | None = None
@@ -52,17 +48,17 @@ class Loaders:
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None]:
         def given(batch: Any) -> None:
-            self.last = self._running.get(args[0])  # none of one that was begun before the watch
+            self.last = self._running.get(args[0])  # none for an iterator begun before the watch
 
         return given
 
 
 def _batches_of(loader: Any) -> int:
     if isinstance(loader.dataset, IterableDataset):
-        return 0  # asked for its length, its loader would warn of whatever it gives beyond that
+        return 0  # asking its length would make its loader warn about every batch beyond it
     try:
         return len(loader)
-    except Exception:  # of a data set of the user's that has no length, or refuses to tell it
+    except Exception:  # a user's data set may have no length, or refuse to tell it
         return 0
 
 

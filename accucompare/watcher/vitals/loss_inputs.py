@@ -1,6 +1,4 @@
-"""What the functions near the root of a loss were given, for the checklist, read off autograd's
-graph: nothing of it is computed again.
-"""
+"""What functions near a loss's root were given, read off autograd's graph; for the checklist."""
 
 from __future__ import annotations
 
@@ -17,15 +15,14 @@ from accucompare.findings.log import Labels, LossInput, number
 from accucompare.live.autograd import ACCUMULATES, PASSING_ON
 from accucompare.watcher.looking import Extrema, Meter
 
-#: Functions that take logits or logarithms, by their node; where the prediction is, is their first
-#: edge.
+#: Functions that take logits or logarithms, by their node, whose first edge is the prediction.
 _TAKING = {
     "LogSoftmaxBackward0": "cross_entropy",
     "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
     "NllLossBackward0": "nll_loss",
     "NllLoss2DBackward0": "nll_loss",
 }
-#: Functions of a prediction and a target of one shape, to which they are spread first.
+#: Functions that first broadcast a prediction and a target to one shape.
 _SPREADING = {
     "MseLossBackward0": "mse_loss",
     "SmoothL1LossBackward0": "smooth_l1_loss",
@@ -50,7 +47,7 @@ _MAKERS = {
     "BmmBackward0": "linear",
     "ConvolutionBackward0": "linear",
 }
-#: These, too, leave values as they are, or choose among them.
+#: Nodes that leave values as they are, or choose among them.
 _LEAVING = PASSING_ON | {
     "ToCopyBackward0",
     "IndexBackward0",
@@ -58,28 +55,25 @@ _LEAVING = PASSING_ON | {
     "MaskedSelectBackward0",
     "ExpandBackward0",
 }
-#: An axis more, as whoever wants each value to meet each other one asks for it.
+#: Nodes that add an axis, on purpose, so that each value meets each other one.
 _ADDING = ("UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
-#: So many nodes behind logits lies the weight whose rows the classes are.
+#: The weight whose rows are the classes lies within so many nodes behind the logits.
 _BEHIND = 12
 _PASSED = 10
-#: Of up to so many classes it is noted which are there: as bits, they are a whole number that
-#: float32 holds.
+#: Up to so many classes, their presence is noted as bits of a whole number that float32 holds.
 _BITS = 24
 
 
 @dataclass(eq=False)
 class LabelsOf:
-    """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is
-    above high if all are ignored.
-    """
+    """One classifier's labels in a step, not read yet; ``ends`` are reversed if all are ignored."""
 
     counts: list[Extrema] = field(default_factory=list)
     ends: list[Extrema] = field(default_factory=list)
     present: list[Extrema] = field(default_factory=list)
 
     def read(self, parameter: str) -> Labels | None:
-        """These, with the numbers that were read; ``None`` if all are ignored."""
+        """The labels with their numbers; ``None`` if all are ignored."""
         some = [each for each in self.ends if each.low <= each.high]
         if not some:
             return None
@@ -99,7 +93,7 @@ def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
     for node in nodes:
         name = node.name()
         if name in _TAKING and (before := node.next_functions[0][0]) is not None:
-            # else it is a cross entropy's likelihood, and its logarithm comes next
+            # otherwise it is a cross entropy's likelihood, and its logarithm comes next
             if before.name() not in _TAKING:
                 found.append(LossInput(_TAKING[name], maker_of(before)))
         elif name in _SPREADING:
@@ -112,14 +106,12 @@ def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
 def look_at_labels(
     nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], found: dict[str, LabelsOf]
 ) -> None:
-    """Begin to look at the labels of the cross entropies among these nodes whose classes are rows
-    of one of the model's parameters.
+    """Begin to look at the labels of cross entropies whose classes are rows of one of the model's
+    parameters.
 
     Args:
-        nodes: behind a loss.
-        meter: reads the numbers.
-        own: by id, the names of the model's parameters.
-        found: by such a name, what was found in this step.
+        own: the model's parameters' names, by id.
+        found: by parameter name, what was found in this step.
     """
     for node in nodes:
         name = node.name()
@@ -161,9 +153,7 @@ def look_at_labels(
 
 
 def maker_of(node: Any) -> str:
-    """The function that made a value, past nodes that change none; empty if it is not one of those
-    that matter.
-    """
+    """The function that made a value, past nodes that change none; empty if it does not matter."""
     for _ in range(_PASSED):
         if node is None or node.name() not in _LEAVING:
             break
@@ -175,9 +165,7 @@ def maker_of(node: Any) -> str:
 
 
 def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None:
-    """The name of the first of the model's parameters behind a node, and near it, that has so many
-    rows.
-    """
+    """The name of the first of the model's parameters near behind a node that has so many rows."""
     waiting, known = [node], 0
     while waiting and known < _BEHIND:
         node, known = waiting.pop(0), known + 1
@@ -192,13 +180,13 @@ def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None
 
 
 def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shape of a prediction, and the one to which it was spread if each of its values met each
-    of the target's, unasked; else empty.
+    """The shape of a prediction, and the shape it was broadcast to if each of its values met each
+    of the target's unintentionally; else empty.
 
-    A target without a gradient, as data is: two predictions may well be compared each with each.
-    """
+    The target has no gradient, as data has none: two predictions may be compared each with each on
+    purpose."""
     predictions = [edge for edge in node.next_functions if edge[0] is not None]
-    # what it gives may be one number, and what it was given is kept
+    # its result may be one number, but autograd kept its inputs
     fused = node.name() != "SubBackward0"
     if (
         len(predictions) != 1
@@ -206,7 +194,7 @@ def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     ):
         return None
     before, at = predictions[0]
-    while before.name() == "ToCopyBackward0":  # of autocast, behind the spreading
+    while before.name() == "ToCopyBackward0":  # from autocast, after the broadcast
         before, at = before.next_functions[0]
     own: tuple[int, ...] | None
     if before.name() == "ExpandBackward0":

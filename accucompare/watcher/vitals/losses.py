@@ -1,6 +1,4 @@
-"""What a backward begins with, for the checklist: the loss, and what a cross entropy near it was
-computed of.
-"""
+"""A backward's loss, and the inputs of a cross entropy near it, for the checklist."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from accucompare.watcher.looking import Extrema, Meter
 
 #: A cross entropy lies at most so many nodes behind the loss.
 _NEAR = 40
-#: Of an output, the entropy of at most so many rows is computed.
+#: Rows of an output whose entropy is computed, at most.
 _ROWS = 256
-#: The probabilities of one row may miss 1 by so much, as those of a bfloat16 output do.
+#: Allowed deviation from 1 of a row's summed probabilities, as bfloat16 has it.
 _UNEVEN = 0.05
 
 
@@ -33,16 +31,16 @@ class Padding(NamedTuple):
 
 @dataclass(eq=False)
 class CrossEntropy:
-    """A cross entropy of a loss, its numbers yet to be read.
+    """A cross entropy of a loss; its numbers are not read yet.
 
     Attributes:
         classes, dtype: of the log-probabilities.
-        kept: the smallest and the largest label that is not ignored; the former larger than the
-            latter if all are.
-        ignored: the share of labels that are.
-        entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
+        kept: the smallest and the largest label that is not ignored; the first larger than the
+            second if all are ignored.
+        ignored: the share of ignored labels.
+        entropy: of the output, if it was asked for; NaN if the input was no log-probabilities.
         smoothing: the label smoothing.
-        padding: the share of labels that are padding behind padding.
+        padding: the share of labels that are padding after padding.
         missed: minus the mean log-probability of the labels, where the entropy was asked for.
     """
 
@@ -56,7 +54,7 @@ class CrossEntropy:
     missed: Extrema | None = None
 
     def read(self) -> Targets:
-        """This, with the numbers that were read."""
+        """The facts with their numbers."""
         some = self.kept.low <= self.kept.high
         return Targets(
             self.classes,
@@ -89,13 +87,11 @@ def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
 def cross_entropy_of(
     loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None
 ) -> CrossEntropy | None:
-    """Begin to look at the labels and the log-probabilities of the first cross entropy behind a
-    loss, as autograd has saved them.
+    """Begin to look at the labels and log-probabilities, saved by autograd, of the first cross
+    entropy behind a loss.
 
     Args:
-        loss: the root of a backward.
-        meter: reads the numbers.
-        closely: compute the entropy of the output, too.
+        closely: also compute the output's entropy.
         padding: of the model's tokens, if it is known.
     """
     for node in nodes_near(loss.grad_fn):
@@ -127,7 +123,7 @@ def cross_entropy_of(
                 chances = rows.exp()
                 # 0 x -Inf would be NaN
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
-                # what is given to nll_loss may be anything
+                # nll_loss accepts anything
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
             if padding is not None and padding.ids == classes and _counts(node, padding.id):
@@ -141,17 +137,15 @@ def cross_entropy_of(
 
 
 def _counts(node: Any, label: int) -> bool:
-    """Whether a label has a share in what a cross entropy makes one number of."""
+    """Whether a label counts in a cross entropy's mean."""
     weight = node._saved_weight
-    # a device would have to be waited for
+    # reading it would wait for the device
     weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))
     return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
 
 
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
-    """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s /
-    classes x the one over all classes.
-    """
+    """The label smoothing s; torch has (1 - s) x the loss + s / classes x the loss over all."""
     for node in nodes_near(first):
         parts = [
             part

@@ -1,6 +1,4 @@
-"""What a training consists of, for the checklist: parameters and their groups, schedulers, seeds,
-what the model says of its tokens.
-"""
+"""What a training consists of, for the checklist."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ from accucompare.watcher.vitals.update_vitals import groups_of, stepped, steps_t
 
 #: The seed that torch's generator begins with.
 _DEFAULT_SEED = 67280421310721
-#: The generators beside torch's, in the order in which their states are taken.
+#: The generators beside torch's, in the order of their states.
 GENERATORS = ("python", "numpy")
-#: What schedulers call the number of steps that they are made for.
+#: Schedulers' names for the number of steps that they are made for.
 _LENGTHS = ("T_max", "total_steps", "total_iters")
 
 
@@ -38,9 +36,9 @@ class SetupFacts:
     Attributes:
         schedulers: those that the watch was given, by name.
         pad: the id of padding, if the model says it.
-        tokens: of other special tokens, likewise.
-        padding: the id of padding beside the number of ids, of the model's tokens.
-        renewed: how many optimizers began without state in the place of one that had some.
+        tokens: ids of other special tokens, likewise.
+        padding: the id of padding and the number of ids.
+        renewed: how many optimizers began without state in place of one that had some.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class SetupFacts:
         return any(each is optimizer for each in self._optimizers)
 
     def setup(self, step: int, cycle: int) -> TrainingSetup:
-        """As it is now; ``cycle``: after so many steps the same inputs are used again."""
+        """The present setup; ``cycle``: after so many steps the same inputs are used again."""
         groups = {
             id(tensor): (name, group)
             for each in self._optimizers
@@ -132,7 +130,7 @@ class SetupFacts:
 
     @staticmethod
     def differ(one: TrainingSetup, other: TrainingSetup) -> bool:
-        """Whether they say something else, but for the step."""
+        """Whether they differ in more than the step."""
         return msgspec.structs.replace(one, step=other.step) != other
 
     def _facts_of(
@@ -172,7 +170,7 @@ class SetupFacts:
         return found if isinstance(found, int) and found >= 0 else None
 
     def _padding(self, modules: Modules) -> Padding | None:
-        """As the model's configuration says, or else the one embedding of it that has padding."""
+        """From the model's configuration, or else from its only embedding with padding."""
         if self.pad is not None:
             rows = self._vocabulary()
             return None if rows is None else Padding(self.pad, rows)
@@ -190,7 +188,7 @@ class SetupFacts:
             return None
         try:
             rows = getattr(find(), "num_embeddings", None)
-        except Exception:  # a class of the user's may refuse in any way
+        except Exception:  # a user's class may raise anything
             return None
         return rows if isinstance(rows, int) else None
 
@@ -201,7 +199,7 @@ def _held(optimizer: Any) -> set[int]:
 
 
 def _has_state(optimizer: Any) -> bool:
-    """Whether an optimizer remembers anything of the updates before."""
+    """Whether an optimizer has state from earlier updates."""
     states = getattr(optimizer, "state", {}).values()
     return any(
         isinstance(each, torch.Tensor)
@@ -212,13 +210,12 @@ def _has_state(optimizer: Any) -> bool:
 
 
 def parameters_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a DTensor, what this rank holds of it; without talking to others."""
+    """This rank's part of a DTensor, found without communication."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
 
 def states_of_generators() -> tuple[Any, Any]:
-    """The states of Python's and of NumPy's generator."""
     name, keys, *rest = np.random.get_state()
     return random.getstate(), (
         name,
@@ -228,16 +225,14 @@ def states_of_generators() -> tuple[Any, Any]:
 
 
 def is_switched(module: nn.Module) -> bool:
-    """Whether a module computes otherwise in training than in evaluation: dropout with p > 0, norms
-    with running statistics.
-    """
+    """Whether training changes a module's behaviour: dropout, norms with running statistics."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _NormBase) and module.running_mean is not None
 
 
 def _twins(modules: Modules) -> Iterator[tuple[str, str]]:
-    """Names in one list under which there is one and the same module."""
+    """Names in one list that are the same module."""
     for alias, first in modules.aliases.items():
         (one, own), (other, others) = (
             (name.rpartition(".")[0], name.rpartition(".")[2]) for name in (first, alias)

@@ -1,4 +1,4 @@
-"""Gradients that an update has used and nobody has cleared: the next backward adds to them."""
+"""Gradients that an update used and nobody cleared: the next backward adds to them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from accucompare.watcher.looking import Extrema, Meter
 
 
 class StaleGradients:
-    """Which parameters still have the gradient of before the last update when a backward begins."""
+    """Which parameters still have the last update's gradient when a backward begins."""
 
     def __init__(self, parameters: Sequence[Parameter], meter: Meter) -> None:
         self._parameters, self._meter = parameters, meter
-        # by a parameter's id: its gradient as the last update or backward left it
+        # by parameter id: its gradient as the last update or backward left it
         self._states: dict[int, tuple[int, int]] = {}
-        # by id, those whose gradient the last update had used, when a backward began
+        # by id, the gradients that the last update had used, when a backward began
         self._stale: dict[int, tuple[Extrema, ...]] = {}
         self._kept: tuple[int, list[Extrema]] = (0, [])
 
@@ -24,7 +24,7 @@ class StaleGradients:
 
     @property
     def kept(self) -> int:
-        """How many parameters were updated with such a gradient in it; 0 if these are zero."""
+        """How many parameters were updated with such a gradient in it that is not zero."""
         count, norms = self._kept
         return count if any(extrema.low > 0 for extrema in norms) else 0
 
@@ -36,7 +36,7 @@ class StaleGradients:
             key=lambda each: each.tensor.numel(),
         )
         smallest = [each.tensor.grad for each in new[:3] if each.tensor.grad is not None]
-        norms = self._meter.norm(smallest)  # zero, if they were set to zero past autograd
+        norms = self._meter.norm(smallest)  # zero, if they were zeroed past autograd
         self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
         self._stale |= {id(each.tensor): tuple(norms) for each in new}
 
@@ -57,7 +57,7 @@ class StaleGradients:
             }
 
     def update_begins(self, updated: Sequence[Parameter]) -> None:
-        """``updated``: what is updated and has a gradient."""
+        """``updated``: the updated parameters that have a gradient."""
         kept = [
             each.tensor
             for each in updated
@@ -68,7 +68,8 @@ class StaleGradients:
             self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
 
     def update_ended(self, held: Collection[int], updated: Sequence[Parameter]) -> None:
-        """``held``: the ids of what the optimizer holds; ``updated``: what has a gradient now."""
+        """``held``: ids of the optimizer's parameters; ``updated``: those that have a gradient
+        now."""
         self._states = {key: state for key, state in self._states.items() if key not in held}
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in updated}
         self._stale = {key: norms for key, norms in self._stale.items() if key not in held}

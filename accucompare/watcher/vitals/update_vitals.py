@@ -1,6 +1,4 @@
-"""An update, for the checklist: what it was made with, and what it did to a sample of each
-parameter.
-"""
+"""An update, for the checklist: its rates, and what it did to a sample of each parameter."""
 
 from __future__ import annotations
 
@@ -34,17 +32,14 @@ class UpdateVitals:
     """What is seen of the updates of one step.
 
     Attributes:
-        count: how many began.
-        updated: the names of the parameters that were to be updated.
         rates: by parameter group, the learning rate.
         applied: by scheduler, what it had set when the first update began.
         weights: by parameter, the norm before the update.
-        sizes: by parameter, the mean square of what a sample of it was, and of what was added to
-            it.
-        moved: the share of that sample that has changed.
+        sizes: by parameter, the mean squares of a sample and of what was added to it.
+        moved: the share of that sample that changed.
         second_moments: by parameter, the mean of a sample of it.
-        before: samples of the parameters, before the update that runs.
-        small: by optimizer, its small parameters, and what they held before, one behind the other.
+        before: samples of the parameters, before the running update.
+        small: by optimizer, its small parameters and their values before, concatenated.
     """
 
     count: int = 0
@@ -61,9 +56,7 @@ class UpdateVitals:
     def begin(
         self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter, closely: bool
     ) -> None:
-        """An update begins. ``closely``: keep a sample of each parameter, to compare it with what
-        it will be.
-        """
+        """An update begins. ``closely``: keep a sample of each parameter to compare with later."""
         self.count += 1
         for name, group in groups_of(optimizer):
             rate = group.get("lr")
@@ -91,7 +84,7 @@ class UpdateVitals:
                         self.before[each.name] = sample_of(data).clone()
 
     def end(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter) -> None:
-        """The update is over: compare the samples, and look at one of the second moment."""
+        """The update is over: compare the samples, and sample the second moment."""
         held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
         self._end_small(optimizer)
         with torch.no_grad():
@@ -106,7 +99,7 @@ class UpdateVitals:
                     continue
                 after = sample_of(data)
                 moved = after != before
-                # squares of small numbers are 0 in float32, and those of large ones infinite
+                # in float32, squares of small numbers are 0 and those of large ones infinite
                 before = before.double()
                 self.sizes[each.name] = meter.later(
                     before.square().mean(), (after.double() - before).square().mean()
@@ -117,7 +110,7 @@ class UpdateVitals:
                     self.second_moments[each.name] = meter.later(sample_of(data).double().mean())
 
     def _end_small(self, optimizer: Any) -> None:
-        """The same of small parameters, all at once: of all their values."""
+        """The same for all small parameters at once, with all their values."""
         small, before = self.small.pop(id(optimizer), ([], np.zeros(0)))
         after = _together([each.tensor for each in small])
         if not small or before.shape != after.shape:
@@ -146,9 +139,7 @@ class UpdateVitals:
         }
 
     def layers(self, names: Iterable[str]) -> dict[str, list[Number | None]]:
-        """The columns of ``Vitals.layers`` but ``grad``, read; none of a step that was not looked
-        at closely.
-        """
+        """The columns of ``Vitals.layers`` but ``grad``, read; empty without a close look."""
         names = list(names)
         if not self.weights:
             return {}
@@ -169,14 +160,14 @@ class UpdateVitals:
 
 
 def _together(tensors: Iterable[torch.Tensor]) -> Float64:
-    """Small tensors one behind the other."""
+    """Small tensors, concatenated."""
     with torch.no_grad():
         flat = [each.reshape(-1) for each in tensors]
         return torch.cat(flat).double().numpy() if flat else np.zeros(0)
 
 
 def _means(values: NDArray[Any], counts: Sequence[int]) -> list[float]:
-    """The mean of each of several tensors that lie one behind the other."""
+    """The mean of each of several concatenated tensors."""
     if not counts:
         return []
     starts = np.cumsum([0, *counts[:-1]])
@@ -194,11 +185,10 @@ def groups_of(optimizer: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def steps_taken(optimizer: Any) -> int | None:
-    """How many steps an optimizer's state says that it has taken: the most of any parameter;
-    ``None`` if it keeps no count.
+    """The most steps that an optimizer's state has for any parameter; ``None`` if it keeps no
+    count.
 
-    A count on another device than the host is not read, since that would wait for it.
-    """
+    A count on a device is not read, since that would wait for it."""
     if not hasattr(optimizer, "state"):
         return None
     counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
@@ -224,9 +214,7 @@ def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor |
 
 
 def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[str, Applied]:
-    """By scheduler, how often it has been stepped, and the rates that it has set; ``optimizer``:
-    that updates.
-    """
+    """By scheduler, its number of steps and its rates; ``optimizer`` is updating."""
     found = {}
     for name, scheduler in schedulers:
         rates = getattr(scheduler, "_last_lr", None) or []
@@ -242,5 +230,5 @@ def applied_by(schedulers: Iterable[tuple[str, Any]], optimizer: Any) -> dict[st
 
 
 def stepped(scheduler: Any) -> int:
-    """How often a scheduler has been stepped, without the step that it takes when it is made."""
+    """How often a scheduler was stepped, without the step of its construction."""
     return int(getattr(scheduler, "last_epoch", 0))

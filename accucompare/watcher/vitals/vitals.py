@@ -1,6 +1,4 @@
-"""Collects what the checklist is judged by, step by step. It changes nothing, and waits for a
-device with the watch, not by itself.
-"""
+"""Collects what the checklist judges by. Changes nothing, and never waits for a device itself."""
 
 from __future__ import annotations
 
@@ -53,24 +51,20 @@ from accucompare.watcher.vitals.setup import (
 from accucompare.watcher.vitals.stale_gradients import StaleGradients
 from accucompare.watcher.vitals.update_vitals import UpdateVitals, applied_by
 
-#: Classes that cut off what is below zero, or nearly.
+#: Classes that cut off values below zero, or nearly.
 _CUTTING = re.compile(
     r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$"
 )
 _RUNNING = ("running_mean", "running_var")
 #: How many frozen parameters with a gradient are named.
 _FEW = 8
-#: Of an embedding, the ids of so many calls in one step are looked at.
+#: Of an embedding, the ids of so many calls per step are looked at.
 _MOST_LOOKUPS = 16
 
 
 class VitalSigns:
-    """The numbers of the step that runs.
-
-    Attributes:
-        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if
-            that is not known.
-    """
+    """The numbers of the running step; ``cycle``: after so many steps the loop uses the same inputs
+    again, as it was asked to (0 if unknown)."""
 
     def __init__(
         self,
@@ -80,13 +74,8 @@ class VitalSigns:
         schedulers: Iterable[Any],
         every: int,
     ) -> None:
-        """
-        Args:
-            modules: of the model.
-            watcher: whose meter reads the numbers, and whose hooks see the calls.
-            optimizers, schedulers: those that the watch was given.
-            every: look closely at every n-th step; 0: at none.
-        """
+        """``watcher`` reads the numbers and sees the calls; ``every``: look closely at every n-th
+        step, or at none (0)."""
         self.cycle = 0
         self._watcher = watcher
         self._meter: Meter = watcher.meter
@@ -95,7 +84,7 @@ class VitalSigns:
             modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every
         )
         self._written: TrainingSetup | None = None
-        # each with the module that it is a part of
+        # each with its containing module
         self._switched = [
             (module, modules.named[name.rpartition(".")[0]] if name else module)
             for name, module in modules.named.items()
@@ -127,16 +116,14 @@ class VitalSigns:
             for kind, name, tensor in modules.tensors()
             if kind == "buffers" and name.endswith(_RUNNING)
         ]
-        self._alive: dict[
-            str, torch.Tensor
-        ] = {}  # by module: which of its units have given something above zero
+        # by module: which of its units have given something above zero
+        self._alive: dict[str, torch.Tensor] = {}
         self._stale = StaleGradients(watcher.gradients.parameters, watcher.meter)
         self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
-        self._drawing: tuple[Any, Any] | None = (
-            None  # the states of Python's and NumPy's generators when the model was called
-        )
+        # Python's and NumPy's generators when the model was called
+        self._drawing: tuple[Any, Any] | None = None
         self._after: tuple[Any, Any] | None = None  # and when its last call was over
         self._next()
 
@@ -154,19 +141,15 @@ class VitalSigns:
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         self._idle: dict[str, Extrema] = {}
-        self._root: tuple[int, Extrema, CrossEntropy | None] | None = (
-            None  # of the backward that runs
-        )
+        # of the running backward
+        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None
         self._elsewhere = 0
         self._loss_inputs: dict[LossInput, None] = {}
         self._labels: dict[str, LabelsOf] = {}
         self._lookups: dict[str, list[Extrema]] = {}
-        self._asked: tuple[int, str, torch.Tensor, int] | None = (
-            None  # the last cross entropy: classes, type, labels, which are ignored
-        )
+        # the last cross entropy: classes, type, labels, which are ignored
+        self._asked: tuple[int, str, torch.Tensor, int] | None = None
         self._use.next_step()
-
-    # when
 
     def install(self) -> None:
         """Begin to look."""
@@ -188,9 +171,7 @@ class VitalSigns:
                 entrances.observe_function_no_more(owner, name, act)
 
     def _entrances(self) -> list[tuple[Any, str, entrances.Before]]:
-        """Functions of which must be known what they are given: a label out of range ends the step
-        before there is a graph.
-        """
+        """Functions to see before they run: a label out of range raises before there is a graph."""
         return [
             *((torch._C._nn, name, self._asking) for name in ("cross_entropy_loss", "nll_loss_nd")),
             *self._clippings,
@@ -208,8 +189,6 @@ class VitalSigns:
         if self._looking():
             self._watcher.run(act, "the checklist", arguments)
 
-    # what is seen
-
     def called(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost call of a module begins."""
         if not self._looking():
@@ -223,7 +202,7 @@ class VitalSigns:
                     not module.training and _is_trained(whole) for module, whole in self._switched
                 )
             )
-            # an attack may be in evaluation
+            # an adversarial attack may run in evaluation
             self._evaluated = (
                 evaluated if self._evaluated is None else min(self._evaluated, evaluated)
             )
@@ -253,7 +232,7 @@ class VitalSigns:
     def given(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A module call begins: of an embedding, look at the ids."""
+        """A module call begins: look at an embedding's ids."""
         if (
             name not in self._tables
             or not self._looking()
@@ -275,9 +254,7 @@ class VitalSigns:
                 self._lookups.setdefault(name, []).append(self._meter.later(*torch.aminmax(ids)))
 
     def _asking(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A cross entropy begins: should it be the last thing in this step, its labels are what to
-        look at.
-        """
+        """A cross entropy begins: keep its labels, in case it ends the step."""
         if (
             self._looking()
             and len(args) > 4
@@ -292,9 +269,7 @@ class VitalSigns:
             )
 
     def gave(self, name: str, module: nn.Module, output: Any) -> None:
-        """A module call is over: of one that cuts off below zero, note which units have given
-        something above.
-        """
+        """A module call is over: note which units of a cutting module gave something above zero."""
         if (
             name not in self._cutting
             or not self._looking()
@@ -318,7 +293,7 @@ class VitalSigns:
             )
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        # else it is a part of a forward
+        # otherwise it is part of a forward
         if not in_backward() and torch._C._functorch.peek_interpreter_stack() is None:
             self._guarded(self._backward_begins, roots)
 
@@ -401,13 +376,11 @@ class VitalSigns:
 
     @property
     def losses(self) -> list[float]:
-        """Those of the step that were seen so far and have been read."""
+        """The step's losses that were seen and read so far."""
         return [extrema.low for extrema in self._losses]
 
-    # the end of a step
-
     def end_step(self) -> None:
-        """The step is over: begin to look at what is looked at then."""
+        """The step is over: begin to look at its last facts."""
         self._guarded(self._end_step)
 
     def _end_step(self) -> None:
@@ -423,10 +396,9 @@ class VitalSigns:
             }
 
     def events(self, scale: float | None, died: bool = False) -> list[TrainingSetup | Vitals]:
-        """What is to be written of the step, its numbers read.
+        """The step's events, with their numbers read.
 
-        ``scale``: the loss scale when it began; ``died``: whether an error of the loop's ends it.
-        """
+        ``scale``: the loss scale when it began; ``died``: whether an error of the loop ends it."""
         found: list[TrainingSetup | Vitals] = []
         self._guarded(self._collect, scale, found, died)
         self._next()
@@ -494,9 +466,8 @@ class VitalSigns:
         )
 
     def _targets(self, died: bool) -> Targets | None:
-        """Of the cross entropy that the backward went through; in a step that ended before, of the
-        one that was called last.
-        """
+        """Of the cross entropy in the backward; if the step ended earlier, of the last one
+        called."""
         if self._entropy is not None:
             return self._entropy.read()
         if not died or self._asked is None:
@@ -518,9 +489,8 @@ class VitalSigns:
     def _norms(
         self, divisor: float
     ) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
-        """Of the gradients of what is updated, when the backward ended and when the update began;
-        and the extrema of what became of one.
-        """
+        """The updated parameters' gradient norms after the backward and at the update; extrema of
+        their ratios."""
         gradients, updated = self._watcher.gradients, self._updates.updated
         before = {
             name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated
@@ -547,9 +517,8 @@ class VitalSigns:
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
 
     def final_weights(self) -> list[Number | None]:
-        """The norms of all weights when the watch ends; none if nothing was looked at. It waits for
-        the device, once.
-        """
+        """The norms of all weights at the end, if anything was looked at. Waits for the device
+        once."""
         if not self._every or self._written is None:
             return []
         parameters = [
@@ -574,7 +543,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def _differing(before: tuple[Any, Any], after: tuple[Any, Any]) -> dict[str, None]:
-    """Whose states are no longer the same."""
+    """The names of generators whose states differ."""
     return {
         name: None
         for name, one, other in zip(GENERATORS, before, after, strict=True)

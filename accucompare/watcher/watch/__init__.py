@@ -1,4 +1,4 @@
-"""A watch from beginning to end, and what each step comes to."""
+"""A watch from beginning to end, and the result of each step."""
 
 from accucompare.watcher.watch.case_watch import watch_case
 from accucompare.watcher.watch.steps import Watch

@@ -43,23 +43,20 @@ def watch_case(
         numerics: as for ``accucompare.capture``.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
-        steps: how many, from that of ``options.like`` on; as many as the case has inputs if not
-            given. Inputs are used again from the first if there are fewer.
+        steps: how many, from the step of ``options.like`` on; by default one per input of the case.
+            Fewer inputs are reused from the first.
         progress: called with the steps done and the steps to do.
-
-    Returns:
-        What was found.
 
     Raises:
         CaseError: if the case cannot be found or built, or lacks inputs.
         DeviceError: if the device is not there.
         CaptureError: if the model raised.
-        KeyboardInterrupt: on Ctrl-C; once steps run, its argument says in which it was.
+        KeyboardInterrupt: on Ctrl-C; its argument names the step once steps run.
     """
     place = open_device(device)
     in_force = Numerics(place, **vars(numerics)).in_force()
     casting = Casting(None, dtype)
-    # with inputs of its own: those that a state was saved with may be the bad ones
+    # with the case's own inputs: those saved with a state may be the bad ones
     built = build(options.case, place, casting, seed or 0)
     case, count = built.case, steps if steps is not None else len(built.inputs)
     loop = Loop(case.optimizer, case.scheduler, case.scaler)
@@ -86,7 +83,7 @@ def watch_case(
             pass
         except AccucompareError:
             raise
-        # a sys.exit(0) in the user's code is no success of the watch
+        # a sys.exit(0) in the user's code does not make the watch a success
         except (
             Exception,
             SystemExit,

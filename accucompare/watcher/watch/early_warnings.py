@@ -1,6 +1,4 @@
-"""Warnings before anything is wrong: values near their type's limit, underflow, a flag that no
-value explains.
-"""
+"""Warnings before anything is wrong: near the limit, underflow, an unexplained overflow flag."""
 
 from __future__ import annotations
 
@@ -24,15 +22,14 @@ from accucompare.watcher.looking import Extrema, Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
 
-#: From this share of subnormal gradients on there is a warning: a few are so in sound runs.
+#: The share of subnormal gradients that warrants a warning; sound runs have a few.
 _UNDERFLOW = 0.1
-#: Types in which what is subnormal is not small beyond use, as it is in those with an exponent of
-#: eight bits.
+#: Types in which subnormals matter: with eight bits of exponent they are negligible.
 _NARROW = ("float16", "float8")
 
 
 class Lookout:
-    """Warns of each module once for each kind: into the log, and by ``logging``."""
+    """Warns once per module and kind, in the log and by ``logging``."""
 
     def __init__(self, log: Log, near: float, allow: Callable[[str], bool], quiet: bool) -> None:
         self._log = log
@@ -42,12 +39,10 @@ class Lookout:
         self._warned: set[tuple[AlertKind, str]] = set()
 
     def look(self, notes: Iterable[Note], step: int, scaled: bool) -> None:
-        """Warn of outputs and gradients that come near their type's limit, and of gradients that
-        sink below its full precision.
+        """Warn of outputs and gradients near their type's limit, and of gradients that underflow.
 
-        Of what sinks there is one warning for all modules together, with the one in which most
-        does. ``scaled``: the loss has a scale, which is made as large as gradients can bear: they
-        come near the limit by that."""
+        Underflow gets one warning for all modules, which names the worst. ``scaled``: a loss scaler
+        drives gradients near the limit on purpose."""
         sinking: dict[str, tuple[Note, Extrema]] = {}
         for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
@@ -65,7 +60,7 @@ class Lookout:
                 self.warn(AlertKind.NEAR, text, step, note.place, largest, extrema.dtype)
 
     def _look_at_underflow(self, note: Note, sinking: dict[str, tuple[Note, Extrema]]) -> None:
-        """Keep of each module the gradient of which the largest share is subnormal."""
+        """Keep each module's gradient with the largest share of subnormals."""
         for *_, extrema in note.parts:
             if (
                 extrema.zero is None
@@ -99,12 +94,7 @@ class Lookout:
         self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
-        """Warn of gradients that are not finite since they were summed over ranks, this rank's own
-        being finite.
-
-        Returns:
-            Whether there are any.
-        """
+        """Warn of gradients that the sum over ranks made not finite; whether there are any."""
         spoilt = [name for name, norm in norms.items() if not norm.finite]
         if spoilt:
             fact = "sums-spoilt" if len(spoilt) > 1 else "sum-spoilt"
@@ -122,9 +112,7 @@ class Lookout:
         dtype: str = "",
         once: str = "",
     ) -> None:
-        """Warn once of this kind and this module; of what concerns no module, once for each
-        ``once``.
-        """
+        """Warn once per kind and module; without a module, once per ``once``."""
         key = (kind, place.name if place is not None else once or text.fact)
         if key in self._warned:
             return

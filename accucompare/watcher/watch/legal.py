@@ -1,4 +1,4 @@
-"""What is not finite, and is legal: what something was filled with, and what comes to nothing."""
+"""What is not finite but legal: filled-in values, and values that come to nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from accucompare.watcher.watch.step_end import Reader
 
 
 class Legal:
-    """Decides what is legal in a step, by running its calls again where it has to; of each place
-    once, until something does harm.
-
-    Attributes:
-        harmless: of this step: what began in it, and came to nothing.
-    """
+    """Decides what is legal in a step, by running its calls again if needed; once per place, until
+    something does harm. ``harmless``: what began in this step and came to nothing."""
 
     def __init__(
         self,
@@ -31,17 +27,14 @@ class Legal:
         reporter: Reporter,
         vitals: VitalSigns,
     ) -> None:
-        """``fills``: modules, and the Inf that each fills something with, by which the reader
-        judges; they are added here.
-        """
+        """``fills``: modules, with the Inf that each fills something with; new ones are added."""
         self.harmless: list[Finding] = []
         self._fills = fills
-        # those of them that were decided upon in this step
+        # the fills that this step decided upon
         self._of_step: set[tuple[str, str]] = set()
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
-        self._again: dict[
-            int, tuple[Finding, list[Finding] | None]
-        ] = {}  # by id, this step's, and what running it again has shown
+        # by id, this step's findings, and what running the step again has shown
+        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer
@@ -54,10 +47,8 @@ class Legal:
         self._again.clear()
 
     def leave_out(self, saturates: bool) -> None:
-        """Take what is legal out of the reader's findings, which it has just read; ``saturates``:
-        the device does.
-        """
-        # what harmed nothing in earlier steps may do so now
+        """Remove legal findings from the reader's; ``saturates``: the device saturates."""
+        # harmless fills of earlier steps may do harm now
         if self._fills - self._of_step and self._comes_to_something():
             known = self._fills - self._of_step
             self._fills.intersection_update(self._of_step)
@@ -67,8 +58,7 @@ class Legal:
         self._find_harmless(saturates)
 
     def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
-        """Take out what modules fill something with; ``known``: what they did so in earlier
-        steps."""
+        """Remove what modules fill something with; ``known``: their fills in earlier steps."""
         while (
             filled := next(
                 (each for each in self._reader.findings if self._is_fill(each, known)), None
@@ -95,7 +85,7 @@ class Legal:
         )
 
     def _find_harmless(self, saturates: bool) -> None:
-        """Take out what comes to nothing, if that is so of everything that began in this step."""
+        """Remove what comes to nothing, if that holds for everything that began in this step."""
         origins = self._reader.origins
         self.harmless = []
         if (
@@ -109,7 +99,7 @@ class Legal:
             self.harmless, self._reader.findings = origins, []
 
     def _may_be_harmless(self, finding: Finding) -> bool:
-        """Whether it is of a kind that code takes out again on purpose."""
+        """Whether code often removes this kind again on purpose."""
         if finding.site is Site.INPUT:
             return True
         key = finding.name, finding.near, *finding.kinds
@@ -124,7 +114,7 @@ class Legal:
         return key in self._poles
 
     def _comes_to_something(self) -> bool:
-        """Whether what is not finite has reached what the model gives, a gradient or the loss."""
+        """Whether a non-finite value has reached an output of the model, a gradient or the loss."""
         outputs = [
             note
             for note in self._watcher.notes

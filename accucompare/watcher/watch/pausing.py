@@ -1,6 +1,4 @@
-"""Pausing a training whose loss stays NaN or Inf: its state from before is saved, and a run can go
-on from there.
-"""
+"""Pausing a training whose loss stays NaN or Inf, with the state from before saved."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from accucompare.recorder.state import CallArguments, StateSaver, Training
 from accucompare.selection import Selection
 from accucompare.watcher.again import copies_of
 
-#: The arguments of at most so many calls of a step are saved.
+#: Calls per step whose arguments are saved.
 _MOST = 64
 
 
@@ -35,13 +33,12 @@ class _Begun:
     """What a step changes before its update, as it was when the step began.
 
     Attributes:
-        random: the states of all generators.
-        buffers, gradients: copies, of those that there were.
+        buffers, gradients: copies of those that existed.
         numbers: of each module, the numbers and the text that it keeps.
-        groups: of each parameter group of the optimizers, what it holds beside parameters.
-        states: of each scheduler and of the scaler, its state: a loop that skips a bad update steps
-            them all the same.
-        batch: what the model was given in the step, a call each; copies.
+        groups: of each optimizer's parameter group, everything beside parameters.
+        states: the states of schedulers and scaler: a loop that skips a bad update steps them
+            anyway.
+        batch: copies of what the model was given in the step, per call.
     """
 
     random: RandomState
@@ -54,16 +51,14 @@ class _Begun:
 
 
 class Pausing:
-    """Saves the state of a training before the first of several steps with a loss that is NaN or
-    Inf.
+    """Saves a training's state before the first of several steps whose loss is NaN or Inf.
 
-    The state is saved when that step's update is about to begin, since the update would spoil the
-    weights; a loss that is finite again removes it.
+    It is saved when that step's update is about to begin, since the update would spoil the weights.
+    A finite loss removes it.
 
     Attributes:
-        state: where the state of before the bad steps is saved; ``None`` if the last loss was
-            finite.
-        inputs: of a case, what it is given, one entry a step: saved in place of the batch.
+        state: where the state is saved; ``None`` if the last loss was finite.
+        inputs: a case's inputs, one entry per step: saved in place of the batch.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class Pausing:
         times: int,
         case: str | None,
     ) -> None:
-        """``times``: so many bad losses running are a reason to pause."""
+        """``times``: the number of bad losses in a row that pauses."""
         self.state: Path | None = None
         self.inputs: list[CallArguments] | None = None
         self._modules = modules
@@ -109,9 +104,7 @@ class Pausing:
             )
 
     def _around(self) -> tuple[list[tuple[dict[str, Any], dict[str, Any]]], list[tuple[Any, Any]]]:
-        """The options of all parameter groups, and the states of schedulers and the scaler, as they
-        are now.
-        """
+        """The present options of all parameter groups, and the states of schedulers and scaler."""
         parts = self._training.parts
         groups = [
             group
@@ -139,22 +132,17 @@ class Pausing:
             self._begun.batch.append(copies_of(args, kwargs))
 
     def look(self, losses: Iterable[float], step: int) -> None:
-        """The update of a step begins, which had these losses: save the state of before, if it is
-        the first bad one.
-
-        Raises:
-            CaptureError: if the state cannot be written.
-        """
+        """The update of a step with these losses begins: save the state from before, if it is the
+        first bad one. Raises CaptureError if the state cannot be written."""
         if self._begun is not None and self.state is None and not all(map(math.isfinite, losses)):
             self.state = self._out / f"state-before-step{step}"
             self._save(self._begun, step, self.state)
 
     def end_step(self, losses: Iterable[float], step: int, updated: bool) -> bool:
-        """A step is over, which had these losses; whether to pause. Errors as of ``look``.
+        """A step with these losses is over; returns whether to pause. Errors as ``look``.
 
         Args:
             losses: those that were seen, and the one that the loop has told.
-            step: its number.
             updated: whether parameters were updated in it.
         """
         losses = list(losses)
@@ -202,9 +190,7 @@ class Pausing:
 def _put_back(
     begun: _Begun, device: torch.device, around: tuple[list[Any], list[Any]]
 ) -> Iterator[None]:
-    """Let a training be meanwhile as it was when its step began. ``around``: what is around the
-    model now.
-    """
+    """Meanwhile put a training back to its step's beginning. ``around``: what is around it now."""
     now = _Begun(
         RandomState.now(device),
         [(tensor, tensor.detach().clone()) for tensor, _ in begun.buffers],
@@ -225,7 +211,7 @@ def _put_back(
 def _put(state: _Begun) -> None:
     state.random.restore()
     for tensor, value in state.buffers:
-        tensor.data.copy_(value)  # without a trace for autograd, which may still have use for it
+        tensor.data.copy_(value)  # leaving no trace for autograd, which may still need it
     for tensor, grad in state.gradients:
         tensor.grad = grad
     for table, numbers in (*state.numbers, *state.groups):

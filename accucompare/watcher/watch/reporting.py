@@ -30,11 +30,7 @@ from accucompare.watcher.watch_options import WatchOptions
 
 
 class Reporter:
-    """Reports the findings of a watch, each once.
-
-    Attributes:
-        findings: all, in execution order.
-    """
+    """Reports each finding of a watch once; ``findings`` has all, in execution order."""
 
     def __init__(
         self,
@@ -54,32 +50,24 @@ class Reporter:
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer
-        self._reported: dict[
-            int,
-            Finding,
-            # by id, this step's findings that were reported, before and after they were explained
-        ] = {}
+        # by id, this step's reported findings, before and after they were explained
+        self._reported: dict[int, Finding] = {}
         self._reported_places: set[str] = set()  # places that were reported in any step
-        self._others: int | None = (
-            # the step in which another rank spoilt gradients, with which parameters were updated
-            None
-        )
-        self._spoilt_update: int | None = (
-            None  # the last step in which parameters were updated in spite of a finding
-        )
+        # the step in which another rank spoilt gradients that updated parameters
+        self._others: int | None = None
+        # the last step in which parameters were updated in spite of a finding
+        self._spoilt_update: int | None = None
         self._reproduced = False
 
     def next_step(self) -> None:
         self._reported.clear()
 
     def has_reported(self, finding: Finding) -> bool:
-        """Whether a finding of this step was reported, as it is or before it was explained."""
+        """Whether a finding of this step was reported, explained or not."""
         return id(finding) in self._reported
 
     def spoilt_by_others(self, step: int) -> None:
-        """Another rank has spoilt gradients in this step: what follows from the update did not
-        begin here.
-        """
+        """Another rank has spoilt this step's gradients: later effects did not begin here."""
         self._others = step if self._others is None else self._others
 
     @property
@@ -89,13 +77,11 @@ class Reporter:
     def report(
         self, scale: float | None, updated: bool, forward_only: bool, may_raise: bool
     ) -> NonFiniteError | None:
-        """Explain, log and report the findings of this step that were not reported yet.
+        """Explain, log and report this step's new findings.
 
         Args:
-            scale: the loss scale of the step.
-            updated: whether parameters have been updated in it.
             forward_only: leave the backward's findings to the loss scaler.
-            may_raise: whether the error, if any, is going to be raised.
+            may_raise: whether the error, if any, will be raised.
 
         Returns:
             What is to be raised, if anything.
@@ -136,13 +122,13 @@ class Reporter:
         return NonFiniteError(message, first) if raises else None
 
     def _passed_on_of_others(self, finding: Finding) -> Finding:
-        """What follows from gradients that another rank has spoilt did not begin here."""
+        """What follows from gradients that another rank spoilt did not begin here."""
         if self._others is None or not finding.origin:
             return finding
         return finding.passing_on(remark("updated-by-others", step=self._others))
 
     def _passed_on_of_update(self, finding: Finding) -> Finding:
-        """Nor did weights that were updated with what was found in an earlier step."""
+        """Nor did weights that an earlier finding's update spoilt."""
         if (
             self._spoilt_update is None
             or self._spoilt_update >= finding.step
@@ -185,14 +171,13 @@ class Reporter:
     def error_of_others(
         self, device: torch.device, known: bool = False, own: bool = False
     ) -> NonFiniteError | None:
-        """What is to be raised since another rank has found something, so that none updates and
-        then waits for one that has stopped.
+        """The error to raise because another rank has found something, so that none updates and
+        then waits for a stopped one.
 
         Args:
-            device: where the model computes.
-            known: whether it is known without asking: gradients that were finite here have been
-                summed over ranks, and are not any more.
-            own: whether this rank raises anyway, and the others only need to know.
+            known: known without asking: finite gradients here are not finite after the sum over
+                ranks.
+            own: whether this rank raises anyway, and only the others need to know.
         """
         if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
             return None

@@ -32,8 +32,7 @@ class Reader:
     """What a step has shown so far.
 
     Attributes:
-        findings: in execution order; read again, an earlier finding stays the same object, as it
-            was explained.
+        findings: in execution order; reading again keeps earlier, explained objects.
         scaled: whether there is a loss scaler, which writes into gradients unseen.
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a
             ReLU, and so is no finding.
@@ -47,9 +46,8 @@ class Reader:
         self._limits = limits
         self._ranks = ranks
         self._known: dict[tuple[object, ...], Finding] = {}
-        self._added: list[
-            Finding
-        ] = []  # findings that do not follow from the order of what was seen
+        # findings that do not follow from the order of what was seen
+        self._added: list[Finding] = []
 
     def next_step(self) -> None:
         self.findings = []
@@ -62,7 +60,7 @@ class Reader:
         return [finding for finding in self.findings if finding.origin]
 
     def read(self) -> None:
-        """Bring what was looked at to the host, which waits for the device, and judge it."""
+        """Bring what was looked at to the host, waiting for the device, and judge it."""
         watcher = self._watcher
         watcher.meter.read()
         self._mend_norms()
@@ -75,7 +73,7 @@ class Reader:
             self._add_late_gradients()
             return
         observations = [note.read() for note in watcher.notes]
-        if self._ranks == 1:  # of several, each has seen its own gradients before they were summed
+        if self._ranks == 1:  # several ranks each see their own gradients before the sum
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
         for finding in self._harmful(find_origins(observations, watcher.step, self._limits)):
@@ -94,15 +92,14 @@ class Reader:
         self._add_late_gradients()
 
     def settle(self, explained: Sequence[tuple[Finding, Finding]]) -> None:
-        """Replace findings by the explained ones. ``explained``: pairs of before and after."""
+        """Replace findings by explained ones: ``explained`` has pairs of before and after."""
         after = {id(before): now for before, now in explained}
         self._known = {key: after.get(id(finding), finding) for key, finding in self._known.items()}
         self._added = [after.get(id(finding), finding) for finding in self._added]
         self.findings = [after.get(id(finding), finding) for finding in self.findings]
 
     def add_loss(self, loss: float | None) -> None:
-        """A loss that is not finite, and that nothing else explains, was made outside of the
-        model."""
+        """A loss that is not finite and is otherwise unexplained was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
         outputs = (
@@ -118,7 +115,7 @@ class Reader:
         )
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
-        """Parameters that are not finite since the last update, in this step."""
+        """Parameters that became not finite since the last update, in this step."""
         owner, ranges = (
             self._watcher.gradients.place_of(parameters[0][0]),
             [extrema.range_of("weight", parameter.name) for parameter, extrema in parameters],
@@ -126,7 +123,7 @@ class Reader:
         self._add(Site.UPDATE, ranges, owner, step=step, weights=ranges)
 
     def bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
-        """The parameters that are not finite now; it waits for the device, once."""
+        """The parameters that are not finite now; waits for the device once."""
         meter = Meter()
         parameters = [
             each for each in self._watcher.gradients.parameters if has_memory(each.tensor)
@@ -142,9 +139,7 @@ class Reader:
         ]
 
     def add_of_others(self) -> Finding:
-        """A finding of another rank, with the gradients of this rank that are not finite since they
-        were summed over ranks.
-        """
+        """Another rank's finding, with this rank's gradients that the sum over ranks spoilt."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
@@ -159,11 +154,9 @@ class Reader:
         )
 
     def _add_late_gradients(self) -> None:
-        """Gradients that are not finite when the update begins, and were all finite when the
-        backward ended.
-        """
+        """Gradients that are not finite at the update, and were finite after the backward."""
         gradients = self._watcher.gradients
-        # their norm spoils the others, by clipping
+        # clipping spreads their norm to the others
         spoilt_before = not all(norm.finite for norm in gradients.norms.values())
         if self.origins or spoilt_before or all(norm.finite for norm in gradients.late.values()):
             return
@@ -197,8 +190,7 @@ class Reader:
     def _add(
         self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any
     ) -> Finding:
-        """A finding of this place; ``facts`` are those in which it is not an origin in the
-        forward."""
+        """An origin in the forward at this place; ``facts`` replace its fields."""
         finding = Finding(
             step=self._watcher.step,
             order=len(self._watcher.notes),
@@ -238,11 +230,10 @@ class Reader:
         return [finding for finding in findings if finding not in backward]
 
     def _mend_norms(self) -> None:
-        """A norm may overflow where no element does: it is computed again, of the elements made
-        small.
+        """Recompute norms that overflow although no element does, from scaled elements.
 
-        Where they have been unscaled, clipped or cleared since, the largest of them stands for it,
-        which it cannot be less than."""
+        Where the gradients were unscaled, clipped or cleared since, the largest magnitude stands
+        for the norm, as its lower bound."""
         gradients = self._watcher.gradients
         for parameter in gradients.parameters:
             norm, extrema = (

@@ -1,4 +1,4 @@
-"""A running watch: what is done at each step with what was seen."""
+"""A running watch: what each step does with what was seen."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ from accucompare.watcher.watch.reporting import Reporter
 from accucompare.watcher.watch.step_end import Reader
 from accucompare.watcher.watch_options import WatchOptions
 
-#: From so many outermost calls in a step on, the flags are read early, and those that were clean
-#: are forgotten.
+#: From so many outermost calls per step on, flags are read early, and clean calls are forgotten.
 _READ_EARLY = 4
-#: A step without an end has at most so many observations before they are dropped, if nothing was
-#: found.
+#: Observations kept of a step without an end, before they are dropped if nothing was found.
 _MOST_NOTED = 100_000
 #: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
-#: How many parameters a step's event names of those that carry most of grad_norm.
+#: How many of the parameters that carry most of grad_norm a step's event names.
 _LARGEST = 5
-#: And how many modules of those that could not be looked at altogether.
+#: How many modules that could not be looked at are listed altogether.
 _UNSEEN_LISTED = 20
 
 
@@ -68,8 +66,8 @@ class Watch:
 
     Attributes:
         path: the directory of the log and of reproducers.
-        grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and
-            without the loss scale; of this rank's part, where parameters are sharded.
+        grad_norms: per step with a backward, the L2 norm of all gradients (this rank's part, if
+            sharded), before clipping and without the loss scale.
         scales: the loss scale after each step, if there is a scaler.
     """
 
@@ -82,7 +80,7 @@ class Watch:
         options: WatchOptions,
         pausing: Pausing | None = None,
     ) -> None:
-        """``pausing``: saves the state of a run whose loss is not finite, if that was asked."""
+        """``pausing``: saves the state of a run whose loss is not finite, if asked to."""
         self.path = out
         self._pausing = pausing
         self.grad_norms: list[float] = []
@@ -117,24 +115,22 @@ class Watch:
         self._scaling = Scaling(self._scale())
         self._scale_of_step: float | None = None  # when it began
         self._flag: bool | None = None  # the device's overflow flag in this step
-        self._asked = False  # whether the loop has asked in this step whether anything overflowed
-        # how often each optimizer has begun an update in this step, by its id
+        self._asked = False  # whether the loop has asked in this step about overflow
+        # by id, how often each optimizer began an update in this step
         self._updated: Counter[int] = Counter()
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._trained_calls = 0  # likewise, of this step
+        self._trained_calls = 0  # likewise, in this step
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
-        self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
+        self.dump: contextlib.ExitStack | None = None  # of kernels; ends with the first step
         self._log.write(start)
 
     @property
     def findings(self) -> list[Finding]:
-        """All that was found, in execution order: origins, and the calls that passed on what came
-        from them.
-        """
+        """All findings in execution order: origins, and calls that passed on what began there."""
         return self._reporter.findings
 
     @property
@@ -144,7 +140,7 @@ class Watch:
 
     @property
     def step_number(self) -> int:
-        """Of the step being watched, from 0."""
+        """The number of the watched step, from 0."""
         return self._watcher.step
 
     @property
@@ -152,9 +148,8 @@ class Watch:
         """Whether a gradient of this step is not finite, or the device's overflow flag went up in
         it.
 
-        To be asked between the backward and the update, which a loop then skips, as a loss scaler
-        does. It waits for the device. If the loop asks this and then skips the update, bad
-        gradients are not reported as a finding."""
+        Ask between the backward and the update, and skip the update, as a loss scaler does: bad
+        gradients are then no finding. It waits for the device."""
         self._asked = True
         self._read()
         backward = any(finding.direction is Direction.BACKWARD for finding in self._reader.findings)
@@ -168,9 +163,9 @@ class Watch:
         """End a step: read what was looked at, and report findings.
 
         Args:
-            loss: of the step, a number or a tensor of one element, for the log: a loss that is
-                computed outside of the model is seen no other way, and may be NaN although every
-                gradient is finite.
+            loss: of the step, a number or a tensor of one element, for the log. A loss computed
+                outside of the model is seen no other way, and may be NaN although every gradient is
+                finite.
 
         Raises:
             NonFiniteError: if something was found, with ``on_finding="raise"``.
@@ -195,29 +190,24 @@ class Watch:
             )
 
     def say(self, text: WatchRemark) -> None:
-        """Write a remark into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
     def begin_with(self, step: int) -> None:
-        """The next step has this number: the run goes on from a state that was saved."""
+        """The next step has this number: the run continues from a saved state."""
         self._watcher.step = step
         self._set_scope()
 
     def is_given(self, inputs: list[CallArguments]) -> None:
-        """These are the inputs of the run, one entry a step: a state of it that is saved has them
-        all.
-        """
+        """The inputs of the run, one entry per step, for a saved state."""
         if self._pausing is not None:
             self._pausing.inputs = inputs
 
     def reuses(self, inputs: int) -> None:
-        """The loop uses so many inputs again and again, as it was asked to: that they come again is
-        no fault.
-        """
+        """The loop reuses so many inputs on purpose: their return is no fault."""
         self._vitals.cycle = inputs
 
     def scaled_by(self, scaler: Any) -> None:
-        """This one scales the losses of this step, or none does: before its update it is known."""
+        """The scaler of this step's losses, or ``None``; known before its update."""
         if scaler is not self._scaler:
             self._scaler, self._reader.scaled = scaler, scaler is not None
             self._scaling.scale = self._scale_of_step = self._scale()
@@ -267,12 +257,8 @@ class Watch:
             context.grads[path] = grad.detach()
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What runs meanwhile is not watched, and no module has a hook of ours; between two calls
-        of the model.
-        """
+        """Meanwhile watch nothing, without hooks; for use between two calls of the model."""
         return self._watcher.without_hooks()
-
-    # a step
 
     def _device_flag(self) -> bool:
         return bool(self._backend.overflowed(self._device))
@@ -288,12 +274,11 @@ class Watch:
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The optimizer is about to change the parameters: the last moment at which a step can be
-        run again.
+        """The optimizer is about to change the parameters: the last moment to run a step again.
 
         Returns:
-            ``None``; or, if it is given a closure that computes the gradients, its arguments with
-            one that then is checked.
+            ``None``; or, for a closure that computes the gradients, the arguments with a checked
+            closure.
         """
         if self._ended or not self._watcher.listening:
             return None
@@ -319,7 +304,7 @@ class Watch:
         return None
 
     def _check(self, optimizer: Any) -> None:
-        # else the loss scaler has set it, and the optimizer skips the update itself
+        # otherwise the loss scaler has set it, and the optimizer skips the update itself
         if getattr(optimizer, "found_inf", None) is None:
             with self._watcher.paused():
                 self._watcher.gradients.look_again(
@@ -346,7 +331,7 @@ class Watch:
         self._end_by(error or others)
 
     def _bad_loss(self) -> float | None:
-        """A loss of this step that is not finite, and was not made so by a loss scale."""
+        """A loss of this step that is not finite, and not because of a loss scale."""
         return (
             next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None)
             if self._scaling.scale is None
@@ -357,7 +342,7 @@ class Watch:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
-        # which the end of the step forgets
+        # before the end of the step forgets them
         losses = [
             *self._vitals.losses,
             *([] if loss is None else [loss]),
@@ -398,9 +383,7 @@ class Watch:
         )
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
-        """The step's line in the log; ``handled``: what overflowed in the backward was handled by
-        the loss scaler, or by the loop.
-        """
+        """The step's line in the log; ``handled``: somebody handled the backward's overflow."""
         self._written = True
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
@@ -465,10 +448,10 @@ class Watch:
             operators=options.level == Level.OP,
         )
         if self._watcher.listening:
-            self._scaling.scale = self._scale()  # steps in between may have changed it
+            self._scaling.scale = self._scale()  # unwatched steps may have changed it
         self._scale_of_step = self._scaling.scale
         if self._start.saturates and self._watcher.listening:
-            self._device_flag()  # what overflowed between is not this step's
+            self._device_flag()  # overflow in between is not this step's
 
     def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
         return self._reporter.report(
@@ -486,7 +469,7 @@ class Watch:
                 AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None)
             )
         for each in self._legal.harmless:
-            if each.kinds != [MINUS]:  # as the log of a probability of 0
+            if each.kinds != [MINUS]:  # the log of a probability of 0 gives -Inf
                 text = remark("came-to-nothing", kinds=each.kinds)
                 self._lookout.warn(
                     AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None)
@@ -500,8 +483,6 @@ class Watch:
         ):
             self._reporter.spoilt_by_others(step)
 
-    # the loss scale
-
     def _scale(self) -> float | None:
         return (
             float(self._scaler.get_scale())
@@ -510,7 +491,7 @@ class Watch:
         )
 
     def _end_scale(self) -> ScaleChange | None:
-        """What the loss scaler did in this step, or the loop in its place."""
+        """What the loss scaler, or the loop in its place, did in this step."""
         scale, before = self._scale(), self._scaling.scale
         if scale is not None:
             self.scales.append(scale)
@@ -524,8 +505,6 @@ class Watch:
         where = next((finding.place for finding in self._reader.origins), "")
         return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
 
-    # beginning and end
-
     def begin(self) -> None:
         self._bad_at_first = {parameter.name for parameter, _ in self._reader.bad_parameters()}
         self._watcher.install()
@@ -536,9 +515,8 @@ class Watch:
             self._pausing.begin_step()
 
     def finish(self) -> None:
-        """The loop is over; what came after the last ``step()`` is a step of its own, but for an
-        evaluation after training.
-        """
+        """The loop is over. What came after the last ``step()`` is a step, unless it only
+        evaluates."""
         if self._watcher.notes and self._backwards and not self._trains:
             self._evaluated()
         elif self._watcher.notes:
@@ -562,7 +540,7 @@ class Watch:
         self._end_by(error)
 
     def _check_parameters(self, step: int) -> None:
-        """No forward will show what the last update has made of the parameters."""
+        """Check the parameters after the last update, which no forward will show."""
         bad = [] if self._ended or self.findings else self._reader.bad_parameters()
         bad = [
             (parameter, extrema)
@@ -618,7 +596,7 @@ class Watch:
         ):
             self._lookout.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
         weights: list[Number | None] = []
-        # as of a device that has failed; the loop's own error matters more
+        # a failed device may raise; the loop's own error matters more
         with contextlib.suppress(Exception):
             weights = self._vitals.final_weights()
         self._log.write(

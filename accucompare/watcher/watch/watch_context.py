@@ -181,9 +181,8 @@ def watching(
 def _state_of(
     modules: Modules, out: Path, options: WatchOptions, device: torch.device, rank: int, ranks: int
 ) -> tuple[Pausing | None, int]:
-    """What saves the training's state, if that was asked; and, once that of ``like`` is put in
-    place, the step that begins with it.
-    """
+    """What saves the training's state, if asked for; and the first step, once ``like``'s is
+    loaded."""
     training = Training.of(options.loop)
     pausing = None
     if options.pause_after is not None:
