@@ -14,11 +14,10 @@ import numpy as np
 import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
-from accucompare.bundle.writing import BundleWriter, LaterDigest, Lease, Sketched
+from accucompare.bundle.writing import BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
 from accucompare.live.values.values import describe_value
@@ -33,8 +32,6 @@ _UNKNOWN_TO_NUMPY = {
 # bytes; a block of memory to use again takes longer to find than one of them to copy
 _SMALL = 16 << 10
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
-_WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
-_SAMPLED = 1024  # elements
 _SHARED = 4 << 20  # bytes; the same of summarizing one
 _WORTH_A_SKETCH = (
     1 << 20
@@ -56,8 +53,6 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
         components: of a nested tensor, whose values are one array: the shapes of its parts.
         sketched: of a tensor that its device makes a sketch of, which has no array: gives what it
             has made, after ``ready``.
-        later: where the writer puts the digest, or has put that of an earlier record with the same
-            bits.
     """
 
     array: Array | None
@@ -71,7 +66,6 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
     ready: Callable[[], None] | None = None
     components: Shapes | None = None
     sketched: Callable[[], Sketched] | None = None
-    later: LaterDigest | None = None
 
 
 @cache
@@ -101,10 +95,9 @@ def to_host(
     """Bring a tensor's bits to the host; never raises.
 
     Bits that lie there already are digested where they lie, and copied only if the writer does not
-    have them from this step; the content decides, whichever tensor holds it. A large tensor that
-    this step has seen in the same place, and that was not written into since, is not read again;
-    one that is new to a writer of tensors is copied, and the writer digests the copy. For a writer
-    that keeps no tensors they are summarized there too, unless the array is ``needed``. Without a
+    have them from this step; the content decides, whichever tensor holds it, for PyTorch does not
+    count all writes into one (``.data``, ``.numpy()``, other libraries). For a writer that keeps no
+    tensors they are summarized there too, unless the array is ``needed``. Without a
     writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device
     makes those of its large tensors itself, as far as it can.
 
@@ -128,7 +121,7 @@ def to_host(
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
             return HostValue(array, array.shape, dtype, Layout.STRIDED)
-        return _on_host(tensor, array, dtype, writer, needed, bits)
+        return _on_host(array, dtype, writer, needed, bits)
     except Exception as error:  # a tensor subclass may raise anything: the record says what
         return HostValue(
             None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
@@ -145,7 +138,6 @@ def _without_data(tensor: torch.Tensor, dtype: str, layout: Layout) -> HostValue
 
 
 def _on_host(
-    tensor: torch.Tensor,
     array: Array,
     dtype: str,
     writer: BundleWriter,
@@ -160,17 +152,7 @@ def _on_host(
         if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             known = _digested_and_summarized(array, DTYPES[dtype])
             return HostValue(None, shape, dtype, Layout.STRIDED, **known)
-    place = _seen_as(tensor, array) if array.nbytes >= _WORTH_KNOWING else None
-    if place is not None:
-        if (earlier := writer.seen.get(place)) is not None:
-            return HostValue(None, shape, dtype, Layout.STRIDED, later=earlier)
-        if writer.wants_values:
-            host = _kept(array, dtype, None, writer)
-            later = writer.seen[place] = LaterDigest()
-            return msgspec.structs.replace(host, later=later)
     checksum = digest(array)
-    if place is not None:
-        writer.seen[place] = LaterDigest(checksum)
     if not writer.has(dtype, shape, checksum):
         if writer.wants_values or needed:
             return _kept(array, dtype, checksum, writer)
@@ -180,23 +162,6 @@ def _on_host(
                 None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
             )
     return HostValue(None, shape, dtype, Layout.STRIDED, digest=checksum)
-
-
-def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
-    """What is equal of two tensors only if they are one part of memory, that nothing has written
-    into meanwhile; ``None`` if PyTorch does not count the writes.
-
-    Some writes are not counted: those through ``.data``, and of another library's code. A sample of
-    the values tells of these, unless they leave nearly all of the tensor as it was. The reference
-    keeps the storage's address from being used again, but not its memory."""
-    try:
-        version = tensor._version
-    except RuntimeError:  # made in inference mode
-        return None
-    flat = array.reshape(-1)
-    sample = xxhash.xxh3_64_intdigest(flat[:: max(flat.size // _SAMPLED, 1)].copy())
-    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    return storage, tensor.storage_offset(), array.shape, tensor.dtype, version, sample
 
 
 def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:

@@ -111,7 +111,6 @@ class RecordMaker:
             host.ready,
             how.written,
             host.sketched,
-            host.later,
         )
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
