@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format.records import Layout, Role
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices.cpu import Cpu
 from accucompare.live.values.tensors import from_bits
@@ -158,6 +158,19 @@ def test_memory_that_another_tensor_gets_is_read_again(record: Record) -> None:
 
     bundle = record(Glue(forward, part=nn.Identity()), torch.ones(1))
     assert [bundle.load("part", call=call)[0] for call in range(8)] == [*range(8)]
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(2, None), slice(1, None, 2)])
+def test_memory_that_was_given_back_is_not_read(record: Record, part: slice) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = (x + 1)[part]
+        y.untyped_storage().resize_(0)
+        self.part(y)
+        return x
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(5))
+    found = [each for each in bundle.records() if each.name == "part"]
+    assert {(each.layout, each.digest) for each in found} == {(Layout.UNREADABLE, None)}
 
 
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:

@@ -117,6 +117,8 @@ def to_host(
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
                 if array is None:
+                    if type(tensor) in _PLAIN:
+                        _refuse_without_memory(tensor)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
@@ -359,7 +361,10 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     after the other.
 
     By as few calls as can be of those that let another thread take the interpreter: getting it back
-    takes longer than the call."""
+    takes longer than the call.
+
+    Raises:
+        RuntimeError: if its memory was given back."""
     plain = (
         type(tensor) in _PLAIN  # else its data may be anywhere
         and tensor.is_cpu
@@ -370,6 +375,7 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     )
     if not plain:
         return None
+    _refuse_without_memory(tensor)
     name = dtype_name(tensor.dtype)
     if name not in DTYPES:
         return None
@@ -385,6 +391,13 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
         return None
     storage = DTYPES[name].storage
     return array if array.dtype is storage else array.view(storage)
+
+
+def _refuse_without_memory(tensor: torch.Tensor) -> None:
+    """Raise RuntimeError if a tensor's memory was given back, as FSDP does: NumPy would take new
+    memory for it, of whatever bits, and a copy may read what is nobody's."""
+    if not tensor.untyped_storage().size() and tensor.numel():
+        raise RuntimeError("its memory was given back")
 
 
 def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
