@@ -106,8 +106,7 @@ def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def whole_target(target: str | None) -> str:
-    """A target with its defaults filled in, so that equal targets compare equal: ``./net.py`` and
-    ``net.py:case``.
+    """A target with its defaults filled in: ``./net.py`` and ``net.py:case`` are one.
 
     Raises:
         CaseError: without a target, if pyproject.toml has one that cannot be read.
@@ -134,11 +133,7 @@ def _default_target() -> str:
                     .get("case")
                 )
             # AttributeError: a value stands where a table should
-            except (
-                OSError,
-                ValueError,
-                AttributeError,
-            ) as error:
+            except (OSError, ValueError, AttributeError) as error:
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):

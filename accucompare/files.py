@@ -98,8 +98,7 @@ def same_place(one: Path, other: Path) -> bool:
 
 
 def bounded(path: Path, most: int) -> bytes:
-    """Read a file; UsageError if it cannot be read, or is larger than ``most`` bytes, or
-    endless."""
+    """Read a file; UsageError if it is unreadable, larger than ``most`` bytes, or endless."""
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)

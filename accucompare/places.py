@@ -188,8 +188,7 @@ class Url:
             return failed
 
     def below(self) -> dict[str, int]:
-        """The sizes of all objects below, by names such as ``rank0/step0.npz``. Errors as
-        ``call``."""
+        """The sizes of all objects below, by names: ``rank0/step0.npz``. Errors as ``call``."""
         try:
             system, path = _system(self)
         except Exception as error:

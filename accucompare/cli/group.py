@@ -52,8 +52,7 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 within tolerance, 1 differences, 2 trouble, 130
-    interrupted."""
+    """Run the command line and exit: 0 passed, 1 differences, 2 trouble, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
@@ -76,8 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
         exec(
             ""
-            # An interrupt inside exec (dataclasses use it) makes python -m end by SIGINT; this
-            # resets that.
+            # Undo: an interrupt inside exec (as of dataclasses) ends python -m by SIGINT.
         )
     except click.ClickException as error:
         with_variable(error).show()

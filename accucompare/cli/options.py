@@ -245,7 +245,7 @@ queue = click.option(
     help="Most bytes of tensors that may wait to be written.",
 )
 
-# Of scripts.
+# For scripts.
 model = click.option(
     "--model",
     metavar="NAME",
@@ -366,10 +366,10 @@ parquet = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
-# Of export.
+# For export.
 viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
-# Of gradcheck.
+# For gradcheck.
 only_checked = click.option(
     "--only",
     multiple=True,
@@ -377,7 +377,7 @@ only_checked = click.option(
     help="Check only the layers that match. Can be given several times.",
 )
 
-# Of show and doctor.
+# For show and doctor.
 call = click.option(
     "--call", type=click.IntRange(0), default=0, show_default=True, help="Call index."
 )
@@ -413,7 +413,7 @@ timeout = click.option(
     help="Seconds to wait for devices to answer.",
 )
 
-# Of import.
+# For import.
 dump_format = click.option(
     "--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]"
 )
@@ -434,7 +434,7 @@ onnx_model = click.option(
     ),
 )
 
-# Of watch.
+# For watch.
 steps_to_run = click.option(
     "--steps",
     type=click.IntRange(1),

@@ -118,8 +118,7 @@ def locate_script(
     options: dict[str, Any],
     announce: Callable[[str], None],
 ) -> Comparison:
-    """Run a script twice, or once if there is a golden, and compare; the candidate on
-    ``device``."""
+    """Run a script twice, or once with a golden, and compare; the candidate on ``device``."""
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 

@@ -158,7 +158,7 @@ SHARE_OF_UPDATE = 0.05
 SPREAD = 1e-6
 #: A gradient's factor may be off by this many times what is left of the gradient without it.
 OF_REST = 3.0
-#: A factor is not 1 if it is this many times the factors' spread away from it.
+#: A factor is not 1 if it is off by this many times what factors may be apart.
 DISTINCT = 10.0
 #: Fewer gradients say nothing about all of them.
 FEWEST_GRADIENTS = 2

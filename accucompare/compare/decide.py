@@ -48,7 +48,6 @@ class Decision:
     """What is decided of a result.
 
     Attributes:
-        answer: in one word, to decide by.
         facts: what it rests on, the most telling first; what an all-clear does not cover is last.
     """
 
@@ -210,7 +209,7 @@ _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _parted,  # bug, different: no row fails, but two runs of training part
     # different: with another model, weights or inputs, errors say nothing about the code
     _given_other_things,
-    _far_beyond,  # not sure: only rows fail that the baseline itself has no explanation for
+    _far_beyond,  # not sure: the baseline itself does not explain the rows that fail
     _parted_before,  # bug, different: two runs of training part before any row fails
     _first_over,  # different: rows fail, but nothing tells which of them shows a bug
     # different: the limits do not tell rounding from a bug

@@ -91,7 +91,7 @@ from accucompare.errors import BundleError, UsageError
 from accucompare.places import Place, is_file
 
 if TYPE_CHECKING:
-    from accucompare.compare.cluster import Cluster  # which most diffs need none of
+    from accucompare.compare.cluster import Cluster  # most diffs need none
 
 
 _Made = TypeVar("_Made", bound=Result)
@@ -109,7 +109,7 @@ def compare(
 
     Args:
         made: the class of the result.
-        cluster: where the pairs are compared; ``None`` for threads of this process.
+        cluster: compares the pairs; ``None`` for threads of this process.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())

@@ -51,7 +51,6 @@ class DiffOptions:
     Attributes:
         limits: what the user gave for all layers.
         rules: limits by layer.
-        renamings: of golden's layers.
         auto: whether to apply the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
         standard: decides in place of the rows.

@@ -96,7 +96,7 @@ class PairLimits:
             self._of_dtypes[alike] = tolerance
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        # of fixed limits only: a baseline's own error includes it
+        # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         if rules.recurrent:
@@ -111,8 +111,7 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
     def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """A recurrent module's relative L2 error in half types; free-running, of later values
-        too."""
+        """A recurrent module's relative L2 error in half types; free-running, later values' too."""
         step = golden.rank, golden.step
         own = 0.0
         if golden.type in rules.recurrent and is_half(candidate.dtype):

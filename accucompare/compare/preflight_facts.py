@@ -1,5 +1,4 @@
-"""The findings of pre-flight: what differs in how the bundles were captured, and options without
-effect.
+"""The findings of pre-flight: what differs in how bundles were captured, and unused options.
 
 ``side`` is the bundle beside golden: the candidate, or the baseline."""
 
@@ -138,8 +137,7 @@ class OtherTypes(FindingFact, frozen=True):
 
     Attributes:
         golden, other: the types.
-        known: whether they are known to be equal after rounding; else they are too different to
-            tell.
+        known: whether they are known to be equal after rounding; else that is unknown.
         names, shared: which, and of how many; no names if all of golden's type changed.
     """
 

@@ -37,19 +37,16 @@ class Result:
     """Two bundles compared.
 
     Attributes:
-        rows: every pair and every unmatched record, in golden's execution order; modules never
-            called come last.
+        rows: pairs and unmatched records in golden's execution order, then modules never called.
         preflight: what differs in how the two were captured, the most telling first.
         tolerances: the limits in force.
         left_out: how many records ``only`` and ``skip`` left out on both sides together.
-        damage: records that could not be read (only with ``keep_going``; without it the first one
-            raises).
+        damage: records that could not be read, with ``keep_going``.
         baseline: the bundle that shows how large an error rounding alone makes.
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
         refused: a baseline given or needed that may not judge; ``baseline`` is ``None`` then.
-        not_proved: why nothing was run to prove the baseline, where that matters; empty if it is
-            proved, or golden's own.
+        not_proved: why no run proves the baseline; empty if proved, golden's own, or irrelevant.
         golden_made_here: whether this call made golden too, in the candidate's environment.
         unseen: code that differs between the two optimizers, whose updates no record shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
@@ -130,8 +127,7 @@ class Result:
 
     @property
     def holds_outputs(self) -> bool:
-        """Whether both recorded what the model returns; ``--only`` and ``--skip`` keep its
-        inputs."""
+        """Whether both recorded the model's outputs; ``--only`` and ``--skip`` keep its inputs."""
         options = [side.manifest.options for side in (self.golden, self.candidate)]
         return all(
             each.imported is None and Selection(each.only or (), each.skip or ()).allows("")
@@ -155,7 +151,7 @@ class Result:
 
     @cached_property
     def nonfinite_on_both(self) -> int:
-        """How many rows hold NaN or Inf on both sides; where they do, they agree."""
+        """How many rows hold NaN or Inf on both sides, which agree if their places do."""
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
 
     @property

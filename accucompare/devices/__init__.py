@@ -1,5 +1,4 @@
-"""What differs between devices: how each is opened and described, and its settings that change
-numbers.
+"""Devices: opening and describing each, and its settings that change numbers.
 
 One class for each type of device, with the methods of ``Backend``.
 """

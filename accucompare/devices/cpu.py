@@ -58,8 +58,7 @@ class Cpu:
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """Deterministic algorithms on every device: torch has one switch for all. Operators without
-        one warn and run.
+        """Deterministic algorithms on every device. Operators without one warn and run.
 
         Uses the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports
         inductor, which takes seconds and is not needed in eager mode.

@@ -96,8 +96,7 @@ class Cuda(Streams):
         torch.cuda.synchronize(device)
 
 
-#: Where TF32 is set: the holder of ``allow_tf32``, and the holders of ``fp32_precision``, which
-#: replaces it in torch 2.9.
+#: The holder of ``allow_tf32``, and those of ``fp32_precision``, which replaces it in torch 2.9.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
 _CUDNN: _Family = (

@@ -96,8 +96,7 @@ class Npu(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix
-        products and convolutions.
+        """As ``Cpu.numerics``, which torch_npu follows; and HF32 in products and convolutions.
 
         CANN heeds only a thread's first setting of determinism: enter it before the first operator.
         """
@@ -134,15 +133,13 @@ class Npu(Streams):
 
     @contextlib.contextmanager
     def kernel_dump(self, directory: Path) -> Iterator[None]:
-        """CANN dumps, configured by an ``acl_dump.json`` that is written there. CANN's
-        ``msaccucmp.py convert`` makes NumPy files of the dump.
+        """CANN dumps as ``acl_dump.json`` says; its ``msaccucmp.py convert`` makes NumPy files.
 
         Concurrent processes need a directory each. Kernels launched before are waited for, so that
         they are not dumped.
 
         ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``.
-        Their namesakes in ``torch.npu`` (npu_config.py) make the same calls of CANN, but ignore its
-        errors.
+        Their namesakes in ``torch.npu`` (npu_config.py) call CANN, too, but ignore its errors.
         """
         try:
             config = _write_dump_config(directory)
@@ -185,8 +182,7 @@ class Npu(Streams):
 
 
 def _write_dump_config(directory: Path) -> Path:
-    """Configure a full dump of every input and output of each single operator, as eager PyTorch
-    launches them.
+    """Configure a full dump of each single operator's inputs and outputs, in eager mode.
 
     Fields as in CANN's application development API, "aclmdlSetDump", "model dump and
     single-operator dump configuration" (CANN 8.0 to 9.0, document aclcppdevg_03_0315):

@@ -35,10 +35,7 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """
-        Raises:
-            UsageError: if the type is unknown.
-        """
+        """Read a device name. UsageError if the type is unknown."""
         match = re.fullmatch(r"(cpu|cuda|npu)(?::(\d+))?", text)
         if match is None or (match[1] == "cpu" and match[2]):
             raise UsageError(f"--device {text}: must be cpu, cuda, cuda:N, npu or npu:N")
@@ -48,8 +45,8 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's class has."""
 
-    #: The reduced precision of float32 products and convolutions that it can allow: ``"hf32"``,
-    #: ``"tf32"`` or ``None``.
+    #: The reduced precision of float32 products that it can allow: ``"hf32"``, ``"tf32"`` or
+    #: ``None``.
     REDUCED: str | None
     #: The type in which it adds up sketches of its tensors (``live.values.device_sketch``):
     #: ``"float64"`` or ``"float32"``; ``None`` where the host does that.
@@ -72,9 +69,7 @@ class Backend(Protocol):
         """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """Within the context, be deterministic; allow or forbid reduced precision (unless
-        ``None``).
-        """
+        """Within the context, be deterministic; allow or forbid reduced precision, if not None."""
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until everything launched on the device is done, and raise its errors."""
@@ -86,14 +81,12 @@ class Backend(Protocol):
         """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
-        """Within the context, the device's own software writes each kernel's inputs and outputs
-        into a directory.
+        """Within the context, the device's software dumps each kernel's inputs and outputs.
 
         Raises:
-            UsageError: at once where there is no such dump; on entering, if the directory cannot be
-                written into.
-            DeviceError: on entering or leaving, if the device's software refuses; never in place of
-                the body's error.
+            UsageError: at once where there is no such dump; on entering, if the directory is
+                unwritable.
+            DeviceError: if the device's software refuses; never in place of the body's error.
         """
 
     def unsupported(self) -> Collection[str]:

@@ -32,8 +32,7 @@ ENVIRONMENT = {
     "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
 }
 
-#: Prefixes of variables by which libraries choose kernels, precisions, devices and the order of
-#: sums.
+#: Prefixes of variables by which libraries choose kernels, precisions, devices, order of sums.
 _OF_LIBRARIES = re.compile(
     "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|TRITON_|XLA_|JAX_"
     "|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_"
@@ -42,8 +41,7 @@ _OF_LIBRARIES = re.compile(
     "|TRANSFORMERS_|DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_"
     "|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
 )
-#: Paths, caches and users: no number depends on them. torch sets some in one run and not in the
-#: next.
+#: Paths, caches, users: no number depends on them, and torch sets some in some runs only.
 _WHERE = {
     "PATH",
     "HOME",
@@ -57,14 +55,12 @@ _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNO
 
 
 def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that may change what a run computes, with their values.
+    """The variables that may change what a run computes, with their values by name.
+
+    Values that look secret become digests; URLs lose their credentials.
 
     Args:
-        environment: all variables.
         named: variables that the run's own code names.
-
-    Returns:
-        Values by name. Values that look secret become digests; URLs lose their credentials.
     """
     chosen = {name for name in environment if is_a_librarys(name)} | {
         name for name in named if name in environment

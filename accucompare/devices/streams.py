@@ -21,8 +21,7 @@ class Streams(Cpu):
             return super().host_memory(nbytes)
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
-        """Begin a copy on the stream that computes the source: later computations wait for it, the
-        host does not.
+        """Begin a copy on the stream that computes the source: only later computations wait for it.
 
         The source is made contiguous on the device. torch_npu copies any other into a temporary
         first, and reads that at once.

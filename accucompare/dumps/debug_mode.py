@@ -149,12 +149,8 @@ def _leave(modules: list[tuple[int, str]], indent: int) -> None:
 
 
 def _hashes(line: str) -> Iterator[tuple[Role, str, float | int]]:
-    """The hashes at the end of a line: role, path and value, inputs first.
-
-    Raises:
-        ValueError, SyntaxError, TypeError, RecursionError, MemoryError: if it is no table of plain
-            values.
-    """
+    """The hashes at the end of a line: role, path and value, inputs first. Raises ValueError,
+    SyntaxError, TypeError, RecursionError, MemoryError if it is no table of plain values."""
     at = line.rfind(_LOGGED)
     if at < 0:
         return

@@ -59,11 +59,8 @@ _PLAIN = {name: dtype for name, dtype in DTYPES.items() if dtype.storage == dtyp
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of that name in a folder.
-
-    Raises:
-        BundleError: if the name leads out of the folder: by ``..``, an absolute path or a link.
-    """
+    """The file of that name in a folder. Raises BundleError if the name leads out of the folder: by
+    ``..``, an absolute path or a link."""
     path = folder / name
     root = os.path.realpath(folder)
     if (
@@ -78,11 +75,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """The size of a regular file.
-
-    Raises:
-        UnreadableError: if it is missing, or no regular file.
-    """
+    """The size of a regular file. Raises UnreadableError if it is missing, or no regular file."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -93,11 +86,8 @@ def size_of(path: Path) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; ``NaN`` and ``Infinity`` are numbers.
-
-    Raises:
-        BundleError: if it is missing, too large, or damaged.
-    """
+    """The content of a JSON file; ``NaN`` and ``Infinity`` are numbers. Raises BundleError if it is
+    missing, too large, or damaged."""
     try:
         if size_of(path) > _JSON_LIMIT:
             raise BundleError(f"{path}: is larger than {_JSON_LIMIT >> 20} MiB; refused")
@@ -137,12 +127,8 @@ def names_in_npz(path: Path) -> list[str]:
 
 
 def load_npz(path: Path, name: str) -> LoadedItem:
-    """One array of a ``.npz``.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds objects, or decompresses to
-            far too much.
-    """
+    """One array of a ``.npz``. Raises UnreadableError if it is missing, truncated or damaged, holds
+    objects, or decompresses to far too much."""
     archive = _opened_zip(path)
     try:
         info = archive.getinfo(f"{name}.npy")
@@ -166,11 +152,8 @@ def load_npz(path: Path, name: str) -> LoadedItem:
 
 
 def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
-    """The header of a ``.safetensors``: for each tensor its dtype, shape and data_offsets.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged.
-    """
+    """The header of a ``.safetensors``: for each tensor its dtype, shape and data_offsets. Raises
+    UnreadableError if it is missing, truncated or damaged."""
     size = size_of(path)
     try:
         with path.open("rb") as file:
@@ -232,12 +215,9 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load_pt(path: Path) -> Any:
-    """What ``torch.save`` wrote: tensors on the CPU, or plain containers of them.
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged, holds anything else, grows when it
-            is read, or torch is not installed.
-    """
+    """What ``torch.save`` wrote: tensors on the CPU, or plain containers of them. Raises
+    UnreadableError if it is missing, truncated or damaged, holds anything else, grows when it is
+    read, or torch is not installed."""
     return _loaded_pt(path, _stamp(path))
 
 
@@ -271,12 +251,8 @@ def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
 
 
 def of_tensor(tensor: Any, path: Path) -> LoadedItem:
-    """The values of a tensor that came from a file.
-
-    Raises:
-        UnreadableError: if it is sparse, quantized or nested, of a type that a bundle cannot hold,
-            or far larger than its file.
-    """
+    """The values of a tensor that came from a file. Raises UnreadableError if it is sparse,
+    quantized or nested, of a type that a bundle cannot hold, or far larger than its file."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -322,11 +298,7 @@ def leaves_in_json(
 
 
 def as_shape(lengths: Any) -> tuple[int, ...]:
-    """A shape from an index.
-
-    Raises:
-        ValueError: if no tensor has it.
-    """
+    """A shape from an index. Raises ValueError if no tensor has it."""
     if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
         raise ValueError(f"the impossible shape {str(lengths)[:80]}")
     if (

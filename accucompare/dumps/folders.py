@@ -15,12 +15,8 @@ _STEP = re.compile(r"\d{1,9}")
 
 
 def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
-    """The folders below a path, itself included, that hold files of a dump; links to folders are
-    not followed.
-
-    Args:
-        belongs: whether a file's name is one of the dump's.
-    """
+    """The folders below a path, itself included, that hold files whose name ``belongs`` to a dump;
+    links to folders are not followed."""
     if not os.path.isdir(path):
         return []
     found, left = [], _MOST_LOOKED_AT
@@ -36,12 +32,8 @@ def folders_with(path: Path, belongs: Callable[[str], bool]) -> list[Path]:
 
 
 def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[tuple[int, Path]]:
-    """Each step with its folder.
-
-    Raises:
-        UsageError: if there is no file of the dump, or its folders are several and not named by
-            step.
-    """
+    """Each step with its folder. Raises UsageError if there is no file of the dump, or its folders
+    are several and not named by step."""
     found = folders_with(path, belongs)
     if not found:
         raise UsageError(f"{path}: holds no file of {tool}")
@@ -61,11 +53,8 @@ def step_folders(path: Path, belongs: Callable[[str], bool], tool: str) -> list[
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files in a folder, by name.
-
-    Raises:
-        BundleError: if it cannot be read, or a link leads out of it.
-    """
+    """The files in a folder, by name. Raises BundleError if it cannot be read, or a link leads out
+    of it."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
     except OSError as error:

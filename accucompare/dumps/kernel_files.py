@@ -118,11 +118,8 @@ class Kernel:
 
 
 def load(tensor: Tensor, path: Path) -> LoadedItem:
-    """The values of a tensor, in the order of its own shape.
-
-    Raises:
-        UnreadableError: if the file cannot be read, or does not fit its header.
-    """
+    """The values of a tensor, in the order of its own shape. Raises UnreadableError if the file
+    cannot be read, or does not fit its header."""
     dtype = tensor.dtype
     if dtype is None or tensor.why_not:
         raise UnreadableError(f"{path}: {tensor.why_not}")
@@ -162,11 +159,8 @@ def load(tensor: Tensor, path: Path) -> LoadedItem:
 
 
 def read_header(path: Path) -> Kernel:
-    """What a kernel's file says of its tensors, read without their bytes.
-
-    Raises:
-        UnreadableError: if it is truncated or damaged, or its sizes do not add up to the file's.
-    """
+    """What a kernel's file says of its tensors, read without their bytes. Raises UnreadableError if
+    it is truncated or damaged, or its sizes do not add up to the file's."""
     size = size_of(path)
     try:
         with path.open("rb") as file:

@@ -63,11 +63,7 @@ class NamePattern:
     @classmethod
     def parse(cls, text: str) -> NamePattern:
         """Read a pattern: ``{field}`` is one of name, call, role, path, step, rank, or ``{_}``;
-        what is in ``[…]`` may be missing.
-
-        Raises:
-            UsageError: if it makes no sense.
-        """
+        what is in ``[…]`` may be missing. Raises UsageError if it makes no sense."""
         parts, place, used = [], 0, set()
         for token in _TOKEN.finditer(text):
             field, bracket, literal = token.groups()

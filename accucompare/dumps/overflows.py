@@ -144,11 +144,8 @@ def holds_overflows(path: Path) -> bool:
 
 
 def overflows_in(path: Path) -> Overflows:
-    """What the notes in a folder and below it say.
-
-    Raises:
-        BundleError: if a folder cannot be read, or a link leads out of it.
-    """
+    """What the notes in a folder and below it say. Raises BundleError if a folder cannot be read,
+    or a link leads out of it."""
     found: list[Overflow] = []
     unreadable: list[str] = []
     for folder in folders_with(path, is_note):
@@ -270,11 +267,8 @@ _Unit = tuple[str, int, int, int, tuple[int, ...]]
 
 
 def _units(file: Path) -> list[_Unit]:
-    """The units that noted an overflow: name, task, stream, model and status.
-
-    Raises:
-        UnreadableError, BundleError: if the file is damaged, or no unit has a status.
-    """
+    """The units that noted an overflow: name, task, stream, model and status. Raises
+    UnreadableError or BundleError if the file is damaged, or no unit has a status."""
     try:
         noted = list(_in_json(file) if file.name.lower().endswith(".json") else _in_dump(file))
     except (struct.error, KeyError, TypeError, ValueError, AttributeError) as error:

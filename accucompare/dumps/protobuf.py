@@ -11,11 +11,8 @@ _LONGEST_VARINT = 10
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field of a message: its number, and an unsigned integer or bytes.
-
-    Raises:
-        ValueError: if the message is truncated or damaged.
-    """
+    """Each field of a message: its number, and an unsigned integer or bytes. Raises ValueError if
+    the message is truncated or damaged."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -39,11 +36,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """The numbers of a repeated field of integers, packed or single.
-
-    Raises:
-        ValueError: if it is truncated.
-    """
+    """The numbers of a repeated field, packed or single. Raises ValueError if it is truncated."""
     if isinstance(value, int):
         yield value
         return

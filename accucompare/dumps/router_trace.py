@@ -105,11 +105,8 @@ def _open(path: Path, naming: Naming) -> Dump:
 
 
 def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:
-    """Each line's content without the experts, by step.
-
-    Raises:
-        BundleError: if a line is damaged, or of another rank.
-    """
+    """Each line's content without the experts, by step. Raises BundleError if a line is damaged, or
+    of another rank."""
     steps: dict[int, list[_Line]] = defaultdict(list)
     with file.open("rb") as opened:
         at, number = 0, 0

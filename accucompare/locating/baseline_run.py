@@ -20,14 +20,12 @@ Announce = Callable[[str], None]
 
 @dataclass
 class BaselineRun:
-    """Runs of golden's case on the CPU, fed with golden. ``compare.judging.proof`` explains the
-    proof.
+    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``).
 
     Attributes:
         code, case: what runs it, and what is run.
         golden: its manifest.
-        out: the baseline's directory.
-        options: of the baseline's capture.
+        out, options: of the baseline's capture.
         failed: why the proof could not be run; ``""`` if it could.
     """
 

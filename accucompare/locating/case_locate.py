@@ -34,8 +34,7 @@ def locate(
     overwrite: bool = False,
     options: LocateOptions = LocateOptions(),
 ) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and compare its errors with
-    rounding's.
+    """Run a case on a device, each module on golden's inputs; compare errors with rounding's.
 
     The command ``accucompare locate`` does the same. Progress is logged at level INFO.
 
@@ -43,20 +42,17 @@ def locate(
         case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, by default
             ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
             pyproject.toml names, or ``./case.py``.
-        device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
-            ``"npu:N"``.
+        device: under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
         golden: directory or URL of the trusted bundle. By default, golden is made on the CPU in
             float32, with weights and inputs rounded to ``dtype``.
         dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by
             default the case's own type.
-        out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and
-            ``baseline``.
+        out: directory or URL for the bundles ``golden``, ``candidate`` and ``baseline``.
         overwrite: replace the bundles of an earlier run.
         options: the command's other options, as an ``accucompare.LocateOptions``.
 
     Returns:
-        The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what
-            was found.
+        The fed comparison with its baseline; see ``answer``, ``conclusion`` and ``culprits``.
 
     Raises:
         CaseError: if the case cannot be found or built.

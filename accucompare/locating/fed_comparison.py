@@ -69,7 +69,7 @@ def compare_fed(
     else:
         of_baseline = replace(of_golden, like=like)
         if code.python is None and code.case_of(manifest, setup.case) == setup.case:
-            # golden's own case has golden's names
+            # otherwise golden's own case runs, which has golden's names
             of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
         other = other_versions(manifest, candidate)
         run = _baseline(setup, code, manifest, candidate, folder / "baseline", of_baseline)

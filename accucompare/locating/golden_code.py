@@ -56,8 +56,8 @@ class GoldenCode:
             )
 
     def case_of(self, golden: Manifest, target: str | None) -> str | None:
-        """The case that golden was captured from: the one that was named, or the candidate's own if
-        golden's has its name; else ``None``.
+        """The case that golden was captured from: as named, or the candidate's if its name is
+        equal.
 
         The case that a bundle names is never run: golden may come from anybody. The candidate's own
         case may have the fault.

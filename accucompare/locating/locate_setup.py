@@ -15,14 +15,8 @@ class LocateSetup:
     """All that ``locate`` was asked, for the case's modules and then for the operators of one.
 
     Attributes:
-        case: see ``accucompare.case.load_case``.
-        device: the device under test.
-        golden: the trusted bundle; by default, one is made on the CPU in float32, with weights and
-            inputs rounded to ``dtype``.
-        dtype: what the candidate computes in; by default its own type.
-        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``,
-            and the same of operators in ``ops``.
-        overwrite: replace the bundles of an earlier run.
+        case, golden, dtype, overwrite: as for ``locate``.
+        out: directory for the bundles that are made; those of operators go to ``ops``.
         announce: called with a description before each task.
     """
 

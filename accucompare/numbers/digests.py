@@ -79,13 +79,8 @@ def fingerprint(
 
 
 def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
-    """Whether two tensors in manifests agree under a type that both were rounded to; ``None``
-    without one.
-
-    Args:
-        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from
-            ``fingerprint``.
-    """
+    """Whether two tensors in manifests, ``{"dtype", "shape", "digests"}``, agree under a type that
+    both were rounded to by ``fingerprint``; ``None`` without one."""
     if golden["shape"] != candidate["shape"]:
         return False
     if golden["dtype"] == candidate["dtype"]:

@@ -140,7 +140,9 @@ class Measurement:
     def __init__(
         self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int
     ) -> None:
-        """Args:
+        """Prepare for two types.
+
+        Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
             atol, rtol: as for ``compare.measuring.measure.measure``.
             elements: the most that will be added.

@@ -219,7 +219,7 @@ def distance(one: Float64, other: Float64) -> float:
 
 
 class Products(NamedTuple):
-    """For pairs of sketches a and b, with d = b - a, estimates of the tensors' own:
+    """Estimates for pairs of tensors, from their sketches a and b, with d = b - a.
 
     Attributes:
         apart: squared norm of d.

@@ -91,11 +91,7 @@ class CaptureOptions(AskedOfCapture):
 
     @classmethod
     def of(cls, record: Any, start: Any, feed: Any, numerics: Any, **others: Any) -> CaptureOptions:
-        """Options from groups, each given whole or by its first field alone.
-
-        Raises:
-            UsageError: as the class; also if a group has the wrong class.
-        """
+        """Options from groups, each whole or as its first field. UsageError if one is wrong."""
         recorded = group(Recorded, record, "record")
         began, fed = group(StartFrom, start, "start"), group(FedWith, feed, "feed")
         maps = dict.fromkeys([*listed(began.map), *listed(fed.map)])

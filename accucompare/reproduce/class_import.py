@@ -28,10 +28,7 @@ def import_lines(
     module: types.ModuleType, name: str, short: str, directory: Path | None = None
 ) -> list[str]:
     """The lines that import a name in another process; they use ``sys`` and the script's ``HERE``.
-
-    Raises:
-        CannotRebuildError: if there is no file to import, or importing it would run it.
-    """
+    Raises CannotRebuildError if there is no file to import, or importing it would run it."""
     renamed = name if short == name else f"{name} as {short}"
     file = getattr(module, "__file__", None)
     called = module.__name__
@@ -90,10 +87,7 @@ def _runs(file: Path) -> str | None:
 
 def import_file(path: str) -> types.ModuleType:
     """Import a Python file by its path, not as ``__main__``, so that its guarded part does not run.
-
-    Raises:
-        ImportError: if there is no such file; or whatever the file raises.
-    """
+    Raises ImportError if there is no such file; or whatever the file raises."""
     file = Path(path).resolve()
     name = f"{file.stem} of {file.parent}"
     if name in sys.modules:

@@ -19,11 +19,7 @@ _RESTORED = {"device", "dtype"}
 
 
 def constructor_parameters(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
-    """What a constructor takes.
-
-    Raises:
-        CannotRebuildError: if it takes any number of arguments.
-    """
+    """What a constructor takes. Raises CannotRebuildError if it takes any number of arguments."""
     if kind.__init__ is nn.Module.__init__:
         return
     # their own constructors take *args: use RNNBase's parameters, without the mode

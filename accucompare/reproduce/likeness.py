@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
 
-#: What nn.Module itself keeps, and framework's notes on a module that do not change its results.
+#: What nn.Module itself keeps, and frameworks' notes on a module that do not change its results.
 _BOOKKEEPING = {
     *vars(nn.Module()),
     "_is_hf_initialized",

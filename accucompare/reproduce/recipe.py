@@ -44,11 +44,7 @@ _WIDTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a module is made.
-
-    Attributes:
-        imports: lines to run first.
-    """
+    """How a module is made: import lines to run first, and an expression."""
 
     imports: list[str]
     text: str
@@ -104,7 +100,7 @@ def buffer(*shape: int) -> torch.Tensor:
 
 
 class _Writer:
-    """Writes expressions and collects their imports; ``names`` are the names in them."""
+    """Writes expressions and collects their imports; ``names``: what names in them stand for."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -115,7 +111,7 @@ class _Writer:
         }
 
     def imports_of(self, text: str) -> list[str]:
-        """The lines that an expression needs, each once: paths, imports, names. They use
+        """The lines that an expression needs, each once: paths, imports, names; they use
         ``sys``."""
         words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
         lines = list(
@@ -258,11 +254,8 @@ class _Writer:
         return _enclosed("[", items, "]")
 
     def value(self, value: Any, name: str) -> str:
-        """An expression for an attribute's value.
-
-        Raises:
-            CannotRebuildError: if it is neither simple nor importable.
-        """
+        """An expression for an attribute's value. Raises CannotRebuildError if it is neither simple
+        nor importable."""
         kind = type(value)
         if value is None or kind in (bool, int, str, bytes) or value is ...:
             return "..." if value is ... else repr(value)
@@ -365,11 +358,8 @@ class _Writer:
         )
 
     def reference(self, thing: Any) -> str:
-        """The name of a class or function, which its import brings in.
-
-        Raises:
-            CannotRebuildError: if it cannot be imported without running a training.
-        """
+        """The name of a class or function, which its import brings in. Raises CannotRebuildError if
+        it cannot be imported without running a training."""
         name = getattr(thing, "__name__", "")
         for home, prefix in ((nn, "nn"), (nn.functional, "nn.functional"), (torch, "torch")):
             if getattr(home, name, None) is thing:

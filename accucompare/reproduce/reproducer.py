@@ -45,11 +45,8 @@ SHOWS, FINITE, TROUBLE = 1, 0, 2
 
 
 def module_of_case(target: str, name: str) -> nn.Module:
-    """Build a case and take the module of that qualified name.
-
-    Raises:
-        CaseError: if the case cannot be built, or has no such module.
-    """
+    """Build a case and take the module of that qualified name. Raises CaseError if the case cannot
+    be built, or has no such module."""
     model = load_case(target)[0].model
     found = name_modules(model).named.get(name) if isinstance(model, nn.Module) else None
     if found is None:
@@ -92,7 +89,8 @@ class Reproducer:
     def open(cls, script: str | Path) -> Reproducer:
         """Open the bundle beside a script.
 
-        Scripts call this outside of any ``try``: an error prints a line and exits."""
+        Scripts call this where nothing catches errors, so it prints a line and exits instead of
+        raising."""
         try:
             return cls(open_bundle(Path(script).resolve().with_suffix("")))
         except AccucompareError as error:
@@ -241,11 +239,8 @@ class Reproducer:
                     table[leaf] = source[other_leaf]  # type: ignore[assignment]
 
     def _load(self, role: Role, name: str, device: torch.device | str) -> torch.Tensor:
-        """A fresh tensor with a record's values and strides, on a device.
-
-        Raises:
-            BundleError: if there is no such record, or it is damaged.
-        """
+        """A fresh tensor with a record's values and strides, on a device. Raises BundleError if
+        there is no such record, or it is damaged."""
         record = self._records.get((role, name))
         if record is None:
             raise BundleError(f"{self.bundle.path}: damaged; it holds no {role.value} {name!r}")
@@ -384,11 +379,8 @@ class Reproducer:
         }
 
     def show(self, outcome: RunOutcome) -> int:
-        """Print inputs and outcome, and whether the value that is not finite shows again.
-
-        Returns:
-            The exit code, as of ``main``.
-        """
+        """Print inputs and outcome, and whether the value shows again; returns ``main``'s exit
+        code."""
         rows = [*outcome.inputs, *outcome.outputs, *outcome.gradients]
         print(f"{self.found.place} ({self.found.type}) on {outcome.device}")
         lines = [cells(*row) for row in rows]

@@ -52,8 +52,7 @@ class OutermostCalls:
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Stop looking. If our function is wrapped by another library's, it stays and does
-        nothing."""
+        """Stop looking. If another library wraps our function, it stays and does nothing."""
         global _on
         if self._original is not None:
             _on = None if _on is self else _on

@@ -48,8 +48,7 @@ class Optimizers:
 
 
 class Scalers:
-    """The loss scalers of a process, noted when made or at the latest when they step an
-    optimizer."""
+    """The loss scalers of a process, noted when made or when they step an optimizer."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
@@ -93,8 +92,7 @@ def held_by(optimizers: Iterable[Any]) -> set[int]:
 
 
 class Models:
-    """The models that were called, by the users' names: ``Net``; ``Net:2`` is the second of its
-    class."""
+    """The called models by the users' names: ``Net``; ``Net:2`` is the second of its class."""
 
     def __init__(self) -> None:
         self.seen: list[SeenModel] = []
@@ -146,8 +144,7 @@ def _shares(module: nn.Module | None, held: set[int]) -> bool:
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
-    """The trained model around a called root: the root itself, or the module whose parts are
-    called.
+    """The trained model around a called root: itself, or the module whose parts are called.
 
     An optimizer may hold parameters outside the root: of the ``LightningModule`` around it, which
     is never called itself, or of a decoder beside the encoder. Their module is searched among all

@@ -97,8 +97,7 @@ class _Chosen:
 
 
 class Script:
-    """Our work in one process. If it fails, our hooks come off and the handshake says what
-    failed."""
+    """Our work in one process. If it fails, our hooks come off, and the handshake tells why."""
 
     def __init__(self, plan: Plan, seen: Seen) -> None:
         self._plan = plan
@@ -217,8 +216,8 @@ class Script:
         if chosen is None or self._over or not self._is_ours(optimizer):
             return
         if len(chosen.optimizers) > 1 or self._scaler is not None:
-            # other optimizers may still step, or the scale be updated: the step ends then, or with
-            # the next call
+            # other optimizers may still step, or the scale change: the step ends then, or with the
+            # next call
             self._updated = True
         else:
             self._end_step()
@@ -513,8 +512,7 @@ class Script:
             self._observation.aside().__enter__()
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Run our code; if it fails, our hooks come off at the next module call: outside any
-        hook."""
+        """Run our code; if it fails, our hooks come off at the next module call, outside hooks."""
         if self._gone:
             return
         try:

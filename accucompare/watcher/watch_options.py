@@ -14,11 +14,8 @@ from accucompare.selection import Level, OnFinding, Selection
 
 @dataclass(frozen=True)
 class WatchOptions(AskedOfWatch):
-    """The options of ``accucompare.watch``, which explains each.
-
-    Raises:
-        UsageError: if one makes no sense.
-    """
+    """The options of ``accucompare.watch``, which explains each. Raises UsageError if one makes no
+    sense."""
 
     loop: Loop = Loop()
     quiet: bool = False

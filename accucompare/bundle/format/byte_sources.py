@@ -164,9 +164,8 @@ class Windows:
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()
-        self._gone: NoAnswerError | None = (
-            None  # the storage does not answer: do not wait for the rest one by one
-        )
+        # set if the storage does not answer: do not wait for the rest one by one
+        self._gone: NoAnswerError | None = None
 
     def give_up(self) -> None:
         """End every waiting read, in all threads, as after Ctrl-C. Later reads begin anew."""

@@ -274,8 +274,8 @@ class Manifest:
 
     @property
     def variables(self) -> dict[str, str] | None:
-        """Environment variables that may change numbers; ``None`` in old ones. Errors as
-        ``check``."""
+        """Environment variables that may change numbers; ``None`` in older bundles and dumps.
+        Errors as ``check``."""
         return _typed(self.environment, _Settings).variables
 
     @property

@@ -28,10 +28,9 @@ class Role(str, Enum):
     #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins;
     #: its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
-    # What a write leaves behind for later calls. The path is the argument's, or the buffer's name;
-    # after a ``/`` the qualified name, for a buffer of another module than the writer.
-    # ``BUFFER_UPDATE``: a write into a buffer during a call. The others: a write by no call,
-    # between two steps, or in a step after a call.
+    # What a write leaves behind for later calls: by a call into a buffer or an argument; by no
+    # call, into a buffer between two steps (before), or in a step after a call (after). The path is
+    # the argument's, or the buffer's name, qualified after a ``/`` if another module wrote it.
     BUFFER_UPDATE = "buffer_update"
     ARGUMENT_UPDATE = "argument_update"
     BUFFER_BEFORE = "buffer_before"
@@ -194,11 +193,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True, gc=False):
-    """Where a rank's part of a tensor lies in the whole.
-
-    Attributes:
-        start: index of the part's first element, per dimension.
-    """
+    """A rank's part of a tensor: the whole's shape, and the index of the part's first element."""
 
     shape: tuple[Count, ...]
     start: tuple[Count, ...]
@@ -291,8 +286,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is of a parameter group (``AdamW.0.lr``), not a parameter
-        (``cls.exp_avg``)."""
+        """Whether it is of a parameter group (``AdamW.0.lr``), not of a parameter."""
         _, _, number = self.path.partition(".")
         return (
             self.role is Role.STATE_BEFORE
@@ -353,11 +347,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @classmethod
     def from_line(cls, line: bytes, rank: int, step: int) -> Record:
-        """The inverse of ``to_line``.
-
-        Raises:
-            BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
-        """
+        """The inverse of ``to_line``. Raises BundleError if it is not JSON, or a field is missing,
+        of the wrong type, or impossible."""
         try:
             found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -481,11 +472,8 @@ def _shared(value: _Shared) -> _Shared:
 
 
 def checked_count(value: Any) -> int:
-    """The value, if it is an integer from 0 to 2**63 - 1.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """The value, if it is an integer from 0 to 2**63 - 1. Raises TypeError if it is anything
+    else."""
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value

@@ -94,11 +94,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class SavedAndStarted(msgspec.Struct, frozen=True):
-    """Training fields of a manifest's ``capture`` table; ``None`` in older bundles.
-
-    Attributes:
-        begun: the step before which the capture began, of a script that had run until then.
-    """
+    """Training fields of a manifest's ``capture`` table; ``None`` in older bundles. ``begun``: the
+    step before which the capture began, of a script that had run until then."""
 
     training_state: TrainingState | None = None
     started: Started | None = None

@@ -148,12 +148,8 @@ class Archive:
         return self._source.changed()
 
     def member(self, name: str) -> Member:
-        """Find one member and read its header.
-
-        Raises:
-            RecordError: if it is not there, compressed, pickled, out of bounds, or its header is
-                damaged.
-        """
+        """Find one member and read its header. Raises RecordError if it is not there, compressed,
+        pickled, out of bounds, or its header is damaged."""
         encoded = f"{name}.npy".encode(errors="surrogatepass")
         position = self._positions.get(encoded)
         if position is None:
@@ -270,11 +266,8 @@ class Archive:
         return found
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill the buffer with the file's bytes from an offset.
-
-        Raises:
-            BundleError: if the file ends before the buffer is full, or cannot be read.
-        """
+        """Fill the buffer with the file's bytes from an offset. Raises BundleError if the file ends
+        before the buffer is full, or cannot be read."""
         last, done = self._last, 0
         start = offset - last.offset
         if 0 <= start <= len(last.content) - len(buffer):

@@ -81,9 +81,8 @@ class Bundle:
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[
-            tuple[int, int, int], _Sketches
-        ] = {}  # members that hold sketches, by rank, step and number
+        # members that hold sketches, by rank, step and number
+        self._sketches: dict[tuple[int, int, int], _Sketches] = {}
         self._sketch_facts: dict[int, SketchFacts] = {}  # checked, by rank
         self._buffer = ThreadBuffer()
 
@@ -142,11 +141,8 @@ class Bundle:
         return xxhash.xxh3_128_hexdigest(lines.encode())
 
     def records(self) -> Iterator[Record]:
-        """Every record of every finished step, by rank, step and execution order.
-
-        Raises:
-            BundleError: if a step's list of records is missing or damaged.
-        """
+        """Every record of every finished step, by rank, step and execution order. Raises
+        BundleError if a step's list of records is missing or damaged."""
         for rank, entry in self.steps():
             yield from self.step_records(rank, entry)
 
@@ -156,11 +152,8 @@ class Bundle:
 
     def state(self, rank: int = 0) -> Iterator[Record]:
         """The records of the state that a rank saved with ``--save-state``: parameters, buffers,
-        case inputs and training state.
-
-        Raises:
-            BundleError: if the bundle was captured without it, or it is damaged.
-        """
+        case inputs and training state. Raises BundleError if the bundle was captured without it, or
+        it is damaged."""
         state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
@@ -242,11 +235,8 @@ class Bundle:
         return widen(self.raw(record), DTYPES[record.dtype])
 
     def raw(self, record: Record) -> Array:
-        """A record's stored bits in its own shape, verified against the digest.
-
-        Raises:
-            RecordError: if it has no data or is damaged.
-        """
+        """A record's stored bits in its own shape, verified against the digest. Raises RecordError
+        if it has no data or is damaged."""
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
@@ -298,11 +288,8 @@ class Bundle:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), places
 
     def sketch_facts(self, record: Record) -> SketchFacts:
-        """How a record's sketch was made.
-
-        Raises:
-            RecordError: if the manifest does not say, or says what this version cannot read.
-        """
+        """How a record's sketch was made. Raises RecordError if the manifest does not say, or says
+        what this version cannot read."""
         checked = self._sketch_facts.get(record.rank)
         if checked is not None:
             return checked
@@ -328,11 +315,7 @@ class Bundle:
         return facts
 
     def sketch(self, record: Record) -> Float64:
-        """A record's sketch, of shape (size,).
-
-        Raises:
-            RecordError: if it is not there or damaged.
-        """
+        """A record's sketch, of shape (size,). Raises RecordError if it is not there or damaged."""
         rows = self.sketches(record)
         assert record.sketch is not None
         found: Float64 = rows[record.sketch % SKETCHES_A_MEMBER]
@@ -374,11 +357,8 @@ class Bundle:
         return held
 
     def locate(self, record: Record) -> tuple[Archive, int]:
-        """The open archive that holds a record's data, and the offset of its first byte.
-
-        Raises:
-            RecordError: if it has no data, or its member disagrees with it.
-        """
+        """The open archive that holds a record's data, and the offset of its first byte. Raises
+        RecordError if it has no data, or its member disagrees with it."""
         if record.member is None:
             raise RecordError(
                 f"{self.path}: {record.key} has no data ({self._why_without(record)})"

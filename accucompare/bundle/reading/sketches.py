@@ -122,11 +122,7 @@ class Sketch:
 
         It is infinite if NaN or Inf are known to be on one side only: two tensors hold different
         numbers of them, or (for sums, whose terms may hold them in the same places) one side holds
-        none.
-
-        Raises:
-            UsageError: if the tensors have two shapes, or the sketches two sizes.
-        """
+        none. Raises UsageError if the tensors have two shapes, or the sketches two sizes."""
         self._check(golden)
         counts = self.nonfinite, golden.nonfinite
         if counts[0] != counts[1] and (0 in counts or None not in (self.l2, golden.l2)):

@@ -30,11 +30,7 @@ class Verified:
 
 def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -> Verified:
     """Read every record of every step and rank, and of the saved state, one block at a time. Never
-    raises for damage.
-
-    Args:
-        progress: called with the bytes read and the bytes to read.
-    """
+    raises for damage. ``progress``: called with the bytes read and the bytes to read."""
     found = Verified()
     known: dict[tuple[int, int, str, str | None], Record] = {}  # one record per tensor
     for record in _records(bundle, found):

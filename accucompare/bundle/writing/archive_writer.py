@@ -55,12 +55,8 @@ class ArchiveWriter:
     """A ``.npz`` that is written in a single pass, one member after the other."""
 
     def __init__(self, path: Path) -> None:
-        """Create or empty the file.
-
-        Raises:
-            OSError: if that fails. ``add`` and ``finish`` raise it too, if the disk is full; then
-                call ``discard``.
-        """
+        """Create or empty the file. Raises OSError if that fails. ``add`` and ``finish`` raise it
+        too, if the disk is full; then call ``discard``."""
         self.path = path
         self._file = path.open("wb", buffering=0)
         self._end = 0

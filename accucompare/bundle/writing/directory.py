@@ -14,12 +14,8 @@ from accucompare.storage_errors import NoBucketError, cure_of
 
 
 def refuse_directory(directory: Place, overwrite: bool) -> None:
-    """Raise if a capture may not write into a directory; changes nothing.
-
-    Raises:
-        CaptureError: if something is there that may not be overwritten, or a URL cannot be read or
-            written.
-    """
+    """Raise CaptureError if a capture may not write into a directory: something is there that may
+    not be overwritten, or a URL cannot be read or written. Changes nothing."""
     if isinstance(directory, Url):
         _refuse_url(directory, overwrite)
         return
@@ -50,11 +46,8 @@ def prepare_directory(directory: Place, overwrite: bool) -> None:
 
     It stays there until ``forget_previous``, so that a failed capture destroys nothing. If an
     earlier capture moved a bundle aside and never began, that bundle is put back first. A URL
-    cannot move: its earlier bundle is removed.
-
-    Raises:
-        CaptureError: if something is there that may not be overwritten, or it cannot be made.
-    """
+    cannot move: its earlier bundle is removed. Raises CaptureError if something is there that may
+    not be overwritten, or it cannot be made."""
     try:
         if isinstance(directory, Url):
             refuse_directory(directory, overwrite)

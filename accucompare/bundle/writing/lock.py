@@ -15,11 +15,8 @@ from accucompare.storage_errors import cure_of
 def locked(directory: Place) -> Iterator[None]:
     """Make a directory and keep other captures out of it. A killed process leaves no lock behind.
 
-    Object storage has no locks: there, ``Uploads`` notices another capture and fails.
-
-    Raises:
-        CaptureError: if another capture is writing to it, or it cannot be made.
-    """
+    Object storage has no locks: there, ``Uploads`` notices another capture and fails. Raises
+    CaptureError if another capture is writing to it, or it cannot be made."""
     if isinstance(directory, Url):
         yield
         return

@@ -71,9 +71,8 @@ class RecordFile:
         self._sketch_size = sketch_size
         self._sketches: list[Float64] = []  # those not written yet
         self._sketched = 0
-        self._members: dict[
-            tuple[str, tuple[int, ...], str | None], str
-        ] = {}  # by storage type, shape and digest
+        # by storage type, shape and digest
+        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}
         self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 

@@ -59,10 +59,7 @@ class Uploads:
 
     def begin(self) -> None:
         """Send the first manifest, to try credentials, bucket and network before the model runs.
-
-        Raises:
-            CaptureError: if it cannot be sent; nothing is left here then.
-        """
+        Raises CaptureError if it cannot be sent; nothing is left here then."""
         try:
             self._send((self.folder / self._manifest).read_bytes())
         except BaseException as error:
@@ -81,12 +78,8 @@ class Uploads:
 
     def finish(self, hurry: bool) -> None:
         """Wait until all is sent, the manifest last; then remove the folder. ``hurry``: send
-        nothing more.
-
-        Raises:
-            CaptureError: if not all was sent. The folder keeps the rest, with the final manifest,
-                and the message says how to send it.
-        """
+        nothing more. Raises CaptureError if not all was sent. The folder keeps the rest, with the
+        final manifest, and the message says how to send it."""
         try:
             if hurry:
                 self._stop.set()

@@ -74,13 +74,11 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     """Connect to a cluster, and check that its processes compute as this one does.
 
     Args:
-        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine,
-            which end with the context.
+        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine.
 
     Raises:
         UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if the scheduler does not answer, has no workers, or they run another
-            accucompare.
+        ClusterError: if no scheduler answers, or it has no workers, or another accucompare.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
@@ -103,7 +101,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             else:
                 address = where
             client = stack.enter_context(_client(address))
-        except Exception as error:  # what is no address, or no scheduler, fails in many ways
+        except Exception as error:  # a wrong address fails in many ways
             why = printable(str(error))
             if local is not None:
                 cure = (
@@ -307,14 +305,13 @@ class Cluster:
 
     @contextlib.contextmanager
     def _executor(self, job: Job) -> Iterator[Executor]:
-        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close workers'
-        files."""
+        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close files."""
         self._threads()
         executor: Executor = self._client.get_executor(pure=False, retries=RETRIES)
         try:
             yield executor
         finally:
-            # for example a worker that hangs
+            # a worker may hang and not answer
             with contextlib.suppress(Exception, CancelledError):
                 _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
@@ -325,9 +322,7 @@ class Cluster:
     def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply | None:
         """A worker's answer. While waiting, checks now and then that workers are left.
 
-        Returns:
-            ``None`` if the worker died just as its answer came, which Dask's executor mistakes for
-            the task's error.
+        ``None`` if the worker died just then, which Dask's executor mistakes for the task's error.
 
         Raises:
             ClusterError: if no worker can answer.
@@ -336,7 +331,7 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
-            # after distributed.comm.timeouts.connect without a scheduler
+            # Dask does so after distributed.comm.timeouts.connect without a scheduler
             if self._client.status == "closed":
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
@@ -355,7 +350,8 @@ class Cluster:
             ) from None
         except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
-        except TypeError:  # "cannot unpack …", of distributed.cfexecutor; one of the task's own comes as a ClusterError
+        except TypeError:
+            # "cannot unpack …", of distributed.cfexecutor; the task's own is a ClusterError
             return None
         except Exception as error:  # such as a reply that cannot be read
             if not self._connected:
@@ -373,7 +369,7 @@ class Cluster:
         """How many threads all workers have; 0 if the scheduler does not answer."""
         try:
             threads: dict[str, int] = self._client.nthreads()
-        except Exception:  # a client that is just being closed fails in many ways
+        except Exception:  # a closing client fails in many ways
             return 0
         self._workers = list(threads) or self._workers
         return sum(threads.values())

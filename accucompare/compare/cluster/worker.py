@@ -17,9 +17,8 @@ from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
 from accucompare.version import __version__
 
-_JOBS_HELD = (
-    4  # of clients that are at work, or that were killed and could not say that they are done
-)
+#: Of clients that are at work, or that were killed before they could say that they are done.
+_JOBS_HELD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,7 @@ class Located:
     """A bundle as a worker finds it.
 
     Attributes:
-        path: absolute, or a URL with its credentials; hidden from the repr, which Dask logs on
-            failure.
+        path: absolute, or a URL with credentials; not in the repr, which Dask logs on failure.
         identity: what ``Bundle.identity`` must be there, as it is at the client's.
     """
 
@@ -41,7 +39,6 @@ class Job:
     """A comparison, as each of its parcels names it.
 
     Attributes:
-        token: its own name.
         bundles: by their names in ``compare.judging.sides.Sides``.
         client: what the client computes with (``introduce``).
     """
@@ -87,7 +84,7 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks, with unreadable records: retrying would not help.
+    """The outcomes of a parcel's tasks, or errors of unreadable records: retrying would not help.
 
     Raises:
         ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
@@ -123,8 +120,7 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one is missing or differs from the client's; or if this worker came later
-            and has another accucompare.
+        ClusterError: if one is not the client's, or a late worker has another accucompare.
     """
     with _opening:
         if job.token not in _sides:
@@ -169,5 +165,5 @@ def _own_address() -> str:
 
     try:
         return str(get_worker().address)
-    except ValueError:  # called in no worker
+    except ValueError:  # not in a worker
         return f"on {platform.node()}"

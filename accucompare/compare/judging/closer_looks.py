@@ -50,7 +50,7 @@ def look_closer(
         and verdict.excess_limit is not None
         and verdict.excess is not None
     ):
-        if golden.member is None:  # which elements carry its norm, a sketch does not tell
+        if golden.member is None:  # a sketch does not tell which elements carry the norm
             return verdict
         return _of_few_values(sides, golden, candidate, metrics, task.tolerance, verdict, expected)
     if verdict.reason is not Reason.OK or expected.dtype or not task.tolerance.fed:
@@ -176,7 +176,7 @@ def _common_factor(
             * length
         )
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
-    # an estimate of sketches
+    # sketches only estimate the cosines
     uncertain = (room(metrics) ** 2 - 1.0) * (
         metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0)
     )

@@ -1,5 +1,4 @@
-"""What sketches tell about a pair if one side, or both, kept no values: an estimate of its
-distance.
+"""What sketches estimate about a pair if one side, or both, kept no values.
 
 A bundle captured with ``--mode sketch`` keeps each tensor's digest, statistics and a linear sketch
 (``numbers.sketch``). The difference of two sketches of k numbers has the norm of the tensors'
@@ -74,9 +73,10 @@ class Estimates:
     """Estimates of pairs by sketches, worked out with their neighbours: ten times as fast."""
 
     def __init__(self) -> None:
+        # the products of whole members
         self._held: dict[
             tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]
-        ] = {}  # of whole members
+        ] = {}
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
         """Estimated metrics of a pair that ``can_estimate``.

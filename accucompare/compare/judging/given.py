@@ -21,8 +21,7 @@ from accucompare.numbers import DTYPES, round_to, widen
 
 
 def with_given(tasks: list[Task]) -> list[Task]:
-    """The tasks, in execution order; marks inputs, parameters, and pairs of the same two
-    tensors."""
+    """The tasks, in execution order; marks inputs, parameters, pairs of the same two tensors."""
     given = {_content(task.pair) for task in tasks if _is_given(task.pair)} - {None}
     return (
         [

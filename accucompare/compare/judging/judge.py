@@ -50,11 +50,8 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
-    # an older bundle has no values of it
-    if golden.layout is Layout.NESTED and None in (
-        golden.components,
-        candidate.components,
-    ):
+    # an older bundle has no values of nested tensors
+    if golden.layout is Layout.NESTED and None in (golden.components, candidate.components):
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.GOLDENS_KIND,))
     if golden.components != candidate.components:
         return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_COMPONENTS,))
@@ -67,7 +64,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     if golden.digest is None or candidate.digest is None:
         alike = _what(golden) == _what(candidate)
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ALL_THERE_IS,), alike=alike)
-    if golden.dtype != candidate.dtype:  # of which equal numbers have other bits
+    if golden.dtype != candidate.dtype:  # equal numbers of two types have other bits
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.DIGESTS_TELL_NOTHING,))
     if golden.digest == candidate.digest:
         return Verdict(Reason.IDENTICAL, remarks=(BareRemark.ALL_THERE_IS,))

@@ -99,7 +99,7 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
         if Role.COMPUTED_BUFFER in {
             record.role for record in (golden, candidate) if record is not None
         }:
-            # the other may compute it elsewhere, or keep it in checkpoints
+            # the other side may compute it elsewhere, or keep it in checkpoints
             return PairOutcome(
                 None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_COMPUTES_BUFFER,))
             )

@@ -70,8 +70,7 @@ class Beside:
         proof: on golden's values.
         again: the proof's second run.
         conditioned: on golden's values, rounded to the candidate's type.
-        share: how much of the baseline's error golden's precision explains; 0 if the baseline
-            rounds more finely.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     proof: Bundle | None = None
@@ -188,12 +187,9 @@ class Doubt:
     """Golden's own code, run beside the baseline in golden's precision, misses golden's value.
 
     Attributes:
-        error: relative L2 error of the proof; inf if its shape, or its places of NaN or Inf,
-            differ.
-        expected: the baseline's distance from the proof; ``None`` if not measurable (fixed limits
-            judge).
-        apart: the distance of two runs of the proof, if it explains the error: golden's value is
-            then no reference.
+        error: relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ.
+        expected: the baseline's distance from the proof; if unmeasurable, fixed limits judge.
+        apart: the distance of the proof's runs, if it explains the error: golden is no reference.
     """
 
     error: float
@@ -218,8 +214,7 @@ class Doubt:
 def doubt(
     sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run
 ) -> Doubt | None:
-    """Why a pair's baseline may not judge it; ``None`` if it is proved, or nothing was run to prove
-    it.
+    """Why a pair's baseline may not judge it; ``None`` if it is proved, or no proof was run.
 
     Args:
         expected: the baseline's error, if known.
@@ -228,7 +223,7 @@ def doubt(
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    # it judges integers, whatever the user's limits
+    # EXACT judges integers, whatever the user's limits
     if not (task.tolerance.by_default or task.tolerance == EXACT):
         return None
     record = proof.record
@@ -311,16 +306,14 @@ def conditioned(
     error: float,
     run: Run,
 ) -> float | None:
-    """The largest relative L2 error that is rounding because golden's code on rounded values is as
-    far off.
+    """The relative L2 error up to which golden's own code on rounded values is off, too.
+
+    ``None`` if the error is not over the ceiling, or there is no such run.
 
     Args:
         expected: the baseline's error, which is proved.
         error: the candidate's relative L2 error.
         run: as for ``Sides.measure``.
-
-    Returns:
-        ``None`` if the error is not over the ceiling, or there is no such run.
     """
     record, ceiling = task.conditioned, task.tolerance.ceiling
     if (

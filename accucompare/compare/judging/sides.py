@@ -85,8 +85,7 @@ class Sides:
     def noise(
         self, candidate: Record, repeat: Record | None, error: Metrics, run: Run
     ) -> float | None:
-        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if not
-        measurable.
+        """The candidate's two runs' distance, relative to golden's norm; ``None`` if unmeasurable.
 
         Args:
             candidate, repeat: the two runs' records.
@@ -101,8 +100,7 @@ class Sides:
         return apart.rmse / error.rmse * error.rel_l2
 
     def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """Golden's two captures' distance, relative to the first's norm; ``None`` if
-        unmeasurable."""
+        """The distance of golden's captures, relative to the first's norm; ``None`` if unknown."""
         return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
 
     def apart(

@@ -22,8 +22,7 @@ _Pair = tuple[Record, Record, Tolerance]
 
 
 def with_small_pairs(sides: Sides, tasks: Sequence[Task]) -> Sides:
-    """The sides with small pairs' metrics: golden with candidate and baseline; two candidate
-    runs."""
+    """The sides with small pairs' metrics: golden with candidate or baseline, and reruns."""
     if not kernel.is_compiled():
         return sides
     pairs = [

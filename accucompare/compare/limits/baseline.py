@@ -1,5 +1,4 @@
-"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's
-precision on a trusted device.
+"""The error that rounding alone makes, as a trusted capture in the candidate's precision shows.
 
 **Excess.** The candidate's relative L2 error as a multiple of the baseline's, or of the dtype's
 floor if the baseline happens to be closer to golden than rounding usually is.
@@ -56,8 +55,7 @@ class Expected:
         rel_l2: relative L2 error; inf if only golden is all zeros.
         rmse: root mean square error, for golden that is all zeros.
         different: how many integers or booleans differ.
-        dtype: the baseline's type if the candidate's is wider: a cast may be missing, and the
-            baseline's rounding is expected; else ``""``.
+        dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
         one_minus_cosine: ``None`` if the baseline keeps its errors only.
     """
 
@@ -189,8 +187,7 @@ def partners(
 
     Args:
         signatures: as for ``align``.
-        narrowed: modules that ran in golden's type because the baseline's failed; their outputs
-            show no rounding.
+        narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
     inside = tuple(f"{name}." for name in narrowed)
@@ -307,7 +304,6 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
     Args:
         pairs: golden and the candidate.
         baselines: the baseline's record for each of golden's.
-        path: of the baseline.
 
     Raises:
         UsageError: if most differ. A few are judged without it, or as ``is_wider`` says.

@@ -1,5 +1,4 @@
-"""The baselines in ``golden/baselines/<precision>/``: captured with golden's code, brought by
-golden.
+"""The baselines in ``golden/baselines/<precision>/``, captured with golden's code.
 
 So the machine under test needs neither golden's code nor the time for a baseline. Such a bundle is
 a fed capture that keeps each record's distance from golden (``Record.error``) instead of the

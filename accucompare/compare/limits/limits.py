@@ -16,8 +16,7 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The smallest limit that would pass a pair.
 
     Attributes:
-        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different`` for a number
-            of integers.
+        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers.
         error: what was measured; for a cosine, 1 - cosine.
     """
 
@@ -25,8 +24,7 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: float
 
     def __str__(self) -> str:
-        """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if no finite limit
-        passes."""
+        """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if none would pass."""
         if self.name == "different":
             return f"{self.error:.0f} different"
         return f"{self.name} {value}" if (value := self.value) else ""

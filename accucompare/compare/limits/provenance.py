@@ -1,5 +1,4 @@
-"""Whether a baseline ran golden's code. Else its distance from golden may be the candidate's
-bug."""
+"""Whether a baseline ran golden's code. Else its distance may be the candidate's bug."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class OtherCode:
         edited: Python modules with different source files.
         absent: Python modules with golden's module classes that the other did not load.
         configured: module attributes that differ: module, attribute, golden's value, the other's.
-        unrecorded: whether a manifest does not say (all of) what ran, because another profiler was
-            active.
+        unrecorded: whether a manifest lacks some of what ran, as another profiler was active.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -82,8 +80,7 @@ class Surrounding:
     """An environment variable or shared library that may change what the code computes.
 
     Attributes:
-        golden, other: the variable's two values, ``None`` if not set or not read; always for a
-            library.
+        golden, other: the variable's two values; ``None`` if not set, not read, or a library.
         library: whether it is a library, loaded in two different builds.
     """
 

@@ -15,8 +15,7 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
-    """The formats (``bundle.format.flags``) of float32 matrix products and convolutions, or
-    ``""``."""
+    """The ``bundle.format.flags`` formats of float32 matmuls and convolutions, or ``""``."""
     emulated = manifest.options.emulate or ""
     values = manifest.flags
     formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
@@ -70,8 +69,7 @@ class Suggestion:
     Attributes:
         command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
         out: the directory that it writes.
-        computes_in: the dtype for golden's script on the CPU; ``""`` for a case, which ``command``
-            tells.
+        computes_in: the dtype for golden's script on the CPU; ``""`` for a case.
     """
 
     command: str

@@ -71,13 +71,10 @@ class Tolerance:
             applies wins, these limits judge the rest.
         source: where the limits come from.
         by_default: whether these are defaults, which a baseline replaces if there is one.
-        ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if
-            unknown.
+        ceiling: the largest relative L2 error that is rounding, whatever judges, if known.
         fed: whether the candidate was fed, so that an error over the ceiling was made here.
-        summing: the relative L2 error that another order of long sums makes; a baseline has one
-            order and may be closer.
-        composed: the same for a recurrent module composed of operators, each of which rounds; a
-            fused kernel's baseline may be closer.
+        summing: the relative L2 error of another order of long sums; a baseline has only one order.
+        composed: that of a recurrent module composed of operators; a fused baseline rounds less.
         unjudged: why no baseline judges.
     """
 
@@ -196,8 +193,7 @@ class Tolerances:
         copies: the classes in ``COPIES`` that are torch's own in this model.
         sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
-        rounding, conv_rounding: the unit roundoff of float32 matrix products and convolutions, if
-            their operands are rounded.
+        rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
     """
 
     rules: tuple[Rule, ...] = ()

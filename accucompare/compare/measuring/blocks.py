@@ -37,9 +37,8 @@ class Block:
     golden: Float64
     candidate: Float64
     diff: Float64
-    finite: NDArray[np.bool_] | None = (
-        None  # on both sides, and not masked on both; None: everything is
-    )
+    # on both sides, and not masked on both; None: everything is
+    finite: NDArray[np.bool_] | None = None
     masked: NDArray[np.bool_] | None = None  # on both sides; None: nothing is
 
 

@@ -1,5 +1,4 @@
-"""What an error in a gradient or an update tells beyond its size: a closer look at the few pairs
-that need one.
+"""What an error in a gradient or an update tells beyond its size, for the pairs that need it.
 
 **Few values.** The limit on a ratio of two errors allows for chance by the number of elements. If
 golden's norm lies in few of them, the errors do too, and count as (sum g^2)^2 / sum g^4 elements: n
@@ -118,7 +117,7 @@ def beyond_last_place(golden: Values, candidate: Values, before: Values, digits:
 
     Args:
         golden, candidate: the updates.
-        before: golden's parameter before it; the candidate got its values, rounded to its own type.
+        before: golden's parameter before it; the candidate got it rounded to its own type.
         digits: of the candidate's parameter type.
     """
     largest = max(

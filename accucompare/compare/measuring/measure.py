@@ -22,8 +22,7 @@ from accucompare.numbers import DTYPES, AnyNumber, DType, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair; d = candidate - golden, n = positions finite and not masked on both
-    sides.
+    """The metrics of a pair; d = candidate - golden, n = positions finite and unmasked on both.
 
     Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds for most values,
     and ``None`` where nothing is known.
@@ -32,8 +31,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
         elements: positions in the tensor (twice the elements of a complex one).
         compared: n.
         rel_l2: sqrt(sum d^2) / sqrt(sum golden^2); 0 for 0/0, inf for x/0.
-        one_minus_cosine: 1 - cosine similarity, right down to 1e-15; 0 if both are zero, 1 if one
-            is.
+        one_minus_cosine: right down to 1e-15; 0 if both are zero, 1 if one is.
         max_abs: max |d|.
         max_abs_index: its index in the tensor (complex: a last 0 or 1 for the real or imaginary
             part); ``None`` without a difference.
@@ -42,22 +40,17 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
         mean_abs: mean |d|.
         rmse: sqrt(mean d^2).
         bias: mean d.
-        max_ulp: largest distance in units in the last place; ``None`` unless both have one floating
-            type.
+        max_ulp: most units in the last place apart; ``None`` unless both have one floating type.
         over_tolerance: share of n with |d| > atol + rtol * |golden|; ``None`` if neither was given.
         tolerance_used: max |d| / (atol + rtol * |golden|); 0 for 0/0; ``None`` likewise.
         needed_atol: the smallest atol that would pass, given rtol; ``None`` likewise.
         over_1e3, over_5e3: shares of n with |d| > 1e-3 and 5e-3 times |golden|.
-        golden_nan, candidate_nan, golden_inf, candidate_inf: how many values are NaN, and +Inf or
-            -Inf.
+        golden_nan, candidate_nan, golden_inf, candidate_inf: how many are NaN, and +Inf or -Inf.
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
         nonfinite_index: the first of those.
-        saturated: positions where the candidate is at its type's largest value and golden beyond
-            it.
-        deviation: relative standard deviation of ``rel_l2`` and ``rmse`` if estimated
-            (``compare.judging.estimates``); else 0.
-        masked: positions masked on both sides; 0 for identical bits, which are not searched for
-            masks.
+        saturated: positions where the candidate is at its type's largest value, golden beyond.
+        deviation: relative standard deviation of estimated ``rel_l2`` and ``rmse``; else 0.
+        masked: positions masked on both sides; 0 for identical bits, which are not searched.
     """
 
     elements: int = 0
@@ -110,8 +103,7 @@ def measure_pair(
     Args:
         golden, candidate: the two tensors' stored bits.
         dtypes: golden's and the candidate's true type, of one kind.
-        atol, rtol: for ``over_tolerance`` and ``needed_atol``; if only one is given, the other is
-            0.
+        atol, rtol: for ``over_tolerance`` and ``needed_atol``; if one is given, the other is 0.
         masks: whether to look for masks, in NumPy's slower pass: only if both tensors may hold some
             (``compare.measuring.masks``).
         run: a ``map`` over the tensors' segments, maybe parallel; it changes no result.
@@ -180,12 +172,11 @@ def _identical(
 def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics:
     """Measure a boolean and a floating mask by what they let through.
 
+    Only counts of positions and ``over_tolerance``, the share that differs, are set.
+
     Args:
         golden, candidate: the two tensors' stored bits.
         records: both, with ``are_masks_of_two_kinds``.
-
-    Returns:
-        Metrics with only counts of positions and ``over_tolerance``, the share that differs.
     """
     dtypes, sizes = (
         (DTYPES[records[0].dtype], DTYPES[records[1].dtype]),

@@ -83,7 +83,7 @@ class Sums:
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
         if self.scales != UNSCALED:
-            # before the subtraction, for d itself may be beyond float64
+            # scale before the subtraction, for d itself may be beyond float64
             small = min(self.scales.diff, 1.0)
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate

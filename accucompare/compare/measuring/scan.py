@@ -98,11 +98,8 @@ class Scan(msgspec.Struct, gc=False):
         if most > self.max_abs:
             place = int(magnitude.argmax())
             self.max_abs, self.max_abs_index = most, block.start + place
-            # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
-            integers = pair.golden_dtype.kind in (
-                Kind.INT,
-                Kind.BOOL,
-            )
+            # integers stay integers: a float64 cannot tell 2**53 from 2**53 + 1
+            integers = pair.golden_dtype.kind in (Kind.INT, Kind.BOOL)
             ours, theirs = (
                 (block.golden_raw, block.candidate_raw)
                 if integers

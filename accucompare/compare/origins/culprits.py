@@ -53,14 +53,14 @@ OPERATOR = "operator"
 def find_culprits(
     all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False
 ) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error (in
-    training, its first step's).
+    """Where errors are made, the most certain first; each site once, with its largest error.
 
     Args:
         all_rows: in execution order.
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
-        updated: whether steps made updates, so that each goes on with what the one before it made.
+        updated: whether steps made updates, so that each goes on with what the one before it made;
+            a site then has its first step's largest error.
     """
     rows = with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {
@@ -92,8 +92,7 @@ def find_culprits(
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order within each step, but from the first step with a clear error; earlier ones
-    last."""
+    """The same order within a step; the first step with a clear error first, earlier ones last."""
     first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
     return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
 
@@ -330,12 +329,10 @@ def is_of_glue(culprit: Culprit) -> bool:
 
 def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess relative to that of what went in."""
-    incoming: dict[
-        CallKey, float
-    ] = {}  # by call: the largest excess of its inputs, and of its children's outputs
-    buffers: dict[
-        tuple[int, str], float
-    ] = {}  # by rank and module: the largest excess of its buffers until now
+    # by call: the largest excess of its inputs, and of its children's outputs
+    incoming: dict[CallKey, float] = {}
+    # by rank and module: the largest excess of its buffers until now
+    buffers: dict[tuple[int, str], float] = {}
     culprits = []
     for row in rows:
         record = row.record
@@ -407,11 +404,8 @@ def _behind(culprit: Culprit) -> bool:
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
     """The same for the backward, where errors go from outputs to inputs."""
-    incoming: dict[
-        CallKey | None,
-        float,
-        # by call: the largest excess of gradients that arrived at it and at its children
-    ] = {}
+    # by call: the largest excess of gradients that arrived at it and at its children
+    incoming: dict[CallKey | None, float] = {}
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record

@@ -13,7 +13,7 @@ from accucompare.compare.rows import UNMATCHED, Row, Status
 #: (rank, step).
 _Step = tuple[int, int]
 
-#: (rank, step, number of the update in it).
+#: (rank, step, number of the update in the step).
 _Update = tuple[int, int, int]
 
 
@@ -23,7 +23,7 @@ def with_effect(rows: list[Row]) -> list[Row]:
     If a call and one inside it return the same tensor, its gradient is lost behind the outer one.
     """
     harmed: set[_Step] = set()
-    alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
+    alone: set[CallKey | None] = set()  # calls with a one-sided gradient at their outputs
     for row in rows:
         record = row.record
         if row.status is not Status.FAIL or record is None:
@@ -45,11 +45,9 @@ def with_effect(rows: list[Row]) -> list[Row]:
 
 
 def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but only one for an update made on one side; for one parameter, the update's
-    first result."""
-    kept: dict[
-        _Update, set[str]
-    ] = {}  # by update: the parameters that both sides, or one alone, have updated
+    """The culprits, but one per one-sided update; a parameter's update replaces its gradient."""
+    # by update: the parameters that both sides, or one alone, have updated
+    kept: dict[_Update, set[str]] = {}
     alone: dict[_Update, set[str]] = {}
     for row in rows:
         if row.record is not None and row.record.role is Role.PARAM_UPDATE:
@@ -85,8 +83,7 @@ def _update_of(record: Record) -> _Update:
 def where_cut(
     culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable[[Row], Culprit]
 ) -> list[Culprit]:
-    """The culprits. A lost gradient moves to where autograd first follows the forward on one side
-    only.
+    """The culprits; a lost gradient's is where autograd first follows the forward on one side only.
 
     A step that autograd does not follow at all, as in an older bundle, says nothing.
 

@@ -1,5 +1,4 @@
-"""What neither an update nor a call changed in a parameter or buffer, on one side, as far as it is
-rounding."""
+"""One-sided changes of parameters and buffers outside updates and calls that are mere rounding."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ _Tensor = tuple[int, int, str, str, tuple[int, ...]]
 
 
 def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
-    """Each row, with the number (from 1) of its step's latest earlier row that gave this very
-    tensor in golden, bit for bit.
+    """Each row, with the number (from 1) of its step's last row that gave golden this tensor.
 
     Rows come rank by rank and step by step; what a step's rows gave is forgotten after it. ``None``
     for rows without golden, for tensors that no earlier call gave (glue sums two branches), and for

@@ -30,17 +30,15 @@ from accucompare.compare.rows import (
 class _CallState:
     # the call has a row of its own; without inputs, or left out, its children's rows come first
     known: bool = False
-    over: bool = (
-        False  # an input of the call, or an output of a call made inside it, is over tolerance
-    )
+    # an input of the call, or an output of a call made inside it, is over tolerance
+    over: bool = False
     nonfinite: bool = False  # and one is not finite
     has_children: bool = False
 
 
 @dataclass
 class Origins:
-    """Traces errors of a free-running comparison, row by row in execution order; ``Fed`` those of a
-    fed one.
+    """Traces errors of a free-running comparison, row by row in execution order.
 
     Limits alone decide. An output over its limit is *introduced* if all inputs of its module were
     within theirs; *glue* if the module called children that were within theirs: then its own code

@@ -1,5 +1,4 @@
-"""Gradients that are golden's times one number: an error of normalisation, reduction, clipping or
-loss scale, not rounding.
+"""Gradients that are golden's times one number: normalisation, reduction, clipping, loss scale.
 
 Cosine and norms give each tensor's least-squares factor on golden, and what is left. Factors are
 averaged by squared norms, so that a gradient that is mere rounding (a key's bias) has no say."""
@@ -46,13 +45,11 @@ class ScaledGradients:
 
     Attributes:
         factor: that number.
-        spread: the root mean square of the factors' relative distances from it, weighted by squared
-            norms.
+        spread: RMS of the factors' relative distances from it, weighted by squared norms.
         count: how many gradients.
         rank, step: the first with it.
         row: the first that shows it: of the loss, or else of the largest gradient.
-        of_loss: whether the loss's gradient has the factor already; ``None`` if not recorded, or
-            off by something else.
+        of_loss: whether the loss's gradient has the factor already; ``None`` if that is unknown.
         of_parameters: whether the gradients are of parameters, not those that come out of the loss.
     """
 
@@ -93,7 +90,7 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, FEWEST_GRADIENTS)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            # by the loss, if its gradient has the factor already
+            # the loss makes the factor if its gradient has it already
             made = next(filter(scaled.holds, of_loss), None)
             right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
             return replace(

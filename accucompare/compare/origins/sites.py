@@ -37,18 +37,15 @@ class Culprit:
             children; ``"operator"``; or ``"buffer"`` for one that the model computes itself.
         before: for glue, the child that got the wrong value (``""`` at the module's end).
         row: the row that shows it.
-        size: the error relative to what is expected, by which culprits are ranked: its excess, or
-            else its ``over_limit``.
-        jump: free-running, the excess relative to that of what went in; ``None`` without a
-            baseline.
+        size: ranks culprits by error over what is expected: excess, or else ``over_limit``.
+        jump: free-running, the excess relative to that of what went in, if there is a baseline.
         operator: the operator, or what it takes.
         difference: what the two sides run or give differently, if that explains the error.
-        seen: the number of calls, in all steps and ranks, that show an error; ``row`` has the
-            largest (in training, the first step's largest).
+        seen: how many calls, in all steps and ranks, show an error; ``row`` has the largest (in
+            training, the first step's largest).
         shape: what the error looks like, for the first few culprits.
         seen_in: for an operator, where else to look.
-        configured: the module's own numbers and strings that differ from golden's, such as
-            ``approximate``.
+        configured: the module's numbers and strings that differ from golden's (``approximate``).
         scaled: the one number, and what is known of it, if all gradients are golden's times it.
         cut: whether autograd's graph was cut there, so that only one side has ``row``'s gradient.
         whole: whether a whole update is meant; ``row`` is its first parameter's.
@@ -84,7 +81,7 @@ class Culprit:
 
     @property
     def stage(self) -> Stage:
-        """The part of a step that makes its error."""
+        """The part of a step in which its error is made."""
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record

@@ -102,8 +102,7 @@ class TrainingTrace:
         """The verdict with its reason made exact.
 
         Args:
-            own_forward: whether the code that made the value erred in the forward too, so that its
-                derivative differs.
+            own_forward: whether the value's code erred in the forward too: its derivative differs.
             has_children: whether the record's call made calls itself.
         """
         if record.role in GRADIENT_ROLES:
@@ -207,7 +206,7 @@ class TrainingTrace:
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if record.role is Role.PARAM_CHANGED:
             return self._changed(record, verdict)
-        # one side says that there is none
+        # one side says that there is no gradient
         if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
@@ -221,7 +220,7 @@ class TrainingTrace:
             )
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
-            # nor was it set to zero
+            # a gradient that was not used in an update was not set to zero either
             inherited = {
                 Role.PARAM_GRAD: (
                     parameter in self._parameters or parameter[::2] in self._not_updated
@@ -309,8 +308,7 @@ _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Ro
 
 @dataclass
 class Terms:
-    """How much larger the terms of a gradient or an update are than their sum, from golden's
-    statistics, in execution order.
+    """How much larger golden's terms of a gradient or an update are than their sum.
 
     A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero but
     for rounding. An update is rounded as its parameter is. What a call writes into a buffer may be

@@ -199,9 +199,8 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
         and row.golden is not None
         and row.golden.role is Role.PARAM_UPDATE
     }
-    last: dict[
-        tuple[int, int], int
-    ] = {}  # the order of the last row that was compared, by rank and step
+    # the order of the last row that was compared, by rank and step
+    last: dict[tuple[int, int], int] = {}
     for row in rows:
         if row.status is Status.PASS and row.golden is not None:
             step = row.golden.rank, row.golden.step

@@ -1,5 +1,4 @@
-"""Values that the two sides hand on in different forms, for which what both compute of them
-vouches: refactorings, not faults.
+"""Values that the two sides hand on in different forms: refactorings, if what follows agrees.
 
 A refactoring passes a flag, returns attention weights, calls a module that the other side lacks, or
 gives a mask of another kind. Such a value matters only by what is computed of it. The receiving
@@ -15,8 +14,7 @@ fails nothing.
   mask that lets through other positions, what is computed of it must be bit for bit golden's.
 - If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
   weight is used by a module of its own, or by the code around it.
-- If only one optimizer version has a *number of a parameter group*, its step's updates vouch for
-  it.
+- If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
 For a tensor that is handed on, all receiving calls vouch, or none does. Nothing vouches for what
 the model itself returns or is given, for a gradient of what both sides have, or for what an update
@@ -57,8 +55,7 @@ _Value = tuple[CallKey, Role, str]
 
 
 def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
-    """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE``, which are no
-    failures.
+    """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE`` and fail nothing.
 
     Args:
         rows: in execution order, each with its reason.
@@ -208,19 +205,12 @@ class _Calls:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         # golden's, the candidate's
-        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = (
-            {},
-            {},
-        )
+        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = {}, {}
         self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
         # by both sides, by golden's names and by the candidate's
-        self._called: tuple[set[_Module], set[_Module]] = (
-            set(),
-            set(),
-        )
-        self._agree: dict[
-            tuple[CallKey, bool], bool
-        ] = {}  # by golden's call, and whether its backward
+        self._called: tuple[set[_Module], set[_Module]] = set(), set()
+        # by golden's call, and whether its backward
+        self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:

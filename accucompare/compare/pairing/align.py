@@ -127,8 +127,8 @@ def pair_records(
         parameters: golden's names to the candidate's other first names.
 
     Returns:
-        One pair per record of either side, in golden's order. An unpaired record of the candidate
-        follows the pair of the candidate's record before it.
+        One pair per record of either side, in golden's order; the candidate's unpaired records
+        follow the one before them.
     """
     by_key, candidate, renamings = (
         {record.key: record for record in golden},
@@ -185,15 +185,13 @@ def by_argument(
     renamings: Sequence[Renaming],
     signatures: tuple[Signatures, Signatures],
 ) -> dict[Key, Record]:
-    """Pair inputs of one call that are the same argument of ``forward``: ``0`` on one side,
-    ``hidden_states`` on the other.
+    """The candidate's inputs, by golden's keys, that are the same argument of one call.
+
+    One side has it at ``0``, the other at ``hidden_states``.
 
     Args:
         golden, candidate: the records that have no partner of the same path.
         renamings, signatures: as for ``pair_records``.
-
-    Returns:
-        The candidate's record by golden's key.
     """
     theirs = {
         _by_name(record, signatures[1], signatures[0]): record

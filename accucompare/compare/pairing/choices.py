@@ -1,5 +1,4 @@
-"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, a solver's
-steps.
+"""Shapes and numbers of calls that rounding alone can change: kept boxes, a solver's steps.
 
 The baseline shows where: if its shape or number of calls is not golden's, the candidate's may
 differ too, and neither its shape nor its values there show a bug. As for choices among nearly equal
@@ -48,8 +47,7 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
-    """The calls with inputs of another shape in the baseline, which therefore could not be fed and
-    show nothing.
+    """The calls whose inputs have another shape in the baseline, which therefore was not fed.
 
     Args:
         baselines: the baseline's record for each of golden's.
@@ -59,8 +57,7 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge: the candidate's call was fed golden's shape, the baseline's
-    not."""
+    """Whether limits judge: the candidate's call gave golden's shape, the baseline's was unfed."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False
@@ -73,11 +70,7 @@ def _call(record: Record) -> _Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """How often each module is called in a step, by rank, step and name.
-
-    Attributes:
-        renamings: of golden's names.
-    """
+    """How often each module is called in a step, by rank, step and name."""
 
     golden: Mapping[_Module, int]
     candidate: Mapping[_Module, int]

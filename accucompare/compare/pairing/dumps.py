@@ -1,5 +1,4 @@
-"""What only one side has because the other is another tool's dump, which cannot record it, or
-records it otherwise.
+"""What only one side has because the other is a tool's dump, which records it otherwise or not.
 
 That is no difference. Each rule goes by what the tool can record, or by what its dump proves: that
 a call handed its input on, that two names are of one parameter. Anything unexplained stays missing,

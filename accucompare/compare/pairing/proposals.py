@@ -4,8 +4,8 @@ A map renames one prefix to another. A greedy search takes the map that pairs th
 modules, and so on; the shortest list found is **proposed**. Two modules are paired only if their
 shared parameters agree in shape and, if fingerprints are known, in value; if their classes or their
 children may be the same; and if no other module loses its partner. Among equal choices the order in
-the model decides; if the names favour another one, nothing is proposed. Maps are of modules: a
-parameter with another name inside its module has to be mapped by hand, by its whole name."""
+the model decides; if the names favour another one, nothing is proposed. A parameter with another
+name inside its module has to be mapped by hand, by its whole name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ALIKE = 200
 def propose(
     golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True
 ) -> list[str]:
-    """Maps that pair golden's unmatched modules with another model's, the most exact first.
+    """``OLD=NEW`` maps of golden's unmatched modules to another model's, the most exact first.
 
     Args:
         golden: the model that golden was captured from.
@@ -35,9 +35,6 @@ def propose(
         renamings: maps that are already in force; they come first.
         fingerprints: whether parameters' known values must be equal. Otherwise only shapes and
             classes decide, and nothing is proposed unless it pairs most of golden's parameters.
-
-    Returns:
-        OLD=NEW texts.
     """
     if not renamings and not set(golden.get("modules") or ()) - set(own.get("modules") or ()):
         return []  # all of golden's names are there
@@ -97,9 +94,8 @@ class _Search:
         }
         self._fingerprints = fingerprints
         self._applied: dict[str, dict[str, str]] = {}  # by map: the new names of golden's modules
-        self._most: dict[
-            tuple[bool, str], tuple[int, int]
-        ] = {}  # by side and glob: numbers of parameters and modules that it matches
+        # by side and glob: numbers of parameters and modules that it matches
+        self._most: dict[tuple[bool, str], tuple[int, int]] = {}
         self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
@@ -269,9 +265,8 @@ class _Search:
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values: dict[
-            tuple[str, str], list[str]
-        ] = {}  # by digests of their first parameter; without one they may be any
+        # by digests of their first parameter; without one they may be any
+        values: dict[tuple[str, str], list[str]] = {}
         for name in (name for names in kinds.values() for name in names if self._fingerprints):
             for key in _digests(self.own.own[name]) or [("", "")]:
                 values.setdefault(key, []).append(name)
@@ -298,8 +293,7 @@ class _Search:
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What two modules must share: parameters' names, shapes; without fingerprints the
-        class."""
+        """What two modules must share: parameters' names, shapes; the class, if no fingerprints."""
         place = side is self.golden, name
         if place not in self._kinds:
             shapes = frozenset(
@@ -375,8 +369,7 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """Maps of a prefix that turn ``ours`` into ``theirs``, with and without ``*`` for
-        numbers."""
+        """Maps of a prefix that turn ``ours`` into ``theirs``, also with ``*`` for numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])

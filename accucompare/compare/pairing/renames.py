@@ -88,8 +88,7 @@ def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model
         sides: pairs of golden's model and the model that it is fed to or that takes over its state.
 
     Raises:
-        UsageError: if one matches no name of golden's, leads to none of the model's, or gives two
-            of golden's names one name.
+        UsageError: if one matches no name, leads to none, or gives two of golden's names one.
     """
     for renaming in renamings:
         targets = [

@@ -1,5 +1,4 @@
-"""Aligns the operators of two module calls as sequences, so that one more or less does not shift
-the others.
+"""Aligns the operators of two module calls as sequences: one more does not shift the others.
 
 Two operators may be paired if they have the same name and take tensors of the same shapes and
 kinds. The alignment with the most pairs is taken. Among those with about as many, the most pairs

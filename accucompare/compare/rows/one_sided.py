@@ -28,7 +28,7 @@ from accucompare.selection import Selection
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
-    """The outcomes of unpaired records that the other side did not run, record or have to.
+    """The outcomes of unpaired records that the other side had no reason to record.
 
     By the pair's place among the pairs; unexplained records have none."""
     steps = (

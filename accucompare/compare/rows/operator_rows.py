@@ -188,10 +188,8 @@ class OperatorPlace:
     """An operator of the candidate, or what goes into it.
 
     Attributes:
-        name, call, source_line: which.
         gradient_of: for a backward's node, the input that its gradient is of.
-        takes: the argument taken, ``""`` for an arriving gradient; ``None`` if the operator itself
-            is meant.
+        takes: the argument taken, ``""`` for an arriving gradient; ``None``: the operator itself.
         golden_line: golden's source line, if that is another.
     """
 
@@ -301,8 +299,7 @@ class _Inside:
         return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
 
     def explain(self, row: Row, near: bool) -> Difference | None:
-        """What one side alone ran to make a wrong value. ``near``: if unknown, the last
-        unsettled."""
+        """What one side ran to make a wrong value. ``near``: if unknown, its last unsettled run."""
         maker = self.maker(row)
         suspects = (
             [maker]
@@ -317,8 +314,7 @@ class _Inside:
 
 
 def blame(rows: list[Row]) -> dict[int, Blame]:
-    """What is to blame for each row over its limit in a module call with recorded operators, by the
-    row's ``id``.
+    """What is to blame for each row over its limit in calls with recorded operators, by row ``id``.
 
     For an operator's output it is the operator, or its options if they differ. Other values (inputs
     of operators and modules, and what is returned) were made by earlier one-sided operators, or

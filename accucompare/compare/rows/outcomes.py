@@ -18,17 +18,14 @@ from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What golden's own code gave beside the baseline, in golden's precision, where it is not bit
-    for bit golden's value.
+    """What golden's code gave beside the baseline, in golden's precision, if not golden's bits.
 
     Attributes:
         record: ``None`` if there is none.
         again: of its second run.
-        limit: the largest relative L2 error by the fixed limits of a fed capture in golden's
-            precision.
+        limit: the largest relative L2 error by the fixed limits of a fed capture like golden.
         ceiling: the largest, whatever the baseline.
-        share: how much of the baseline's error golden's precision explains; 0 if the baseline
-            rounds more finely.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     record: Record | None
@@ -45,9 +42,8 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
-    chosen: ByRounding | None = (
-        None  # how rounding changes the shape or the number of calls, as the baseline shows
-    )
+    # how rounding changes the shape or the number of calls, as the baseline shows
+    chosen: ByRounding | None = None
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each

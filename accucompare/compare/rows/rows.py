@@ -88,8 +88,7 @@ class Difference:
     """Operators or options that differ between the two sides and explain an error.
 
     Attributes:
-        only_golden, only_candidate: one-sided operators, with their source lines: ``aten.mul
-            (lora/layer.py:1065)``.
+        only_golden, only_candidate: operators with source lines: ``aten.mul (lora/layer.py:1065)``.
         options: numbers and strings that differ for an operator that both sides run.
     """
 
@@ -107,27 +106,19 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         smallest: the smallest limits that would pass.
         used: measured error as a multiple of its limit (over 1 fails); the largest of several.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
-        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor);
-            ``None`` without a baseline.
+        excess: the candidate's relative L2 error as a multiple of the baseline's (or its floor).
         excess_limit: the limit on ``excess``, if that judged it.
-        beyond: whether the baseline would pass it, but the error is too large for rounding,
-            whatever the baseline.
+        beyond: whether the baseline would pass it, but the error is too large for rounding.
         option: the two values of an operator's number or string, if they differ.
-        chosen: whether rounding alone changes the shape or number of calls, as the baseline shows,
-            so that nothing judges it.
+        chosen: whether rounding alone changes the shape or number of calls: nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
         begins: whether what it shows begins here: NaN or Inf, if nothing that went in has any; a
             one-sided gradient or update, if both sides have what it is made of.
-        not_all_fed: for a fed row, whether an input of its call was not fed and is not proven
-            right.
-        unproved: whether its baseline may not judge: where it was made, golden's code gives another
-            value.
-        conditioned: whether it is over the ceiling and passes, since golden's own code on rounded
-            values is off as far.
-        waived: whether an update's value is over its limit and not judged, as it was made of other
-            gradients than golden's.
-        evident: whether its error is more than rounding: by a baseline, or clearly over the
-            ceiling.
+        not_all_fed: for a fed row, whether an input of its call was not fed, nor proven right.
+        unproved: whether its baseline may not judge: golden's code gives another value there.
+        conditioned: whether it passes over the ceiling, as golden's code on rounded values does.
+        waived: whether an update over its limit is not judged, as it had other gradients.
+        evident: whether its error is more than rounding, by a baseline or clearly by the ceiling.
     """
 
     reason: Reason
@@ -171,8 +162,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One line of the report: a pair of records, or one without partner. Change it by
-    ``msgspec.structs.replace``.
+    """A pair of records, or one without partner. ``msgspec.structs.replace`` changes it.
 
     Attributes:
         golden, candidate: the records; both are missing only for a module that neither side calls.

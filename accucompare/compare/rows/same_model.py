@@ -14,8 +14,7 @@ from accucompare.compare.rows.rows import Row
 def other_model(
     golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]
 ) -> OtherModel | None:
-    """What shows that two different models are compared; ``None`` if not, or if a manifest lists no
-    parameters.
+    """What shows that two models are compared, if they are and both manifests list parameters.
 
     A single fault can change the shape of all later values, but of no parameter. A quantised model
     has other parameters, but values of the same shapes. So most of both have to differ.

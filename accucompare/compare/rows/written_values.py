@@ -1,5 +1,4 @@
-"""Where an error comes from in a value that calls write into buffers and arguments, or in a buffer
-that something else changes.
+"""Where errors come from in buffers, and in what calls write into buffers and arguments.
 
 What a call writes into a buffer goes only into later calls of its module; it is no part of the data
 that flows on. So its error is the call's own, unless the call computed with wrong values, and the

@@ -1,7 +1,6 @@
 """Others' standards that a run of training must meet: ``diff --accept``.
 
-A standard judges only losses and gradient norms of two free-running runs: their layers differ
-anyway."""
+A standard judges only losses and gradient norms of two free-running runs, not their layers."""
 
 from __future__ import annotations
 
@@ -55,13 +54,7 @@ class StandardRule:
 
 @dataclass(frozen=True)
 class Preset:
-    """A standard.
-
-    Attributes:
-        source: where it is written.
-        rules: all must be met.
-        least_steps: how many steps it asks for.
-    """
+    """A standard; ``source`` is where it is written, and all ``rules`` must be met."""
 
     source: str
     rules: tuple[StandardRule, ...]
@@ -110,12 +103,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Whether a standard is met.
-
-    Attributes:
-        rules: what came of each.
-        steps: how many were compared.
-    """
+    """Whether a standard is met, by what came of each of its rules in so many steps."""
 
     standard: Standard
     rules: tuple[Met, ...]

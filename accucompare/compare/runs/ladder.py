@@ -1,5 +1,4 @@
-"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update,
-and in which step.
+"""Where and when two free runs of training part: data, weights, forward, loss, gradients, update.
 
 The rungs are climbed step by step. The first one further apart than rounding explains
 (``compare.runs.wander``) is named; later ones may be off for that alone. Each step's numbers (the
@@ -77,8 +76,7 @@ class Parting:
             gradient norm if a side clips none.
         setting: the other setting, if that is it.
         row: the first row that shows it, if rows do.
-        optimizers: the classes of both optimizers, if only what they make in the next step shows
-            it.
+        optimizers: both optimizers' classes, if only what they make in the next step shows it.
         weights: the finding on weights that differ before the first step, if that is it.
     """
 
@@ -124,15 +122,13 @@ class TrainingResult:
     Attributes:
         pairs: every step of either side, by rank and step.
         judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides; its default limits hold if there are no
-            others.
+        dtype: the coarsest floating type of the two sides, for default limits.
         settings: what the two sides were told to do differently, each once.
         parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
         other_bits: where they first hold other bits.
         loss, norm: drift and scatter; ``None`` without such numbers.
         expected_loss, expected_norm: the same for the run that judges.
-        same_batches: whether digests could show that data agree; ``None`` if types differ, or a
-            side does not say.
+        same_batches: whether digests could show that data agree; ``None`` if they cannot.
         same_type: whether both compute in one type; else other bits are normal and say nothing.
     """
 
@@ -279,7 +275,7 @@ def climb(
 def _values(
     both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity
 ) -> tuple[float | None, float | None]:
-    """A step's number on both sides; if only one clips, the other's used norm is its plain one."""
+    """A step's number on both sides; if one clips, the other used its gradients as they were."""
     ours, theirs = both
     if (
         quantity is Quantity.CLIPPED
@@ -458,7 +454,7 @@ def _partings(
     )
     yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
-    if digests.weights and not beginning:  # later, weights differ for what was trained into them
+    if digests.weights and not beginning:  # later weights differ by training
         yield from (
             each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step
         )

@@ -1,5 +1,4 @@
-"""Rows of steps whose weights come from a free update: how far two free-running trainings may be
-apart there.
+"""Rows of steps with weights from a free update: how far two free-running trainings may part.
 
 Until the first update both sides have the same weights, and a row's error is this run's rounding so
 far: the baseline's row judges fairly. The update's gradients differ by rounding, and Adam turns
@@ -55,7 +54,7 @@ def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manife
         if not any(entry.updates for side in (ours, theirs) for entry in side.values()):
             continue
         started = candidate[rank].training.started
-        # by steps that were not recorded
+        # whether steps that were not recorded made updates
         updated = steps[0] > (0 if started is None else started.step)
         for step in steps:
             both = ours.get(step), theirs.get(step)
@@ -79,11 +78,9 @@ def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bo
 def by_envelope(
     tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps
 ) -> list[PairOutcome | BundleError]:
-    """The outcomes; in later steps the baseline's envelope judges those that it found over their
-    limit.
+    """The outcomes; in later steps the baseline's envelope judges what it found over its limit.
 
-    Updates and their inputs stay as they are: ``compare.origins.training_trace`` says what can be
-    judged of them.
+    ``compare.origins.training_trace`` judges updates and their inputs.
 
     Args:
         tasks, outcomes: of all pairs.

@@ -117,7 +117,7 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
     if ours is None or theirs is None:
         return
     rates = theirs.lr
-    # an optimizer of another class, as a device's own fused one
+    # another optimizer class, such as a device's fused one
     if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):
         rates = dict(zip(ours.lr, rates.values(), strict=True))
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:

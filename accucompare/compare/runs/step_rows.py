@@ -63,8 +63,7 @@ def with_step_rows(
     proof: Manifests,
     tolerances: Tolerances,
 ) -> list[Row]:
-    """The rows of a fed comparison with each step's numbers, in the order in which a step computes
-    them.
+    """A fed comparison's rows with each step's numbers, in the order in which a step computes them.
 
     What an update made of gradients that were clipped differently is inherited.
 
@@ -195,8 +194,7 @@ class _Limits:
         Args:
             record: of the candidate.
             absolute: how far off it may be, however small it is.
-            terms: how many numbers a loss sums; what a sum one by one in float32 could differ is
-                allowed, even if a baseline's differs less.
+            terms: how many numbers a loss sums; a sum one by one in float32 is always allowed.
         """
         by_user = self.given.of_user(record)
         if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (
@@ -314,8 +312,7 @@ class _Steps:
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """A loss's change if inputs change by their largest value at random. ``scale``: the
-        loss's."""
+        """A loss's change at this ``scale`` if inputs change at random by their largest value."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(

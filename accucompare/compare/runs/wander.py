@@ -1,5 +1,4 @@
-"""How far losses and gradient norms of two runs may be apart by rounding alone, and how far they
-are.
+"""How far losses and gradient norms of two runs may be apart by rounding, and how far they are.
 
 **Envelope.** Rounding parts two runs slowly: one step's difference is trained into the next.
 Another run of golden (a baseline in the candidate's precision, or golden's second run) shows how

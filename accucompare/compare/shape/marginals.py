@@ -29,10 +29,7 @@ LONGEST = 1 << 20  # the most slices along one dimension that are looked at one 
 FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
 FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
 # slices: the shortest dimension searched for a run; the edge on each side of a run's end
-SHORTEST, EDGE = (
-    8,
-    4,
-)
+SHORTEST, EDGE = 8, 4
 # of two levels of brightness to a run and the rest; the run is stable after three or four
 FITS = 8
 LISTED = 8  # the most slices that are named one by one
@@ -124,8 +121,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension; over all
-    others."""
+    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension, and the others."""
 
     leading: Float64
     last: Float64
@@ -281,8 +277,7 @@ def _largest_sum(values: Float64) -> tuple[int, int]:
 def _brightest(
     share: Float64, expected: Float64, carriers: float
 ) -> tuple[float, NDArray[np.intp]]:
-    """The slices above the widest gap in brightness, and their share; none if chance explains
-    it."""
+    """The slices above the widest gap in brightness, and their share, if beyond chance."""
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)

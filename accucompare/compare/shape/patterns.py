@@ -43,7 +43,7 @@ SPIKE = 0.1
 UNRELATED = 100.0
 FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
-RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
+RIGHT = 8.0  # roundings of the candidate's type: a relative L2 error up to this is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
 #: evenly in their logarithm.
@@ -78,8 +78,7 @@ def describe_error(
     sample: Sample | None = None,
     normalised: bool = False,
 ) -> ErrorShape:
-    """Say what an error looks like. Scaling both arrays changes only facts about the type's largest
-    value.
+    """Say what an error looks like. Scaling both arrays by one factor changes only saturation.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
@@ -370,8 +369,9 @@ def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether d's rows are more alike than noise: singular value over sqrt(rows) +
-    sqrt(columns)."""
+    """Whether rows of d are more alike than rows of noise.
+
+    The largest singular value of noise is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
         diff = diff / np.maximum(
@@ -396,8 +396,7 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2, smallest to largest third; NaN if too near
-    or few."""
+    """The slope of log d^2 to log golden^2 between golden's outer thirds; NaN if near or few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))

@@ -49,7 +49,7 @@ class Description:
     """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
-        hint: its kind; some are keys in ``patterns.HINTS``.
+        hint: its kind; some are keys in ``patterns.CAUSES``.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
@@ -99,8 +99,7 @@ def _left(pair: Tensors, guess: Float64) -> float:
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger share left of error or candidate's variance: if that is small, any guess explains
-    d."""
+    """The larger share left, of error or candidate's variance: a small candidate fits any guess."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
@@ -132,10 +131,7 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
         diff, _, product, squares = over
         groups = over.shape[1]
         # the least squares fit; scales are 1 + excess
-        excess, offsets = (
-            _ratio(product, squares),
-            diff * groups / size,
-        )
+        excess, offsets = _ratio(product, squares), diff * groups / size
         scaled, moved = (
             _unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets)
         )
@@ -186,7 +182,7 @@ def _ratio(part: Float64, whole: Float64) -> Float64:
 
 
 def _range(values: Float64) -> tuple[float, float]:
-    """All but the outermost tenth of ``values``."""
+    """The range of all but the outermost tenth of ``values``."""
     low, high = np.quantile(values, (0.05, 0.95), method="nearest")
     return float(low), float(high)
 
@@ -204,7 +200,7 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
     if each:
         # an eps that is too large shrinks every row, one that is too small grows it
         one_sided = 0 < low <= high < 1 or low > 1
-        # as many as tell them apart
+        # as many digits as tell them apart
         digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
         words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
         if not SLIP < low <= high < 1 / SLIP:
@@ -264,12 +260,9 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
     # this bias has the opposite sign: d = excess * (golden + bias)
-    excess, bias = (
-        apart,
-        np.zeros(length),
-    )
+    excess, bias = apart, np.zeros(length)
     for _ in range(TURNS):
-        # none is above golden's RMS
+        # no bias is above golden's RMS
         bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
     if np.abs(np.median(1 + excess)) < NEAR_ONE:  # every row is but the bias

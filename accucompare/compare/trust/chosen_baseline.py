@@ -1,5 +1,4 @@
-"""The baseline of one diff: its bundle, whether it may judge, and which record judges which
-pair."""
+"""The baseline of one diff: its bundle, whether it may judge, and which record judges a pair."""
 
 from __future__ import annotations
 
@@ -109,7 +108,7 @@ class ChosenBaseline:
 
     def has_none_of(self, row: Row) -> bool:
         """Whether a compared row was judged without this baseline, which lacks it or its error."""
-        # which is told apart
+        # rows that are not proved are reported on their own
         if (
             self.records is None
             or row.golden is None
@@ -134,8 +133,7 @@ class ChosenBaseline:
         alone: list[Row],
         compared: int,
     ) -> list[PreflightFinding]:
-        """Findings about the baseline or its absence. ``alone``: the compared rows that it
-        lacks."""
+        """Findings about the baseline or its absence; ``alone`` are compared rows that it lacks."""
         findings = [PreflightFinding(OwnBaselineUnfit(self.unfit))] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:

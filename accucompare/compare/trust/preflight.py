@@ -159,7 +159,7 @@ def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
                 if entry.get("computed")
             }
             fallback = theirs.options.fallback
-            # these have another type on purpose
+            # fallback modules have another type on purpose
             narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [
@@ -422,7 +422,7 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
-    """What makes a baseline a poor judge; without one that helps, the command that captures it."""
+    """What makes a baseline a poor judge; or, if none may judge and one would help, its command."""
     if refused is not None:
         proper = PreflightFinding(ProperBaseline(refused.cure), serious=False)
         return [PreflightFinding(refused), proper]
@@ -431,10 +431,7 @@ def preflight_baseline(
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
         # no error is known for a baseline to judge
-        if Mode.DIGEST in (
-            golden.manifest.options.mode,
-            candidate.manifest.options.mode,
-        ):
+        if Mode.DIGEST in (golden.manifest.options.mode, candidate.manifest.options.mode):
             return []
         advice = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions

@@ -19,8 +19,7 @@ from accucompare.numbers import same_fingerprint
 def unverified(
     sides: Iterable[tuple[BesideGolden, Bundle]], golden: Bundle
 ) -> Iterator[PreflightFinding]:
-    """A finding for each part of a state that a bundle lacked, and for each module that feeding
-    changed.
+    """A finding for each missing part of a state, and for each module that feeding changed.
 
     Args:
         sides: the bundles, each with what it is.

@@ -164,11 +164,7 @@ class Analysis:
 def analyse(
     run: list[Event], path: Path | None = None, earlier: Analysis | None = None
 ) -> Analysis:
-    """Sort out a run.
-
-    Args:
-        run: its events, the ``WatchStart`` first, as ``read_log`` gives them.
-    """
+    """Sort out a run: its events, the ``WatchStart`` first, as ``read_log`` gives them."""
     start = run[0]
     assert isinstance(start, WatchStart)
     ends = [event for event in run if isinstance(event, End)]
@@ -281,11 +277,8 @@ class Ranks:
 
 
 def read(path: Path) -> Ranks:
-    """Read the last run of a log, or of all ranks' logs in a directory.
-
-    Raises:
-        UsageError: if there is no log, or none can be read.
-    """
+    """Read the last run of a log, or of all ranks' logs in a directory. Raises UsageError if there
+    is no log, or none can be read."""
     if not os.path.isdir(path):
         return Ranks(path, [_last_run(path)])
     numbered = [

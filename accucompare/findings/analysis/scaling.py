@@ -27,12 +27,8 @@ class Scaling:
     def end_step(
         self, step: int, scale: float | None, skipped: bool, where: str
     ) -> ScaleChange | None:
-        """Args:
-            where: what is known of where gradients overflowed; may be empty.
-
-        Returns:
-            What to write down, if anything happened.
-        """
+        """End a step; returns what to write down, if anything happened. ``where``: what is known of
+        where gradients overflowed; may be empty."""
         before, self.scale = self.scale, scale
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         self.found = self.found or not skipped or scale is None

@@ -398,7 +398,7 @@ def _names(run: Analysis) -> list[str]:
 
 
 def _first_token(run: Analysis) -> str | WatchRemark | None:
-    """The id that every text begins with, or that texts differ in; ``None`` without token ids."""
+    """The id that every text begins with, or a remark on several; ``None`` without token ids."""
     found = [given.first for each in run.vitals for given in each.given if given.first]
     if not found:
         return None

@@ -68,7 +68,7 @@ def _exploding(seen: Evidence) -> CheckOutcome:
     *others, (value, step, name) = sorted(ratios)
     usual = median(value for value, *_ in others)
     measured = remark("gradient-at-least", value=value, usual=usual)
-    # if all are large, the loss is
+    # if all are large, the loss is large, too
     large = value > seen.limits["gradient-most"] * max(usual, 1.0)
     return (
         warned(measured, value, step, name)

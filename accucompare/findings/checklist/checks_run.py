@@ -222,7 +222,7 @@ def _pairs_of_ranks(runs: Sequence[Analysis]) -> Iterator[_OnTwoRanks]:
                     yield _OnTwoRanks(each.step, parameter.name, other.start.rank, mine, theirs)
 
 
-#: A watch's own first check, too.
+#: Also the first verdict of a watch.
 FINITE = Check("finite", Layer.RUN, _finite, needs=())
 RUN = (
     FINITE,

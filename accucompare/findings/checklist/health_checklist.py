@@ -118,7 +118,7 @@ def judge_finite(ranks: Ranks) -> CheckOutcome:
 def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> Health:
     """Judge the last run of every rank.
 
-    A check made on each rank has its worst outcome, and the first rank that has it.
+    For a check made on each rank, the worst outcome counts, with the first rank that has it.
 
     Args:
         ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.
@@ -158,11 +158,7 @@ def _outcome(check: Check, evidence: Evidence) -> CheckOutcome:
 
 def read_thresholds(texts: Iterable[str], file: Path | None = None) -> dict[str, float]:
     """Thresholds from the command line, ``name=value``, and a TOML file of such lines; the command
-    line wins.
-
-    Raises:
-        UsageError: if one cannot be read, or is unknown.
-    """
+    line wins. Raises UsageError if one cannot be read, or is unknown."""
     given: dict[str, float] = {}
     if file is not None:
         given |= _of_file(file)

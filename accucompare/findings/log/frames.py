@@ -10,12 +10,8 @@ from accucompare.findings.log.observations import StepObservation, What
 
 def frames_of(observations: Iterable[StepObservation], until: int | None = None) -> list[Frame]:
     """A frame for each ended module call and each operator's gradient, in the order in which they
-    ended.
-
-    Args:
-        until: the last place in the step; a call still running there is shown as far as it has
-            come.
-    """
+    ended. ``until``: the last place in the step; a call still running there is shown as far as it
+    has come."""
     running: dict[tuple[str, int], StepObservation] = {}
     frames = []
     for each in observations:

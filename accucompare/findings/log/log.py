@@ -46,11 +46,8 @@ class Log:
     """A file that events are added to, each at once, so that a killed process keeps the earlier
     ones.
 
-    A full disk ends the log with a warning, but not the watched run.
-
-    Attributes:
-        failure: why the log ends early, and what to do; ``None`` if it does not.
-    """
+    A full disk ends the log with a warning, but not the watched run; ``failure`` says why, and what
+    to do."""
 
     def __init__(self, path: Path) -> None:
         """UsageError if it cannot be written, or another watch of this process is writing it."""
@@ -123,10 +120,7 @@ def read_log(path: Path) -> list[list[Event]]:
     """The runs in a log, each a list of events that begins with its ``WatchStart``.
 
     A line cut short by a killed process is left out: the last one, or the last before another run.
-
-    Raises:
-        UsageError: if there is no such file, or it is no log of a watch.
-    """
+    Raises UsageError if there is no such file, or it is no log of a watch."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:

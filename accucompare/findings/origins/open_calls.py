@@ -124,9 +124,8 @@ def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
 def _is_mask(observation: StepObservation) -> bool:
     """Whether an operator that gives -Inf makes a mask.
 
-    It does if nothing is there; if something was added to the lowest number, or that was cast; if a
-    number that the type cannot hold was multiplied; and for whole numbers and booleans, which are
-    not looked at."""
+    It does without inputs; if the lowest number was added or cast; if something was multiplied by a
+    number that its type cannot hold; and for whole numbers and booleans, which nobody looks at."""
     given = observation.of("input")
     if _POOLS.match(observation.operator) or not given:
         return True

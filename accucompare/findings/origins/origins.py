@@ -68,9 +68,8 @@ class _Judge:
         self._ends: dict[tuple[str, int], tuple[OpenCall, StepObservation]] = {}
         self._sees_operators = sees_operators
         self._given_out: list[str] = []  # the model's outputs that hold an Inf
-        self._made_in_loss: StepObservation | None = (
-            None  # the first gradient outside of the model that is not finite
-        )
+        # the first gradient outside of the model that is not finite
+        self._made_in_loss: StepObservation | None = None
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
         return kinds_of(tensors, self._limits.saturates)

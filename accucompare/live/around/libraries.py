@@ -17,8 +17,7 @@ _MAPS = Path("/proc/self/maps")
 #: Folders of the system's and Python's libraries.
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-#: Packages whose versions identify their builds (hundreds of megabytes), and those that accucompare
-#: needs and no model computes with.
+#: Packages whose versions identify their builds (hundreds of MB), and those that only we need.
 _KNOWN = re.compile(
     r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|"
     r"accucompare|isal|lxml|markupsafe|ml_dtypes|msgspec|pandas|rapidfuzz|regex|xxhash)/"
@@ -30,8 +29,7 @@ MOST_READ = 2 << 20
 
 
 def loaded_libraries() -> dict[str, str]:
-    """Digests of the loaded shared libraries, by their path below the packages' folder, else by
-    name.
+    """Digests of the loaded shared libraries, by path below the packages' folder, else by name.
 
     The system's, Python's own, ours, and those of packages with known versions are left out.
     """

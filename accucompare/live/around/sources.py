@@ -22,8 +22,7 @@ import torch
 import xxhash
 from torch import nn
 
-#: Functions in these folders are not noted: Python's library, whose version is in the manifest, and
-#: accucompare's own code.
+#: Not noted: Python's library, whose version is in the manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[2])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 

@@ -51,11 +51,9 @@ class OperatorOfGradient(NamedTuple):
     """An operator that a module's own code called, known by the autograd node that it made.
 
     Attributes:
-        name: of the node, such as ``LogBackward0``.
-        near: the child called last before it, as ``after fc1``; else the first child called after
-            it, as ``before fc1``.
+        name, number: of the node; the name is such as ``LogBackward0``.
+        near: the child called last before it, as ``after fc1``; else the next, as ``before fc1``.
         line: the source line that called it, if that was asked for.
-        number: of the node.
     """
 
     name: str
@@ -68,7 +66,6 @@ class GradientListener(Generic[P]):
     """Is called with the gradients of a backward; subclasses say what follows. It changes none.
 
     Attributes:
-        parameters: of the model, each once.
         backwards: how many there were in this step.
         uses: by a node's number, the calls that use its output, if lines were asked for.
     """
@@ -77,8 +74,7 @@ class GradientListener(Generic[P]):
         """
         Args:
             listener: runs the work of hooks, and is idle while gradients are not wanted.
-            distributed: whether there are several ranks; then gradients of what FSDP gathers are
-                included.
+            distributed: whether gradients of what FSDP gathers are included.
         """
         self.parameters = list(parameters_of(modules))
         self.backwards = 0
@@ -94,10 +90,7 @@ class GradientListener(Generic[P]):
         # by outermost call: the numbers of the nodes that it has made, from and to
         self._calls: list[tuple[int, int]] = []
         # for a backward that makes a graph: its thread, and the number of the first node it makes
-        self._second: tuple[int, int] = (
-            -1,
-            0,
-        )
+        self._second: tuple[int, int] = (-1, 0)
         # numbers of the nodes at which the running backward enters the model; empty if unknown
         self._entered: set[int] = set()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -106,7 +99,7 @@ class GradientListener(Generic[P]):
     # for subclasses
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        """A backward begins. ``outside``: nodes before the model's, a loss; none if unknown"""
+        """A backward begins. ``outside``: the nodes before the model's, such as a loss's."""
 
     def operator_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
@@ -180,7 +173,6 @@ class GradientListener(Generic[P]):
         return False
 
     def forget(self) -> None:
-        """A step ends."""
         self._calls.clear()
         self._entered = set()
         self.backwards = 0
@@ -403,10 +395,7 @@ def register_first_hook(
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
     # autograd calls hooks in the order of insertion, whatever the OrderedDict's order
-    for (
-        key,
-        _,
-    ) in others:
+    for key, _ in others:
         del hooks[key]
     hooks.update(others)
     return handle

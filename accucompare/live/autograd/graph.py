@@ -27,8 +27,7 @@ class Observer:
     """Who is called when a backward of this process begins and ends.
 
     Attributes:
-        begins: called with its roots, its initial gradients there, and whether it makes a graph,
-            for gradients of gradients.
+        begins: called with roots, initial gradients, and whether the backward makes a graph.
         ends: called at the end with the gradients that were asked for; with none if it raised.
     """
 
@@ -42,8 +41,7 @@ _observers: list[Observer] = []
 def observe_backward(observer: Observer) -> None:
     """Call an observer of each backward from now on.
 
-    Autograd has no hook for the beginning of a backward, so its Python entrance is replaced while
-    there are observers.
+    Autograd has no hook for it, so its Python entrance is replaced while there are observers.
     """
     if not _observers and hasattr(torch.autograd, ENTRANCE):
         original = getattr(torch.autograd, ENTRANCE)
@@ -106,12 +104,10 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
 def entered(
     roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]
 ) -> set[int]:
-    """The numbers of the model's nodes where a backward enters the model: at its roots, and behind
-    the nodes outside.
+    """The model's nodes where a backward enters it: at its roots, and behind the nodes outside.
 
     Args:
-        roots, is_inside: as for ``nodes_outside``.
-        outside: what that returned.
+        roots, is_inside, outside: of ``nodes_outside``, and what it returned.
 
     Returns:
         The numbers; none if unknown, since a root is outside and ``outside`` is empty.

@@ -48,8 +48,7 @@ class NodeLines:
 
 
 def line_of(node: Any, folders: int = 0) -> str:
-    """Where a node's operator was called, if that was noted: ``lora/layer.py:1065`` with one
-    folder.
+    """The line that called a node's operator, if noted: ``lora/layer.py:1065`` with one folder.
 
     It is the last frame outside torch and accucompare. There is none if accucompare called the
     model and the model is made of torch's modules alone.

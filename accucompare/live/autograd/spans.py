@@ -171,10 +171,7 @@ class Spans(Generic[_C]):
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
         parts = list(parts)
         # asking for a view's edge may make a node, which is not the call's
-        inputs, views = (
-            edges_of(parts),
-            views_of(parts),
-        )
+        inputs, views = edges_of(parts), views_of(parts)
         first = torch._C._autograd._get_sequence_nr()
         span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)
@@ -218,14 +215,12 @@ class Spans(Generic[_C]):
         self._known.clear()
 
 
-#: Metadata key of a node that a backward made (``create_graph=True``): the span of the call whose
-#: backward that was.
+#: Metadata key of a backward's own nodes (``create_graph=True``): the span of that backward's call.
 _MADE_BY = "accucompare: made in the backward of"
 
 
 class Graph(Generic[_C]):
-    """The nodes of a backward that makes a graph itself. Nodes that it makes are marked with their
-    call.
+    """The nodes of a backward that makes a graph. Nodes that it makes are marked with their call.
 
     Numbers cannot tell the call: these nodes are made after it, and on a GPU or an NPU in another
     thread, which has its own count.
@@ -321,8 +316,7 @@ class GradientHook(ReadingHook):
 
 
 def hook_arriving(tensor: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-    """Call ``act`` with the gradient that arrives at a non-leaf tensor, after all its hooks, later
-    ones included.
+    """Call ``act`` with the gradient that arrives at a non-leaf tensor, after all of its hooks.
 
     The node that made the tensor goes on with what ``act`` returns, unless that is ``None``. If
     only the tensor's own gradient is asked for (``autograd.grad``), the node does not run.

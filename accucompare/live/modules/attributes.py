@@ -16,8 +16,7 @@ from accucompare.errors import CaptureError
 from accucompare.live.modules.names import Modules
 from accucompare.live.values import leaves, replaced
 
-#: By module and name. Containers are copies; tensors are the objects themselves, since most are
-#: never written into.
+#: By module and name. Containers are copies; tensors, rarely written into, are the objects.
 Attributes = dict[nn.Module, dict[str, Any]]
 
 _UNCHANGING = (
@@ -45,8 +44,7 @@ def attributes_of(modules: Modules) -> Attributes:
 
 
 def set_attributes(attributes: Attributes, modules: Modules) -> None:
-    """Give modules copies of these attributes, which may be written into. All other attributes are
-    replaced by copies, too.
+    """Give modules copies of these attributes, and of all their other ones.
 
     Raises:
         CaptureError: if a module keeps an iterator that cannot be copied.

@@ -15,7 +15,9 @@ Applies = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @contextlib.contextmanager
 def observed_functions(applies: Applies) -> Iterator[None]:
-    """Observe the forward of each custom Function: now, for stored ``F.apply``, or when applied."""
+    """Observe every custom Function's forward: existing ones at once, since ``F.apply`` may be
+    stored, others when applied.
+    """
     apply = vars(Function)["apply"]
     known: dict[Any, Any] = {}
     running: list[Any] = []

@@ -139,8 +139,8 @@ class Listener(Generic[_C]):
         for name, module in self._modules.named.items():
             before = Hook(self, functools.partial(self._before, name), name)
             after = Hook(self, functools.partial(self._after, name), name)
-            # through nn.Module: a ScriptModule blocks the method but still runs the hooks when
-            # called from Python
+            # through nn.Module: a ScriptModule blocks the method, but runs the hooks when called
+            # from Python
             self._handles.append(
                 nn.Module.register_forward_pre_hook(module, before, with_kwargs=True)
             )
@@ -162,7 +162,6 @@ class Listener(Generic[_C]):
         self._handles.clear()
 
     def next_step(self) -> None:
-        """Number calls from 0 again."""
         self.step += 1
         self._indices.clear()
         self._leave_all()
@@ -254,7 +253,7 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def again(self, mark: Mark) -> Iterator[None]:
-        """Within the context, this thread runs calls from ``mark`` on again: indices restart there."""
+        """Within the context, this thread runs calls again from ``mark`` on, with its indices."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []
@@ -278,7 +277,6 @@ class Listener(Generic[_C]):
         return running[-1] if running else None
 
     def indices(self) -> Counter[str]:
-        """How often each module has been called in this step."""
         return self._indices.copy()
 
     def _leave_all(self) -> None:

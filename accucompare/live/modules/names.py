@@ -47,7 +47,7 @@ class Modules:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
     def tied(self) -> dict[str, str]:
-        """Further names of parameters and buffers, each with the first; without ``aliases``."""
+        """Further names of tied tensors, each with the first, except names from ``aliases``."""
         firsts: dict[int, str] = {}
         return {
             name: first
@@ -56,8 +56,7 @@ class Modules:
         }
 
     def computed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(module, buffer, tensor) of each buffer that checkpoints leave out, since the model
-        computes it.
+        """(module, buffer, tensor) of buffers that checkpoints leave out: the model computes them.
 
         Rotary frequencies, masks and tables are registered with ``persistent=False``. Read from a
         private set of ``nn.Module``, as ``state_dict`` does.

@@ -44,8 +44,7 @@ active: list[PointListener] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:
-    """Let the active watch look at a tensor, and name this point if it holds the first non-finite
-    value.
+    """Let the active watch look at a tensor, and name this point if a non-finite value begins here.
 
     Does nothing without a watch, waits for no device, and never changes the tensor.
 

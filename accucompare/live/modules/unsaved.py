@@ -53,7 +53,7 @@ def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
 
 
 def _unhooked(part: Any) -> Any:
-    """A part of ``__reduce_ex__``'s result: a module's attributes, or arguments with such."""
+    """A part of ``__reduce_ex__``'s result: a module's attributes, or its arguments."""
     if type(part) is tuple:
         return tuple(map(_unhooked, part))
     if type(part) is not dict:

@@ -1,5 +1,4 @@
-"""The error that a lower precision of matrix products is expected to make, layer by layer, on the
-CPU.
+"""The errors that lower precision of matrix products should make, layer by layer, on the CPU.
 
 While ``emulated`` lasts, the operands of float32 matrix products and convolutions, forward and
 backward, are rounded to the format that a device's matrix unit reads, and the product is
@@ -12,8 +11,7 @@ agreement is gone after the first block. A device's transcendental functions, fu
 internal formats are not emulated.
 
 Not rounded: dot and outer products of two vectors, which do not run on matrix units; and products
-in types other than float32 (bfloat16 and float16 are rounded already). ``Emulation.untouched``
-names what looked like a product and was left alone.
+in types other than float32 (bfloat16 and float16 are rounded already).
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class Emulation:
     """What was emulated.
 
     Attributes:
-        precision: the format.
         counts: how often each operator ran with rounded operands. A fused attention is counted
             itself and by its products.
         untouched: operators that look like products and ran unchanged, and why: ``mm of float64``.
@@ -56,8 +53,7 @@ class Emulation:
 
 @contextlib.contextmanager
 def emulated(precision: Precision) -> Iterator[Emulation]:
-    """Within the context, round the operands of this thread's float32 products and convolutions on
-    the CPU.
+    """Within the context, round the operands of this thread's float32 products on the CPU.
 
     A backward is emulated if it is called inside the context, no matter where its forward ran.
     ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their slow path inside, and
@@ -95,8 +91,8 @@ def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor
     return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
 
 
-#: Positions of the operands that a matrix unit reads. What is added to the product (``self`` of
-#: addmm, a bias) is none.
+#: Positions of the operands that a matrix unit reads; what is added (addmm's ``self``, a bias) is
+#: none.
 _OPERANDS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "_grouped_mm"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
@@ -111,8 +107,7 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2, 3),
 }
 
-#: Operators that PyTorch composes of others below autograd. (Those composed above it need no table;
-#: but without autograd, as in inference mode, they too arrive whole.)
+#: Composed below autograd. (Those composed above it arrive whole only without autograd.)
 _COMPOSED = ("_trilinear", "_euclidean_dist", "_foreach_mm", "linalg_pinv", "linear")
 
 #: The kernels that an operator may have on the CPU; the first one present counts.
@@ -154,7 +149,7 @@ class _PlainLSTM(TorchFunctionMode):
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators below autograd and autocast: dtypes are final, gradients pass the rounding."""
+    """Sees operators below autograd and autocast: dtypes are final, gradients are not rounded."""
 
     supports_higher_order_operators = True
 

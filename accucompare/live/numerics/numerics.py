@@ -18,11 +18,7 @@ from accucompare.selection import Precision
 
 
 class Numerics:
-    """The numerics that were asked for, and notes on what the device did otherwise.
-
-    Attributes:
-        options: what was asked, for the manifest.
-    """
+    """The numerics that were asked for (``options``), and what the device did otherwise."""
 
     def __init__(
         self,

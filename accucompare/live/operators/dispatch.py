@@ -26,12 +26,12 @@ _libraries: list[Library] = []  # keeps the kernels alive
 
 
 def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
-    """Call kernels in place of operators such as ``bernoulli_.float`` while ``intercepting``. Do it
-    only once: this cannot be undone.
+    """Call kernels in place of operators such as ``bernoulli_.float`` while ``intercepting``.
+
+    This cannot be undone: do it only once.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: if this version of torch does not let operators be
-            caught.
+        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
     """
     if not _libraries:
         fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -49,8 +49,7 @@ def intercepting() -> Iterator[None]:
     """Catch operators on this thread until the last of its contexts has ended, in any order.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: if this version of torch does not let operators be
-            caught.
+        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
     """
     key = _key()
     # torch.cond, flex_attention: they have no general fallthrough
@@ -71,8 +70,9 @@ def intercepting() -> Iterator[None]:
 
 
 class Inside:
-    """Lets a mode see what an operator does inside; autocast and ``matched_randomness``, too, if
-    they would without the mode. Autocast would not if it knows the operator itself.
+    """Lets a mode see what an operator does inside; autocast and ``matched_randomness``, too.
+
+    They do so only if they would without the mode: autocast not, if it knows the operator itself.
     """
 
     def __init__(self, *devices: str) -> None:
@@ -95,8 +95,7 @@ class Inside:
 
 @contextlib.contextmanager
 def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
-    """Inside a mode's handling of an operator, let the mode and these dispatch keys see what the
-    operator calls.
+    """In a mode's handling of an operator, let it and these dispatch keys see the calls inside.
 
     A key that was switched off where Python called the operator stays off. Keys that this torch
     does not know are left out.

@@ -15,16 +15,16 @@ from torch.jit import _builtins
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizer_module
 
-#: Called before a function with its caller's name and its arguments. May return what to call with
-#: the result.
+#: Called before a function with its caller's name and its arguments. May return what gets the
+#: result.
 Before = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
 #: The observers by (module or class, name of the function).
 _observers: dict[tuple[Any, str], list[Before]] = {}
 
-#: What clips gradients: the function that each clipper first calls with the gradients, and the
-#: clippers. From torch 2.6 on ``clip_grad_norm_`` calls ``_get_total_norm``, which others call
-#: without clipping; before, it grouped the gradients, as the others do.
+#: The function that each clipper of gradients calls first, and those clippers. From torch 2.6 on
+#: ``clip_grad_norm_`` calls ``_get_total_norm``, which others call without clipping; before, it
+#: grouped the gradients, as the others do.
 CLIPPING = {
     (clip_grad, "_get_total_norm"): frozenset(("clip_grad_norm_",)),
     (clip_grad, "_group_tensors_by_device_and_dtype"): frozenset(
@@ -73,8 +73,7 @@ def observe_function_no_more(owner: Any, name: str, before: Before) -> None:
 
 
 def running_steps() -> Iterator[Any]:
-    """The optimizers whose ``step`` runs on this thread, innermost first, read from PyTorch's
-    wrapper.
+    """The optimizers whose ``step`` runs on this thread, innermost first (from PyTorch's wrapper).
 
     An optimizer that wraps another (``ZeroRedundancyOptimizer``) calls that one's ``step``.
     """

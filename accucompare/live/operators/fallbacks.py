@@ -37,11 +37,10 @@ _registered: set[str] = set()
 def noting_fallbacks(
     type: str, operators: Iterable[str], seen: Callable[[str], None]
 ) -> Iterator[None]:
-    """Call ``seen`` with the name of each of these operators (``aten::huber_loss``) that runs on a
-    device's tensors.
+    """Call ``seen`` with each of these operators that runs on such a device (``aten::huber_loss``).
 
-    Sees none if this version of torch does not let operators be caught. Random operators, which are
-    caught for their numbers, are not seen.
+    Sees none if this torch does not let operators be caught. Random operators, which are caught for
+    their numbers, are not seen.
     """
     names = frozenset(name for name in operators if name.startswith("aten::"))
     with contextlib.ExitStack() as stack:

@@ -26,11 +26,9 @@ def is_caller(file: str) -> bool:
 
 
 class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators, below autograd and autocast, while a module call runs. It can be left before
-    modes that were entered later.
+    """Sees operators, below autograd and autocast, while a module call runs, if ``entered``.
 
-    Attributes:
-        entered: whether it sees operators now.
+    It can be left before modes that were entered later.
     """
 
     supports_higher_order_operators = True
@@ -71,13 +69,11 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def source_line(folders: int = 0) -> str | None:
-    """Where the operator was called, as the first frame outside torch and accucompare; ``None`` if
-    it is part of a matched draw.
+    """The line that called the operator, if it is outside torch and accucompare.
 
     It is the file's name after ``folders`` of its folders, and the line: ``lora/layer.py:1065``.
-    There is none if accucompare called the model and the model is made of torch's modules alone.
-    Nor is there one for draws: they agree on every device already, and overwriting is not the
-    module's work.
+    ``None`` if accucompare called the model and the model is made of torch's modules alone. Also
+    for matched draws: they agree on every device already, and overwriting is not the module's work.
     """
     frame = sys._getframe(2)
     while frame is not None:

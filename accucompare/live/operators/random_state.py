@@ -44,7 +44,6 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        """The states for the CPU, this device, Python and NumPy."""
         devices = {
             str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))
         }

@@ -44,11 +44,9 @@ class Draws:
     """The random operations of one capture.
 
     Attributes:
-        seed: of the capture.
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
-        repeated: whether a step drew the numbers of the step before again, because the generators
-            were seeded again.
+        repeated: whether a step repeated the last one's draws, as generators were seeded again.
     """
 
     seed: int
@@ -59,11 +57,9 @@ class Draws:
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
     def generator(self, state: bytes) -> torch.Generator:
-        """The generator of the earlier draw that found the plain generator in this state, or else
-        of the next draw.
+        """The generator of the draw that found the plain generator in this state; else the next.
 
-        So a loop that seeds again draws the same numbers again, as it would plainly; so does a
-        recomputation.
+        So a loop that seeds again, or a recomputation, draws the same numbers again, as it should.
         """
         number = self._numbers.get(state)
         if number is None and state in self._earlier:
@@ -75,7 +71,7 @@ class Draws:
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
     def end_step(self) -> None:
-        """Forget the last step's states but not the ending one's: its backward may still come."""
+        """Forget the states of the step before; the ending step's backward may still come."""
         self._earlier, self._numbers = self._numbers, {}
 
     def saved(self) -> SavedDraws:
@@ -87,11 +83,7 @@ class Draws:
         )
 
     def restore(self, saved: SavedDraws) -> None:
-        """Go on drawing from a saved state.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
+        """Go on drawing from a saved state. Raises ValueError if it is damaged."""
         self.count, self.repeated = saved.count, saved.repeated
         self._earlier, self._numbers = (
             {bytes.fromhex(state): number for state, number in saved.numbers.items()},
@@ -128,7 +120,7 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
 
 
 def register_kernels() -> None:
-    """Let random operations be caught, before other kernels for them; raises as ``register``."""
+    """Let random operations be caught; call it first. Raises as ``register``."""
     if not _registered:
         register(_kernels())
         _registered.append(True)
@@ -176,8 +168,7 @@ def _name_of(op: Any) -> str:
 def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
     """The generator to draw from; ``None`` if the plain numbers stay.
 
-    They stay for a user's own CPU generator, which agrees on every device, and where there is no
-    plain data.
+    They stay for a user's own CPU generator, which agrees on every device, and without plain data.
     """
     draws = of_this_thread(_active)
     if (
@@ -349,8 +340,7 @@ def _mathematical(inputs: tuple[Any, ...], options: dict[str, Any]) -> torch.Ten
 
 
 def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator only to advance the generators as a plain run would; what it runs inside is
-    not the model's work.
+    """Run an operator only to advance the generators, as a plain run would. It is not the model's.
 
     Whoever looks for the source line of an operator inside meets this function's frame, which is
     not in ``RUN_FOR_THE_MODEL``.
@@ -414,8 +404,8 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-#: Code of the kernels that run the model's own operators. Whatever the other functions here run is
-#: part of a draw.
+#: Code of the kernels that run the model's own operators. All else that runs here is part of a
+#: draw.
 RUN_FOR_THE_MODEL = (
     _scaled_dot_product_attention.__code__,
     _mathematical.__code__,

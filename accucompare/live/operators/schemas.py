@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-#: Operators that are not recorded, and why. Views, and operators that return no tensor, are not
-#: recorded either; their schemas show them.
+#: Operators that are not recorded, and why. Nor are views, and operators that return no tensor.
 NO_VALUES = "makes memory without values"
 LEFT_OUT = {
     **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted"), NO_VALUES),
@@ -47,8 +46,7 @@ _COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
 #: Arguments that operators write into without declaring it.
 WRITTEN_SILENTLY = ("running_mean", "running_var")
 
-#: How many of an operator's outputs are for the forward. The rest is for the backward, in forms
-#: that differ between devices.
+#: How many outputs are for the forward. The rest, for the backward, differs between devices.
 _FOR_FORWARD = {
     **dict.fromkeys(
         (
@@ -84,8 +82,7 @@ _FOR_FORWARD = {
     ),
 }
 
-#: Kernels by which PyTorch composes an operator of others. Those of random operators must run where
-#: their draws can be caught.
+#: Kernels that compose an operator of others. For random operators they must run: draws are caught.
 _COMPOSITE = "CompositeImplicitAutograd"
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is PrivateUse1
@@ -182,8 +179,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @cache
 def differentiated(node: str, entries: int) -> tuple[str, ...]:
-    """Names for the entries of an autograd node's ``next_functions``, such as ``self``, ``mat1``,
-    ``mat2``.
+    """Names for the entries of an autograd node's ``next_functions``: ``self``, ``mat1``, ``mat2``.
 
     They are the arguments of the operator that made the node, if its name and their number identify
     it; else numbers. A single entry has no name.

@@ -35,14 +35,12 @@ from accucompare.numbers import (
     sign_tables,
 )
 
-#: The types that a device can sketch, by the type in which it sums
-#: (``devices.Backend.SKETCHES_IN``).
+#: What a device can sketch, by the type in which it sums (``devices.Backend.SKETCHES_IN``).
 _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),
 }
-#: The error of sums in float32, relative to the sum of magnitudes: some 100 values are added in
-#: sequence, then the sums of all runs.
+#: Error of float32 sums relative to magnitudes: some 100 values in sequence, then all runs' sums.
 _ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values processed at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * SKETCH_BLOCK

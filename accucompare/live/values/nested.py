@@ -10,11 +10,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def joined(tensor: torch.Tensor) -> tuple[torch.Tensor, Shapes]:
-    """The values of a nested tensor, of either layout, in one tensor, and the shapes of its
-    components.
+    """A nested tensor's values in one tensor, and the shapes of its components.
 
-    The components are joined along their first dimension; flattened, if their other dimensions
-    differ.
+    The components are joined along their first dimension; flattened, if other dimensions differ.
     """
     components = tensor.detach().unbind()
     shapes = tuple(tuple(each.shape) for each in components)

@@ -51,14 +51,13 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
 def replaced(
     value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None
 ) -> Any:
-    """A value with some of its parts replaced. The containers around them are built anew, in the
-    same structure and of the same types.
+    """A value with some parts replaced; the containers around them are built anew, of equal types.
 
     Args:
         value: is not changed; containers without replaced parts are kept.
         by_path: new parts by the paths that ``leaves`` gives.
-        rebuilt: gets the (old, new) pairs of rebuilt lists, mappings and objects, since somebody
-            may write into them.
+        rebuilt: gets the (old, new) pairs of lists, mappings and objects, which may be written
+            into.
 
     Returns:
         The new value, or the old one if nothing is replaced. A KV cache, which the calls of a model

@@ -63,8 +63,7 @@ def copy_like(
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values with the dtype, the device and the strides of another tensor: kernels are
-    chosen by these.
+    """Golden's values with another tensor's dtype, device and strides, by which kernels are chosen.
 
     Args:
         tensor: the one that is replaced.

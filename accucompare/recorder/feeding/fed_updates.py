@@ -14,22 +14,15 @@ from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 @dataclass(frozen=True)
 class FedUpdates:
-    """Golden's parameters, gradients and state, for updates
-    (``accucompare.recorder.recording.updates.Golden``).
-
-    Attributes:
-        feed: where they come from.
-        step: returns the number of the step.
-    """
+    """Golden's parameters, gradients and state, for updates (``recording.updates.Golden``)."""
 
     feed: Feeding
     step: Callable[[], int]
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's parameter after ``update`` updates of the step into the candidate's.
+        """Write golden's parameter, as its next update recorded it, into the candidate's.
 
-        Golden's next update recorded it, maybe in a later step. PyTorch does not count the write:
-        graphs made before go on with golden's value.
+        PyTorch does not count the write: graphs made before go on with golden's value.
         """
         golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
         if golden is not None and not torch.equal(golden, tensor):
@@ -53,5 +46,4 @@ class FedUpdates:
             self.feed.pass_on(place, path, golden)
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        """Note that an update did not get golden's value."""
         self.feed.pass_on(FedPlace(self.step(), name, update, role), path, why)

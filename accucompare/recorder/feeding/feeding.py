@@ -35,9 +35,8 @@ class Feeding(GoldenValues):
 
     Attributes:
         fed: how many values were exchanged.
-        written: whether golden has what was written into buffers and arguments.
-        backward: whether golden has gradients to feed.
-        updates: whether golden has what updates took.
+        written, backward, updates: whether golden has writes into buffers and arguments, gradients,
+            and what updates took.
     """
 
     def __init__(

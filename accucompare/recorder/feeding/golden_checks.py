@@ -90,7 +90,6 @@ def check_model(
         rank: whose records will be fed.
         model: what the manifest will say of the model.
         force: accept another class or other weights.
-        renamings: of golden's layers.
         like: the bundle that the model's weights come from, if any.
         step: the step whose weights the model has.
 

@@ -57,17 +57,12 @@ class FedPlace:
     role: Role
 
 
-#: (arrived, given), by what makes copies equal: the id of the arrived tensor, golden's dtype and
-#: digest.
+#: (arrived, given) by the arrived tensor's id, golden's dtype and digest: equal keys, equal copies.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 
 class GoldenValues:
-    """What golden has, one step at a time.
-
-    Attributes:
-        not_fed: the values that were passed on unchanged, or as copies of one tensor, and why.
-    """
+    """What golden has, one step at a time; ``not_fed`` lists what was not given, and why."""
 
     def __init__(
         self,
@@ -141,8 +136,9 @@ class GoldenValues:
     def parameter(
         self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
     ) -> torch.Tensor | None:
-        """Golden's parameter after ``update`` updates of the step: as something else changed it, or
-        as the next update took it. ``None`` if there was no next one.
+        """Golden's parameter after ``update`` updates of the step; ``None`` if no more came.
+
+        It is what something else made of it, or else what the next update took.
 
         Args:
             name, path: of the module, and of the parameter in it.
@@ -165,7 +161,7 @@ class GoldenValues:
         return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """Golden's parameters that something else changed after the last update, by place."""
+        """Golden's parameters that changed after the step's last update, by name and path."""
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -211,8 +207,7 @@ class GoldenValues:
         seen: Mapping[str, int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why there is none. ``None`` if a number or text equals
-        golden's.
+        """Golden's value for one part, or why there is none; ``None`` for an equal number or text.
 
         Args:
             memory: takes the copy.
@@ -282,7 +277,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note once that a value was not fed, even if its call runs again; ``hides``: ``Unfed``."""
+        """Note once, also for second runs, that a value was not fed. ``hides``: see ``Unfed``."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {

@@ -20,8 +20,7 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 class Lent:
     """What a module call was given in place of what arrived.
 
-    A module may write into its arguments for its caller to see: then the caller's own tensors must
-    change too.
+    A module may write into its arguments: then the caller's own tensors must change, too.
 
     Attributes:
         tensors: (arrived, given, count of writes into given when it was given).
@@ -36,8 +35,7 @@ class Lent:
     paths: dict[int, str] = field(default_factory=dict)
 
     def goes_through(self, output: Any) -> bool:
-        """Whether an output lies in the memory of a given tensor, but its gradient takes another
-        way than that of the caller's own tensor.
+        """Whether an output shares a given tensor's memory, but its gradient takes another way.
 
         True for a view where nothing was written. After a write, the caller's own tensor leads to
         what was written; but not through a custom backward that made the output, and not if the
@@ -56,7 +54,7 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """Paths of tensors written into that overlap another argument, which did not change."""
+        """Paths of written tensors that overlap another argument, whose copy saw no write."""
         with plainly():
             found = [
                 given
@@ -71,8 +69,7 @@ class Lent:
     def give_back(
         self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()
     ) -> None:
-        """Write into what arrived whatever the module wrote into what it was given. Gradients of
-        that go on to the module.
+        """Write the module's writes into what arrived. Their gradients go on to the module.
 
         Args:
             exchanged: golden's values by the ids of the outputs and arguments that they replaced.
@@ -142,10 +139,7 @@ class Lent:
                         found[id(golden)] = own, golden
                         if own is not None and not _same(own, golden):
                             # some elements may refuse writes
-                            with (
-                                torch.no_grad(),
-                                contextlib.suppress(RuntimeError),
-                            ):
+                            with torch.no_grad(), contextlib.suppress(RuntimeError):
                                 own.copy_(golden)
                     break
         # last, since one may have been overwritten by another
@@ -168,7 +162,7 @@ class _WrittenInto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # zeros, not None: if the tensor is a view, None would take the gradient of its whole base
+        # zeros, not None: for a view, None would leave its whole base without a gradient
         return torch.zeros_like(grads[0]), grads[0], None
 
 
@@ -184,8 +178,7 @@ _OTHER_VIEWS = frozenset(
     )
 )
 
-#: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than
-#: rounding, far less than most faults.
+#: Largest relative L2 difference of tensors taken as equal: between rounding and most faults.
 _ALIKE = 0.1
 
 

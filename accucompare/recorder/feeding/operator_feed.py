@@ -25,9 +25,8 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace
 
-#: The largest relative L2 distance at which inputs count as golden's: of its next operator on the
-#: same line, and of any other. Rounding is far below; another tensor is at about 1.4, and what an
-#: activation makes of one between.
+#: The largest relative L2 distances at which inputs count as golden's: for its next operator on the
+#: same line, and for any other. Rounding is far below; unrelated tensors have about 1.4.
 _ALIKE, _ALMOST_EQUAL = 0.5, 0.1
 
 #: The most golden operators of one name among which an arriving one is looked for.

@@ -19,11 +19,7 @@ class Arguments:
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Sequence[tuple[str, Any]]
     ) -> None:
-        """
-        Args:
-            args, kwargs: as the forward gets them.
-            parts: as ``arguments_of`` gives them.
-        """
+        """``args`` and ``kwargs`` as the forward gets them, ``parts`` from ``arguments_of``."""
         self._args = args
         self._kwargs = kwargs
         # by path: the tensor and PyTorch's count of writes into it (-1: not counted)
@@ -38,13 +34,7 @@ class Arguments:
         return self._parts or arguments_of(self._args, self._kwargs)
 
     def written(self, parts: Iterable[tuple[str, Any]], output: Any) -> Iterator[str]:
-        """The paths of tensors that were written into or put there. Each tensor comes once; what
-        the call also returns is left out.
-
-        Args:
-            parts: as ``now`` gives them.
-            output: of the call.
-        """
+        """The paths of tensors that were written into or put there, each once, but not returned."""
         returned: set[Any] | None = None
         for path, part in parts:
             if not isinstance(part, torch.Tensor):

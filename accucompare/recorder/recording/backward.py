@@ -208,8 +208,7 @@ class Backward(Generic[_C]):
         """A call has given outputs.
 
         Args:
-            exchange: maps a path and the gradient that arrives there to the gradient that the
-                backward goes on with.
+            exchange: maps a path and the gradient that arrives there to the one to go on with.
         """
         parts = list(parts)
         self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
@@ -228,8 +227,8 @@ class Backward(Generic[_C]):
                     hook_arriving(part, arrived)
 
     def passed_on(self, span: Span[_C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
-        """A fed call returned its own input, and the caller gets its own tensor back. Gradients of
-        that tensor arrive at inner calls, too.
+        """A fed call returned its own input: gradients of the caller's tensor reach inner calls,
+        too.
 
         Without a feed, a tensor that inner calls pass on unchanged is one tensor, so its gradient
         is recorded for each of them.

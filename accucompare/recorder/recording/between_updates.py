@@ -10,8 +10,7 @@ from torch.nn.parameter import is_lazy
 from accucompare.live.autograd import Parameter
 from accucompare.recorder.recording.series import digest_of
 
-#: Identifies a tensor's bits: a digest, or a sum on the tensor's device that is read later.
-#: ``None`` if neither can be had.
+#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
 _Bits = str | torch.Tensor | None
 
 

@@ -30,8 +30,7 @@ RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute that held one when the capture
-    began.
+    """Where a module keeps a tensor: a buffer, or a plain attribute that held one at the start.
 
     Attributes:
         owner, own: the module's name, and the attribute's.
@@ -111,7 +110,6 @@ class Buffers:
                 self._lazy.append(slot)
 
     def next_step(self) -> None:
-        """Count calls from 0 again."""
         self._times.clear()
         self._outermost = 0
 

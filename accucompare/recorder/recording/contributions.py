@@ -66,8 +66,7 @@ class Cast(Generic[_C]):
     """A parameter cast to another type, which autocast keeps for other calls.
 
     Attributes:
-        maker: the span (if any) and the node that cast it, and the parameter's index in the node's
-            ``next_functions``.
+        maker: the span, if any, and the node of the cast; the parameter's index for the node.
         users: the same for the nodes that use the cast.
     """
 

@@ -47,7 +47,6 @@ class RecordMaker:
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
 
     def next_step(self) -> None:
-        """Number records from 0 again."""
         self.count = 0
         self._seen.clear()
 
@@ -65,7 +64,7 @@ class RecordMaker:
         """Record a value.
 
         Args:
-            step, call, role, path: its key. A path that the call already had in this role is
+            step, call, role, path: its key; a path that the call already had in this role is
                 numbered.
             operator, line: name and source line for an operator's value; else ``""``.
         """
@@ -105,7 +104,6 @@ class RecordMaker:
             host.ready,
             how.written,
             host.sketched,
-            host.later,
         )
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:

@@ -55,8 +55,7 @@ class OperatorSink(Protocol):
 class Operators(CallMode):  # type: ignore[no-untyped-call]
     """Sees the operators of one module call, below autograd and autocast, above emulation.
 
-    Without autograd, as in inference mode, composite operators arrive whole; it then sees their
-    parts.
+    Without autograd, as in inference mode, composite operators arrive whole: it sees their parts.
     """
 
     def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:
@@ -141,7 +140,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             self._sink.add(role, call.path(path), value, call.name, call.line)
 
     def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
-        """Record what arrived. Golden's values by path; written arguments get them at once."""
+        """Record what arrived; return golden's values by path. Written arguments get them now."""
         parts = list(call.inputs())
         tensors = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
         match = feed.match(call.name, call.line, parts)

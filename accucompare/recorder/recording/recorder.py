@@ -51,8 +51,7 @@ class Recorder(Listener[RecordedCall]):
     noted in ``errors`` and never reaches the model.
 
     With a ``feed``, the hooks hand on golden's values. A wrongly fed model would be measured
-    wrongly, so an error in a hook is then raised, and kept as ``failure`` in case the model catches
-    it.
+    wrongly, so an error in a hook is raised, and kept as ``failure`` if the model catches it.
     """
 
     def __init__(
@@ -134,14 +133,13 @@ class Recorder(Listener[RecordedCall]):
 
     @property
     def backwards(self) -> int:
-        """How many backwards something was to be recorded of."""
+        """The number of backwards with something to record."""
         if self._backward is not None:
             return self._backward.count
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
     def records(self) -> int:
-        """How many records this step has."""
         return self._maker.count
 
     @property
@@ -179,7 +177,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Record buffers that the model computes itself: ``--like`` and feeds leave them alone."""
+        """Put the hooks on; they listen in the given steps."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -198,7 +196,6 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     def next_step(self) -> None:
-        """Number calls and records from 0 again."""
         super().next_step()
         self._called = False
         self._maker.next_step()
@@ -260,10 +257,7 @@ class Recorder(Listener[RecordedCall]):
                 self._buffers.ended(call)
         call.arguments = None
         # break the reference cycle now; otherwise only the cyclic GC frees it
-        span, call.span = (
-            call.span,
-            None,
-        )
+        span, call.span = call.span, None
         if span is not None and self._backward is not None:
             self._backward.ended(span)
         # golden's selection is the same

@@ -15,8 +15,7 @@ from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
-#: The most nodes between a scaled loss and the root of the backward, such as a division for
-#: accumulation.
+#: The most nodes between a scaled loss and the backward's root, such as an accumulation's division.
 _MOST_NODES = 32
 
 #: Holds a number or digest that comes later, when the record is written.
@@ -45,11 +44,7 @@ class _Numbers:
 
 
 class SeriesRecorder:
-    """Collects the numbers of one step after the other.
-
-    Recorded values are not read again: the writer's thread calls back with their digests and
-    statistics.
-    """
+    """Collects each step's numbers. Recorded values are not read again: the writer calls back."""
 
     def __init__(self) -> None:
         self.backwards = 0
@@ -110,7 +105,7 @@ class SeriesRecorder:
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it (gradients overflowed)."""
+        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it for its gradients."""
         self._now.begun = True
         self._now.updates += 1
         if overflowed is not None:
@@ -139,7 +134,7 @@ class SeriesRecorder:
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over. What gives its numbers once all is written; ``None`` if untrained."""
+        """End the step. Returns what gives its numbers later; ``None`` if it did not train."""
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
         return functools.partial(_entry, step, numbers) if numbers.begun else None

@@ -84,7 +84,7 @@ class Updates:
         self._between = Between()
         # ids of parameters whose gradient was recorded for the next update
         self._recorded: set[int] = set()
-        # how often it was recorded
+        # how often each was recorded for the next update
         self._times: Counter[int] = Counter()
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         # ids of parameters whose gradient was clipped for the next update
@@ -235,10 +235,9 @@ class Updates:
             )
 
     def _note_changed(self, when: str = "") -> None:
-        """Record the parameters that something else has changed since the last update, here or in
-        golden.
+        """Record what anything but an update changed since the last one, here or in golden.
 
-        ``when`` is appended to their paths; ``AT_THE_END`` if no update followed the model's last
+        ``when`` is appended to the paths; ``AT_THE_END`` if no update followed the model's last
         call in this step.
         """
         changed = self._between.changed()
@@ -418,7 +417,7 @@ class Updates:
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None
     ) -> Callable[[Record], None] | None:
-        """What to call with a parameter's record before the first update; digests the weights."""
+        """What to call with a parameter's record before the first update, to digest the weights."""
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
@@ -441,7 +440,7 @@ class Updates:
     def _gradient(
         self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
     ) -> None:
-        """Record a parameter's gradient, once for each update; again if there was a backward since.
+        """Record a parameter's gradient, once for each update; again after a further backward.
 
         Args:
             scale: what the gradient is still multiplied by; a fused optimizer undoes that itself.

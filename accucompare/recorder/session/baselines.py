@@ -28,8 +28,7 @@ def capture_baselines(
     tensors: bool = False,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> list[Place]:
-    """Capture golden's case once for each candidate precision, fed with golden, and keep the errors
-    beside golden.
+    """Capture golden's case, fed, once for each precision, and keep the errors beside golden.
 
     Args:
         target: golden's case.
@@ -38,9 +37,6 @@ def capture_baselines(
         precisions: names of ``compare.limits.brought.PRECISIONS``.
         tensors: also keep what each module computed; each baseline is then as large as golden.
         announce: called before each task with its description.
-
-    Returns:
-        The baselines' directories.
 
     Raises:
         UsageError: if golden was captured by several processes.
@@ -102,8 +98,7 @@ def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[
 
 
 def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
-    """The floating type in which a precision's baseline computes, and what its products are rounded
-    to.
+    """The floating type that a precision's baseline computes in, and its products' format.
 
     In golden's own type a device would give golden itself. There the baseline is float64, which
     shows golden's rounding: the candidate's own.

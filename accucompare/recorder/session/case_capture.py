@@ -35,12 +35,7 @@ from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
 class Casting:
-    """Rounds and casts the floating tensors of a model and its inputs, on the CPU.
-
-    Attributes:
-        needed: whether it does anything.
-        options: for the manifest.
-    """
+    """Rounds and casts a model's and its inputs' floating tensors on the CPU, if ``needed``."""
 
     def __init__(self, rounded: RoundedType | None, final: FloatType | None) -> None:
         self.options = {"round_weights": rounded and rounded.value, "dtype": final and final.value}
@@ -83,19 +78,15 @@ def capture_case(
             steps: by default those of ``like`` or ``feed``, else one for each input. If there are
                 fewer inputs than steps, the inputs are used again from the first.
             feed: with ``dtype`` float64, modules that do not run in float64 compute in float32, and
-                the manifest lists them (``fallback``). If golden has no gradients, loss and
-                    optimizer
-                are left out. If it has no updates, only step 0 of a case with an optimizer is run,
-                because golden's later steps had other weights.
+                the manifest lists them (``fallback``). Loss and optimizer are left out if golden
+                has no gradients. If golden has no updates, only step 0 of a case with an optimizer
+                is run: golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to.
         round_weights: what to round floating parameters, buffers and inputs to before the cast;
             rounding keeps their types.
         repeat: how many times to run the case from scratch; later runs go to ``repeat1``, … inside
             the first's directory.
         progress: called with the steps done and the steps to do.
-
-    Returns:
-        The bundle's directory.
 
     Raises:
         CaseError: if the case cannot be found or built, or lacks inputs.
@@ -262,8 +253,7 @@ def _fed_steps(
     trains: bool,
     notes: list[str],
 ) -> tuple[Steps, bool]:
-    """The steps that a fed capture runs from ``first``, and whether it trains as golden did. Notes
-    departures from what was asked.
+    """The steps of a fed capture, and whether it trains, as golden did. Notes what differs.
 
     Raises:
         UsageError: if golden lacks what the steps start from.

@@ -41,10 +41,7 @@ def naming_the_model(
     except AccucompareError:
         raise
     # a sys.exit(0) in the user's code is no success of the capture
-    except (
-        Exception,
-        SystemExit,
-    ) as error:
+    except (Exception, SystemExit) as error:
         stopped = _stopped(out)
         module, step = stopped.get("module"), stopped.get("step")
         what = (
@@ -87,7 +84,7 @@ def telling_exits() -> Iterator[None]:
 
 
 def _kept(out: Place) -> Iterator[str]:
-    """Where a stopped capture's records and the bundle to be replaced are; nothing if unbegun."""
+    """Where a stopped capture's records are, and what it was to replace; nothing if none are."""
     with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
         if not bundle.complete:
             kept = previous_of(out)

@@ -21,14 +21,6 @@ def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAUL
     The model is not moved, cast or seeded, and gradients are on or off as the caller has them. The
     inputs are copied to the model's device. With an optimizer the weights are updated.
 
-    Args:
-        case: needs inputs.
-        out: directory to write the bundle to.
-        options: as for ``accucompare.capture``.
-
-    Returns:
-        The bundle's directory.
-
     Raises:
         CaseError: if there are no inputs, or an optimizer without a loss.
         CaptureError, UsageError: as for ``accucompare.capture``. Errors of the model are passed on.

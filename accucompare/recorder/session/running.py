@@ -58,8 +58,7 @@ class Session:
         Args:
             draws: ``None`` if random operations draw as without a capture.
             saver: of the training's state; ``None`` if that is not saved.
-            unknown: optimizers that step but were not given; ``None`` if no state is saved or
-                restored.
+            unknown: optimizers that step but were not given; ``None`` if no state is kept.
         """
         self.path = writer.directory
         self._recorder = recorder
@@ -111,8 +110,7 @@ class Session:
         recorder.listening = steps is None or steps.has(recorder.step)
 
     def wake(self) -> None:
-        """Put the hooks on, before the first step and after ``rest``. From now on compiled code
-        runs eagerly.
+        """Put the hooks on, first or after ``rest``. From now on compiled code runs eagerly.
 
         Not inside an optimizer's hook: PyTorch is then iterating over the hooks that this adds to.
         """

@@ -56,14 +56,7 @@ ALONE = Within()
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is captured.
-
-    Attributes:
-        model: as it was given, wrapped or not.
-        training: what the loop has beside it.
-        device: where it computes.
-        rank, ranks: of this process, and how many there are.
-    """
+    """The model that is captured, as it was given, and this process among the ranks."""
 
     model: nn.Module
     modules: Modules
@@ -233,10 +226,7 @@ class Start:
             self.selection = selection_of(manifest, modules, self.renamings)
 
     def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
-        """Put the training state of ``like`` in place, and note in the manifest what it lacks.
-
-        Raises as ``Continuation.apply``.
-        """
+        """Restore the training state of ``like``; note gaps. Raises as ``Continuation.apply``."""
         if manifest.capture["like"] is None:
             return
         if self.continuation is not None:

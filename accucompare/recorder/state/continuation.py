@@ -49,12 +49,10 @@ class Continuation:
     """A saved state, and the training that goes on from it.
 
     Attributes:
-        step: the step to begin with.
         missing: parts of the state that the training does not get.
         notes: sentences for the manifest.
         overruled: what the state of the first step changed here.
-        own_rank: whether the state is this rank's own; else the bundle has no such rank, and the
-            state is rank 0's.
+        own_rank: whether the state is this rank's; else it is rank 0's, for lack of this rank.
     """
 
     bundle: Bundle
@@ -91,12 +89,11 @@ class Continuation:
         """Check that a training can go on from a bundle's state; nothing is changed yet.
 
         Returns:
-            ``None`` for a bundle of an older version, if no optimizer needs more than weights and
-                inputs.
+            ``None`` for an older version's bundle, if weights and inputs are enough (no optimizer).
 
         Raises:
-            CaptureError: if the state is of another optimizer class, of other parameter groups, or
-                of an older version.
+            CaptureError: if the state has another optimizer class, other groups, or an older
+                version.
             BundleError: if it is damaged.
         """
         own = rank if rank in bundle.manifests else 0
@@ -139,8 +136,7 @@ class Continuation:
         """Put the state into the training.
 
         Args:
-            draws, seed: of the capture; random numbers are continued only if the state's seed is
-                equal.
+            draws, seed: of the capture; random numbers go on only if the state's seed is equal.
 
         Raises:
             BundleError: if the state is damaged.

@@ -69,12 +69,10 @@ def restore_weights(
     Args:
         bundle: has saved state.
         renamings: of the bundle's layers; applied where the model has the new name.
-        changed: saved names of computed buffers that are restored all the same, because steps
-            before the state have changed them.
+        changed: computed buffers that are restored all the same, since earlier steps changed them.
 
     Returns:
-        Notes: buffers that only one of the two has. And the names of the parameters and buffers
-        that held other values before.
+        Notes on buffers that only one side has; the names of the tensors with other values before.
 
     Raises:
         CaptureError: if a parameter is missing on either side or has another shape.
@@ -182,8 +180,7 @@ def _under_names_of(
 
 
 def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
-    """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around
-    a user's own loop.
+    """A bundle's saved inputs, one entry a step; ``None`` if they came from a user's own loop.
 
     Raises:
         BundleError: if the bundle has no saved state, or it is damaged.

@@ -59,7 +59,6 @@ class Training:
         return cls(lists["optimizer"], lists["scheduler"], loop.scaler)
 
     def check(self, modules: Modules) -> None:
-        """Raise UsageError if an optimizer holds no parameter of the model."""
         own = {id(tensor) for _, _, tensor in modules.tensors()}
         for each in self.optimizers:
             if not any(
@@ -132,7 +131,6 @@ class TrainingPart:
 
     @property
     def has_state(self) -> bool:
-        """Whether its state can be read and put back."""
         return all(
             callable(getattr(self.live, method, None))
             for method in ("state_dict", "load_state_dict")
@@ -177,8 +175,9 @@ def run_step(
     training: Training = NOTHING,
     grad: bool = False,
 ) -> Any:
-    """One step: the forward, with a loss its backward, with an optimizer its update. Without a
-    loss, gradients are off, unless ``grad``.
+    """One step: the forward; with a loss its backward, with an optimizer its update.
+
+    Without a loss, gradients are off, unless ``grad``.
 
     Returns:
         The loss, a tensor of one element; ``None`` without one.

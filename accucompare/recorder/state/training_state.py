@@ -122,8 +122,7 @@ class StateSaver:
         """
         Args:
             inputs: one entry a step; ``None`` if they come from a user's own loop.
-            matched: whether random operations draw from the CPU under a seed; else the generators
-                are used as they are.
+            matched: whether random operations draw from the CPU under a seed.
         """
         self._matched = matched
         self._modules = modules
@@ -144,8 +143,7 @@ class StateSaver:
         draws: Draws | None,
         batch: list[CallArguments] | None = None,
     ) -> None:
-        """Write the current state, before a step. The manifest then describes the weights of that
-        step.
+        """Write the state before a step. The manifest then describes the weights of that step.
 
         Args:
             batch: the model's inputs in that step, if they come from a user's own loop.
@@ -168,7 +166,6 @@ class StateSaver:
             writer.manifest.model.update(describe_tensors(self._modules))
 
     def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[_Entry]]:
-        """The state, and the records of its tensors."""
         parts = _Parts()
         objects: dict[Component, list[SavedObject]] = {}
         for part in self._training.parts:

@@ -25,7 +25,7 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
-    """Text for a cell: invisible and forbidden characters are escaped, the end is cut."""
+    """Text for a cell: invisible and forbidden characters are escaped, long text is cut."""
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value

@@ -41,7 +41,7 @@ def facts(row: WrittenRow) -> dict[str, str]:
 
 
 def log_of(value: float | None) -> float | None:
-    """log10 of an error, within the bounds above; ``None`` if there is none, or it is no number."""
+    """The log10 of an error within the bounds above; ``None`` if there is none, or no number."""
     if value is None or math.isnan(value):
         return None
     if value <= 0:

@@ -150,7 +150,7 @@ def _is_finite(row: dict[str, Any]) -> bool:
 
 
 def _indented(value: Any, line: str) -> str:
-    """As ``json.dumps`` with an indent of 1, in a quarter of the time; ``line``: line break,
+    """As ``json.dumps(indent=1)``, in a quarter of the time; ``line``: a line break and its
     indent."""
     if isinstance(value, str):
         return _quoted(value)

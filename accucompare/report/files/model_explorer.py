@@ -88,8 +88,7 @@ class _Node:
 
 
 def write_model_explorer(written: Written, path: Path) -> list[Path]:
-    """Write the graph, and beside it a file for each kind of node data; return the paths in this
-    order.
+    """Write the graph and, beside it, a file for each kind of node data; return their paths.
 
     Raises:
         ReportError: if one cannot be written.

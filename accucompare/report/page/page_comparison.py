@@ -119,8 +119,7 @@ PHASES = (
 
 
 class StepChart(NamedTuple):
-    """A chart of two runs' steps: titles of columns with looks; whether its y axis is
-    logarithmic."""
+    """A chart of two runs' steps: titles of columns with looks; a logarithmic y axis or not."""
 
     title: str
     series: tuple[tuple[str, str], ...]

@@ -195,8 +195,7 @@ def _to_digits(numbers: Array, digits: int) -> Array:
 
 
 def _planes(numbers: Array, count: int) -> bytes:
-    """The ``count`` leading bytes of 64-bit numbers (last bytes of smaller ones), plane by
-    plane."""
+    """The ``count`` leading bytes of 64-bit numbers (last bytes of smaller ones), by planes."""
     size = numbers.dtype.itemsize
     written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
     return (

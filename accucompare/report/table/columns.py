@@ -275,8 +275,7 @@ _AT_ONCE = 256  # rows that are read together, and stay in the processor's cache
 def value_blocks(
     columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
 ) -> Iterator[list[list[Value]]]:
-    """Values by column, in blocks of ``size`` rows; ``numbers``: the rows', ``None`` for 1, 2,
-    …."""
+    """Values by column, in blocks of ``size`` rows; ``numbers``: the rows', or ``None``."""
     each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
     while True:
         values: list[list[Value]] = [[] for _ in columns]

@@ -12,7 +12,7 @@ from accucompare.report.table.looks import AMBER, MUTED_TEXT, SECTION
 from accucompare.report.table.sheets import Line, SheetItem, Table
 
 ABSENT = "—"
-_LONGEST = 20  # entries of a list or table that are shown; longer ones are shown as their number
+_LONGEST = 20  # of a list or table that are shown; longer ones show their length
 #: With an entry per layer or tensor: always shown as a number.
 _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")
 #: Characters. Lines break at a space or slash, and so hold fewer than fit.
@@ -24,8 +24,7 @@ _EXPECTED = (
     *("seconds", "out", "pid", "upload"),
 )
 
-#: Entries for the summary, the most telling first: keys or their beginnings; names (``""``: the
-#: key).
+#: Entries for the summary, the most telling first: keys or their beginnings; names or ``""``.
 _IMPORTANT = {
     "environment.created": "date",
     "environment.command": "command",

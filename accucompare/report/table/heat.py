@@ -1,5 +1,4 @@
-"""Heat maps of layers by ranks and by steps: each layer's largest error as a multiple of its
-limit."""
+"""Heat maps of layers by ranks and by steps: largest errors as multiples of their limits."""
 
 from __future__ import annotations
 

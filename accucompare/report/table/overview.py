@@ -260,8 +260,7 @@ def _fails_first(errors: Array, fails: Array) -> Array:
 
 
 class _Columns(NamedTuple):
-    """By row: its reason's code, layer's number, rank, step, whether it is an output; its
-    errors."""
+    """By row: the codes of reason and layer, rank, step, whether it is an output, and errors."""
 
     codes: Array
     layers: Array

@@ -51,8 +51,7 @@ _NOT_FINITE = "not finite (drawn at the top)"
 
 
 def write_watch(ranks: Ranks, path: Path) -> Path:
-    """Write the workbook of every rank's last run, and return its path. ReportError if it cannot be
-    written."""
+    """Write the workbook of every rank's last run, and return its path; ReportError on failure."""
     from accucompare.report.excel import write_workbook
 
     health = judge_vitals(ranks)
@@ -170,8 +169,7 @@ def _steps(ranks: Ranks) -> list[Table]:
 
 
 def _chart_data(steps: Sequence[Step]) -> Table:
-    """The hidden table behind the charts: of neighbouring steps the first not finite, or the
-    last."""
+    """The hidden table behind the charts: of neighbouring steps the first not finite, or last."""
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
     top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
     columns = [

@@ -1,5 +1,4 @@
-"""What to try: a table of hints, the likeliest first, over the properties of ``Facts``. No
-torch."""
+"""What to try: a table of hints, the likeliest first, over the properties of ``Facts``."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def _limit(tensor: TensorRange) -> float:
 
 
 class _Hint(NamedTuple):
-    """A hint and its condition; {name}, {dtype}, {limit}, {step}, {near}, {low}, {high} are filled
-    in."""
+    """A hint and its condition; ``hints_for`` fills the names in braces."""
 
     when: Callable[[Facts], bool]
     text: str

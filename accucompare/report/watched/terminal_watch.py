@@ -187,8 +187,7 @@ def checks_fail(health: Health | None) -> bool:
 
 
 def verdict_line(ranks: Ranks, health: Health | None, alone: bool = True) -> Text:
-    """``NOT FINITE``, ``FINITE``, ``FINITE, CHECKS FAIL`` or ``TROUBLE``; alone, also what and
-    where."""
+    """The headline, such as ``FINITE, CHECKS FAIL``; alone, also what and where."""
     path = printable_value(str(ranks.path), 400)
     outcome = judge_finite(ranks)
     if outcome.status is CheckStatus.NOT_LOOKED_AT:

@@ -33,8 +33,7 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
 
 def main_run(ranks: Ranks) -> Analysis:
-    """The run shown in full, since all would be too many: that of the first origin, or the
-    first."""
+    """The run shown in full, since all are too many: that of the first origin, or the first."""
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
 
 

@@ -102,8 +102,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
-    """The smallest limits that every row passes: ``Would pass: rel_l2=1.01e-02``; or that none
-    does."""
+    """The smallest limits that every row passes: ``Would pass: rel_l2=1.01e-02``; or none."""
     if hopeless := [row for row in failing if not _has_limit(row)]:
         more = f", and {len(hopeless) - 1} more" if len(hopeless) > 1 else ""
         return (

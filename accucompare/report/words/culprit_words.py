@@ -113,14 +113,12 @@ def fed(comparison: Result) -> str:
 
 
 def place_words(comparison: Result, culprit: Culprit) -> str:
-    """A culprit's place, with step and rank if several: ``encoder.0 (glue, before fc1) (step
-    2)``."""
+    """``encoder.0 (glue, before fc1) (step 2)``; step and rank where there are several."""
     return culprit_place(culprit) + comparison.step_and_rank(culprit.row)
 
 
 def excess_words(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` without a baseline, for another shape or dtype kind, and for
-    integers."""
+    """Its excess; ``None`` without a baseline, for integers, another shape or kind of dtype."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
 

@@ -42,6 +42,7 @@ class Explainer:
 
     def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
         """Add to a finding its weights, the operator that made it, and notes.
+
         Returns:
             The finding with all that; and what the module call was given, for a reproducer, or
             ``None`` if the step could not be run again.

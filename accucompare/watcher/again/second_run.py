@@ -216,12 +216,8 @@ def origins_again(
 
 
 class _SecondWatcher(Watcher):
-    """Watches one outermost call that is run again.
-
-    Attributes:
-        returned_it: whether its forward, before the user's hooks, returned a value that is not
-            finite or is saturated.
-    """
+    """Watches one outermost call that is run again; ``returned_it``: whether its forward, before
+    the user's hooks, returned a value that is not finite or is saturated."""
 
     def __init__(
         self,

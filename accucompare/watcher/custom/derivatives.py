@@ -53,11 +53,7 @@ _ROUNDINGS = 16.0
 
 @dataclass
 class AppliedFunction:
-    """A form of a custom Function, as the run applied it first.
-
-    Attributes:
-        calls: how often.
-    """
+    """A form of a custom Function, as the run applied it first; ``calls``: how often."""
 
     function: Any
     args: tuple[Any, ...]

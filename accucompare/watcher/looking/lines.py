@@ -14,14 +14,10 @@ _MOST_AGAIN = 8
 
 
 class Lines:
-    """The source lines of operators outside of the model.
+    """The source lines of operators outside of the model; ``always``: note them in every step.
 
     A loss is computed alike in each step, so the lines of the first step are enough while the graph
-    stays the same. If it changes, the next step notes lines again, a few times at most.
-
-    Attributes:
-        always: note them in every step.
-    """
+    stays the same. If it changes, the next step notes lines again, a few times at most."""
 
     def __init__(self) -> None:
         self.always = False

@@ -34,11 +34,13 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
         before: Callable[[list[OwnPart]], Any],
         after: Callable[..., None],
     ) -> None:
-        """Args:
-        listening: whether the running code is a module's own.
-        before: called with the inputs, before the operator may overwrite them.
-        after: called with what ``before`` returned, the operator's name, the calling source
-            line, and the outputs.
+        """Set what sees the operators.
+
+        Args:
+            listening: whether the running code is a module's own.
+            before: called with the inputs, before the operator may overwrite them.
+            after: called with what ``before`` returned, the operator's name, the calling source
+                line, and the outputs.
         """
         super().__init__()
         self._listening = listening

@@ -48,19 +48,20 @@ class Watcher(NoteListener):
         overflowed: Callable[[], bool | None] | None = None,
         distributed: bool = False,
     ) -> None:
-        """Args:
-        outermost: is called for outermost calls.
-        overflowed: returns and clears the device's overflow flag, if it is to be asked at every
-            call.
-        distributed: whether gradients are summed over ranks, so that this rank's own must be
-            looked at before.
+        """Hook nothing yet.
+
+        Args:
+            outermost: is called for outermost calls.
+            overflowed: returns and clears the device's overflow flag, if it is to be asked at every
+                call.
+            distributed: whether gradients are summed over ranks, so that this rank's own must be
+                looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
         self._outermost = outermost
-        self._again: dict[
-            str, int
-        ] = {}  # how many of a module's calls activation checkpointing has run again
+        # how many of a module's calls activation checkpointing has run again
+        self._again: dict[str, int] = {}
 
     def install(self) -> None:
         super().install()
@@ -146,7 +147,7 @@ class Watcher(NoteListener):
                     self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
-        """Whether a function transform differentiates the call: autograd's hooks do not run
+        """Whether a function transform differentiates the call; autograd's hooks do not run
         then."""
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False

@@ -31,19 +31,16 @@ class GradientUse:
         self.strangers = 0
         self._parameters = parameters
         self._meter = meter
-        self._before: dict[
-            int, tuple[int, int]
-        ] = {}  # by parameter id: its gradient when the running backward began
-        self._fresh: dict[
-            int, tuple[int, int]
-        ] = {}  # by parameter id: its gradient as the last backward left it, until it is used
+        # by parameter id: its gradient when the running backward began
+        self._before: dict[int, tuple[int, int]] = {}
+        # by parameter id: its gradient as the last backward left it, until it is used
+        self._fresh: dict[int, tuple[int, int]] = {}
         self._weights: dict[int, int] = {}  # each one's version then
         # whether the model was given an input that needs a gradient, as in an adversarial attack
         self._probing = False
         self._probed = False  # whether it was for the last backward
-        self._cleared: list[
-            list[Extrema]
-        ] = []  # per backward since the last update: zero, if its gradients were cleared
+        # per backward since the last update: zero, if its gradients were cleared
+        self._cleared: list[list[Extrema]] = []
         self._thrown: list[list[Extrema]] = []  # those before an update
         self._behind = False  # whether an update was made since the last backward
         self._used: set[int] = set()  # ids of strangers that have had a gradient
@@ -121,9 +118,8 @@ class GradientUse:
             for key, state in self._fresh.items()
             if key in held
         )
-        if (
-            not made
-        ):  # otherwise the applied gradients were assembled by hand, perhaps from cleared ones
+        # otherwise the applied gradients were assembled by hand, perhaps from cleared ones
+        if not made:
             self._thrown += self._cleared
         self._cleared = []
 
@@ -133,7 +129,7 @@ class GradientUse:
         self._behind = True
 
     def thrown(self) -> int:
-        """How many backwards' gradients were cleared before an update used them; read it first."""
+        """How many backwards' gradients were cleared before an update used them, once read."""
         return sum(all(extrema.low == 0 for extrema in each) for each in self._thrown)
 
     def next_step(self) -> None:

@@ -145,8 +145,7 @@ def _counts(node: Any, label: int) -> bool:
 
 
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
-    """The label smoothing s. Torch: (1 - s) x the loss + s / classes x the loss over all
-    classes."""
+    """The label smoothing s; torch has (1 - s) x the loss + s / classes x the loss over all."""
     for node in nodes_near(first):
         parts = [
             part

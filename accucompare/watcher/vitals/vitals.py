@@ -63,12 +63,8 @@ _MOST_LOOKUPS = 16
 
 
 class VitalSigns:
-    """The numbers of the running step.
-
-    Attributes:
-        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if
-            that is not known.
-    """
+    """The numbers of the running step; ``cycle``: after so many steps the loop uses the same inputs
+    again, as it was asked to (0 if unknown)."""
 
     def __init__(
         self,
@@ -78,12 +74,8 @@ class VitalSigns:
         schedulers: Iterable[Any],
         every: int,
     ) -> None:
-        """Args:
-        modules: of the model.
-        watcher: its meter reads the numbers, its hooks see the calls.
-        optimizers, schedulers: those that the watch was given.
-        every: look closely at every n-th step; 0: at none.
-        """
+        """``watcher`` reads the numbers and sees the calls; ``every``: look closely at every n-th
+        step, or at none (0)."""
         self.cycle = 0
         self._watcher = watcher
         self._meter: Meter = watcher.meter
@@ -124,16 +116,14 @@ class VitalSigns:
             for kind, name, tensor in modules.tensors()
             if kind == "buffers" and name.endswith(_RUNNING)
         ]
-        self._alive: dict[
-            str, torch.Tensor
-        ] = {}  # by module: which of its units have given something above zero
+        # by module: which of its units have given something above zero
+        self._alive: dict[str, torch.Tensor] = {}
         self._stale = StaleGradients(watcher.gradients.parameters, watcher.meter)
         self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
-        self._drawing: tuple[Any, Any] | None = (
-            None  # Python's and NumPy's generators when the model was called
-        )
+        # Python's and NumPy's generators when the model was called
+        self._drawing: tuple[Any, Any] | None = None
         self._after: tuple[Any, Any] | None = None  # and when its last call was over
         self._next()
 
@@ -151,16 +141,14 @@ class VitalSigns:
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         self._idle: dict[str, Extrema] = {}
-        self._root: tuple[int, Extrema, CrossEntropy | None] | None = (
-            None  # of the running backward
-        )
+        # of the running backward
+        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None
         self._elsewhere = 0
         self._loss_inputs: dict[LossInput, None] = {}
         self._labels: dict[str, LabelsOf] = {}
         self._lookups: dict[str, list[Extrema]] = {}
-        self._asked: tuple[int, str, torch.Tensor, int] | None = (
-            None  # the last cross entropy: classes, type, labels, which are ignored
-        )
+        # the last cross entropy: classes, type, labels, which are ignored
+        self._asked: tuple[int, str, torch.Tensor, int] | None = None
         self._use.next_step()
 
     def install(self) -> None:

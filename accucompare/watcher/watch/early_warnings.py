@@ -94,11 +94,7 @@ class Lookout:
         self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
-        """Warn of gradients that became not finite when they were summed over ranks.
-
-        Returns:
-            Whether there are any.
-        """
+        """Warn of gradients that the sum over ranks made not finite; whether there are any."""
         spoilt = [name for name, norm in norms.items() if not norm.finite]
         if spoilt:
             fact = "sums-spoilt" if len(spoilt) > 1 else "sum-spoilt"

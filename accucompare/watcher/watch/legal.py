@@ -16,11 +16,7 @@ from accucompare.watcher.watch.step_end import Reader
 
 class Legal:
     """Decides what is legal in a step, by running its calls again if needed; once per place, until
-    something does harm.
-
-    Attributes:
-        harmless: what began in this step and came to nothing.
-    """
+    something does harm. ``harmless``: what began in this step and came to nothing."""
 
     def __init__(
         self,
@@ -37,9 +33,8 @@ class Legal:
         # the fills that this step decided upon
         self._of_step: set[tuple[str, str]] = set()
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
-        self._again: dict[
-            int, tuple[Finding, list[Finding] | None]
-        ] = {}  # by id, this step's findings, and what running the step again has shown
+        # by id, this step's findings, and what running the step again has shown
+        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer

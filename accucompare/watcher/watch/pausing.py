@@ -133,11 +133,7 @@ class Pausing:
 
     def look(self, losses: Iterable[float], step: int) -> None:
         """The update of a step with these losses begins: save the state from before, if it is the
-        first bad one.
-
-        Raises:
-            CaptureError: if the state cannot be written.
-        """
+        first bad one. Raises CaptureError if the state cannot be written."""
         if self._begun is not None and self.state is None and not all(map(math.isfinite, losses)):
             self.state = self._out / f"state-before-step{step}"
             self._save(self._begun, step, self.state)

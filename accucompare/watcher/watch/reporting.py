@@ -50,19 +50,13 @@ class Reporter:
         self._watcher = watcher
         self._reader = reader
         self._explainer = explainer
-        self._reported: dict[
-            int,
-            Finding,
-            # by id, this step's reported findings, before and after they were explained
-        ] = {}
+        # by id, this step's reported findings, before and after they were explained
+        self._reported: dict[int, Finding] = {}
         self._reported_places: set[str] = set()  # places that were reported in any step
-        self._others: int | None = (
-            # the step in which another rank spoilt gradients that updated parameters
-            None
-        )
-        self._spoilt_update: int | None = (
-            None  # the last step in which parameters were updated in spite of a finding
-        )
+        # the step in which another rank spoilt gradients that updated parameters
+        self._others: int | None = None
+        # the last step in which parameters were updated in spite of a finding
+        self._spoilt_update: int | None = None
         self._reproduced = False
 
     def next_step(self) -> None:
@@ -73,8 +67,7 @@ class Reporter:
         return id(finding) in self._reported
 
     def spoilt_by_others(self, step: int) -> None:
-        """Another rank has spoilt this step's gradients: its effects after the update are not
-        new."""
+        """Another rank has spoilt this step's gradients: later effects did not begin here."""
         self._others = step if self._others is None else self._others
 
     @property

@@ -46,9 +46,8 @@ class Reader:
         self._limits = limits
         self._ranks = ranks
         self._known: dict[tuple[object, ...], Finding] = {}
-        self._added: list[
-            Finding
-        ] = []  # findings that do not follow from the order of what was seen
+        # findings that do not follow from the order of what was seen
+        self._added: list[Finding] = []
 
     def next_step(self) -> None:
         self.findings = []

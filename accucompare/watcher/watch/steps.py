@@ -130,8 +130,7 @@ class Watch:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings in execution order: origins, and calls that passed on what came from
-        them."""
+        """All findings in execution order: origins, and calls that passed on what began there."""
         return self._reporter.findings
 
     @property
@@ -244,7 +243,7 @@ class Watch:
         self._vitals.gave(call.name, call.module, output)
 
     def _forget(self) -> None:
-        """Drop what was seen in an endless step, if nothing was found in it."""
+        """Drop what was seen in a step without an end, if nothing was found in it."""
         self._read()
         if not self._reader.findings:
             self._watcher.forget()
