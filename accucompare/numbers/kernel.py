@@ -46,7 +46,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-#: Types that the kernel can compare a tensor in.
+#: Types of which the kernel finds extrema.
 _REALS = (
     {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
     if hasattr(_kernel, "extrema_at")
