@@ -1,6 +1,4 @@
-"""A case: a model, its inputs, and optionally a loss and an optimizer; and how a case is found and
-loaded.
-"""
+"""A case (model, inputs, optional loss and optimizer), and how it is found and loaded."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ class Case:
         optimizer: stepped after each backward; one, or a list of them.
         scheduler: of learning rates, stepped after the optimizer; one, or a list of them.
             ``ReduceLROnPlateau`` is given the loss.
-        scaler: a ``GradScaler``: the loss is scaled by it before the backward, and it steps the
-            optimizer.
+        scaler: a ``GradScaler``: it scales the loss before the backward, and steps the optimizer.
 
     Example:
         >>> def case():
@@ -69,7 +66,7 @@ def load_case(target: str | None) -> tuple[Case, str]:
     target = target or _default_target()
     source, _, name = target.partition(":")
     name = name or "case"
-    # which Python would import as a package without code
+    # Python would import it as a package without code
     if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):
         raise CaseError(
             f"{target}: is a directory; name the file in it, as in {source.rstrip('/')}/model.py"
@@ -109,8 +106,7 @@ def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def whole_target(target: str | None) -> str:
-    """A target with its defaults filled in, by which two are known to be one: ``./net.py`` and
-    ``net.py:case``.
+    """A target with its defaults filled in: ``./net.py`` and ``net.py:case`` are one.
 
     Raises:
         CaseError: without a target, if pyproject.toml has one that cannot be read.
@@ -120,7 +116,7 @@ def whole_target(target: str | None) -> str:
 
 
 def file_of(target: str) -> Path:
-    """Where a case's file is, or would be: that of a module from this directory."""
+    """Where a case's file is, or would be; a module's is looked for from this directory."""
     source = target.partition(":")[0]
     return Path(source) if source.endswith(".py") or "/" in source else Path(*source.split("."))
 
@@ -136,12 +132,8 @@ def _default_target() -> str:
                     .get("accucompare", {})
                     .get("case")
                 )
-            # AttributeError: one of the tables is no table
-            except (
-                OSError,
-                ValueError,
-                AttributeError,
-            ) as error:
+            # AttributeError: a value stands where a table should
+            except (OSError, ValueError, AttributeError) as error:
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):

@@ -1,3 +1,1 @@
-"""Align two bundles, measure each pair of records, judge it, and say where they first diverge.
-NumPy only, never torch.
-"""
+"""Align two bundles, measure and judge each pair of records, and trace errors. Never torch."""

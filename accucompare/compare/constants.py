@@ -1,8 +1,8 @@
 """The numbers that decide a verdict or a culprit: each once, with its unit and its evidence.
 
-Each has a case in ``tests/compare/test_deciding.py``, and ``python -m benchmarks.mutants`` changes
-each and expects it to fail. Numbers that others have set stand elsewhere: quantiles in
-``limits.baseline``, standards in ``runs.acceptance``, exit codes in ``decide``."""
+Each has a case in ``tests/compare/test_deciding.py``; ``python -m benchmarks.mutants`` changes each
+and expects it to fail. Numbers set by others stand elsewhere: quantiles in ``limits.baseline``,
+standards in ``runs.acceptance``, exit codes in ``decide``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 # -- limits by type
 
-#: By digits of a type, relative L2 errors: what passes by default; the most that is rounding,
+#: By digits of a type, three relative L2 errors: the default limit; then the ceiling of rounding,
 #: whatever the baseline, of a fed and of a free-running candidate.
-#: The default goes by the coarsest type that either side has held so far in the step: values after a
-#: bfloat16 layer carry its rounding, whatever their own type.
+#: The default follows the coarsest type so far in the step, on either side: values after a bfloat16
+#: layer carry its rounding, whatever their own type.
 #: Measured: rounding through a deep model stays well below (12 transformer layers: 6e-7 in float32,
-#: 7e-4 in float16, 6e-3 in bfloat16), most bugs do not. Fed, rounding alone stays far below the
-#: ceilings (7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or
-#: TF32 as float16). A baseline that needs more may have the fault itself.
+#: 7e-4 in float16, 6e-3 in bfloat16), most bugs do not. Fed, rounding stays far below the ceilings
+#: (7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or TF32 as
+#: float16). A baseline that needs more may have the fault itself.
 BY_DIGITS = {
     53: (1e-10, 1e-9, 1e-6),
     24: (1e-4, 1e-3, 1e-2),
@@ -28,39 +28,38 @@ BY_DIGITS = {
     1: (1.0, 1.0, 1.0),
 }
 
-#: Roundings of the type that a fed candidate may be off, in which no error is passed on: of a coarse
-#: type, where nearly all of a module's error is the rounding of its operands and results.
+#: Roundings of the type that a fed candidate may be off. In coarse types nearly all of a module's
+#: error is the rounding of its operands and results.
 FED_ROUNDINGS = 4
-#: The same of a fine type, where most is that of long sums, which depends on their order. Measured: 4
-#: were too few for 71 of 144 correct float32 captures, mostly of wide linear layers.
+#: The same in fine types, where most of the error is the order of long sums. Measured: 4 were too
+#: few for 71 of 144 correct float32 captures, mostly of wide linear layers.
 FED_ROUNDINGS_OF_SUMS = 32
 
-#: Times its limit: an error that is so far over it is no chance. The ratio of two root mean squares
-#: of four numbers passes its limit once in a thousand, and twice that once in 15,000. An error that
-#: is over by less does not lead before a clear one of a later step.
+#: A clear error is this many times its limit. By chance, the ratio of two root mean squares of four
+#: numbers passes its limit once in 1000, and twice that once in 15,000. An error that is over by
+#: less does not lead before a clear one of a later step.
 CLEAR = 2.0
 
-#: Classes that sum over a batch or an image while they train, and the dimension of their outputs that
-#: they do not sum over.
+#: Classes that sum over a batch or an image in training, and the one output dimension they keep.
 SUMMED = {"BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "SyncBatchNorm": 1, "GroupNorm": 0}
-#: Times sqrt(n) roundings of float32, by which n terms that are summed in another order may differ
-#: (N. J. Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured against torch's own two orders, n
-#: from 128 to 5e5, mean up to five times the spread: up to 2.6, in GroupNorm 4.1.
+#: Times sqrt(n) roundings of float32: how far n terms summed in another order may differ (N. J.
+#: Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured on torch's own two orders, n from 128
+#: to 5e5, mean up to five times the spread: up to 2.6, in GroupNorm 4.1.
 ORDERS_OF_SUMS = 4.0
-#: The largest relative L2 error that another order explains. A variance that is off by 1e-3 has 5e-4.
+#: The largest relative L2 error that another order explains; a variance off by 1e-3 makes 5e-4.
 MOST_OF_SUMS = 1e-4
 
-#: Recurrent classes, and by how many roundings a value comes about where operators compose each step
-#: (sums, gates, products, tanh). A fused kernel (cuDNN's; oneDNN's, of LSTM in half types) rounds a
-#: step's result alone, so that a baseline made by it is closer than rounding has to be. Roundings add
-#: up as their squares; a backward has the forward's and its own; a parameter's gradient is summed up
-#: in the half type, step by step.
-#: Measured of 1 to 200 steps, in unit roundoffs: LSTM and GRU composed 0.7 to 1.5 in outputs, 0.7 to
-#: 2.2 in gradients, 0.8 to 5.6 in those of parameters; RNN 0.5 to 1.2, 0.7 to 1.8, to 5.4; LSTM by
-#: oneDNN to 0.75, 1.4 and 1.4.
+#: Recurrent classes, and how many roundings a value takes where operators compose each step (sums,
+#: gates, products, tanh). A fused kernel (cuDNN; oneDNN for LSTM in half types) rounds only a
+#: step's result, so its baseline is closer than rounding has to be. Roundings add up as their
+#: squares. A backward has the forward's and its own; a parameter's gradient is summed in the half
+#: type, step by step.
+#: Measured over 1 to 200 steps, in unit roundoffs, for outputs, gradients and parameters'
+#: gradients: LSTM and GRU composed 0.7 to 1.5, 0.7 to 2.2, 0.8 to 5.6; RNN 0.5 to 1.2, 0.7 to 1.8,
+#: to 5.4; LSTM by oneDNN to 0.75, 1.4, 1.4.
 RECURRENT = {"LSTM": 6, "GRU": 6, "RNN": 2}
 
-#: The smallest cosine similarity that is taken as a limit; below, 1 - cosine was probably meant.
+#: The smallest cosine similarity taken as a limit; below it, 1 - cosine was probably meant.
 SMALLEST_COSINE = 0.5
 
 # -- a baseline
@@ -79,30 +78,30 @@ class PrecisionOfBaseline:
     slack: float
 
 
-#: In half types, of no more digits than float16, nearly all of a module's error is the rounding of
-#: its inputs, weights and outputs, which is the same on every device. Half a unit roundoff is about
-#: the root mean square of rounding once, and a factor of 2 is room for accumulation in another order
-#: or precision.
+#: In half types (at most float16's digits) nearly all of a module's error is the rounding of its
+#: inputs, weights and outputs, the same on every device. Half a unit roundoff is about the root
+#: mean square of one rounding; the factor of 2 leaves room for another accumulation order or
+#: precision.
 HALF = PrecisionOfBaseline(floor=0.5, slack=2.0)
-#: With more digits most of the error comes from the order of accumulation, and elementary functions
-#: differ between devices by a few units in the last place. Both vary more between devices.
+#: With more digits most of the error is the order of accumulation, and elementary functions differ
+#: by a few units in the last place. Both vary more between devices.
 SINGLE = PrecisionOfBaseline(floor=2.0, slack=4.0)
 
-#: Elements below which being closer to golden than the baseline proves nothing.
+#: With fewer elements, being closer to golden than the baseline proves nothing.
 FEW = 64
 
-#: Joint standard deviations (and one more) by which two counts of changed choices, which are about
-#: Poisson variables, hardly ever differ.
+#: Joint standard deviations (plus one) by which two counts of changed choices, roughly Poisson,
+#: hardly ever differ.
 DEVIATIONS = 3.0
 
-#: Relative L2 distance of golden's two captures beyond which golden is not compared with.
+#: Relative L2 distance of golden's two captures beyond which nothing is compared with golden.
 UNSTEADY = 0.1
 
-#: Times the distance of two runs: an error up to this counts as noise.
+#: An error up to this many times the distance of two runs counts as noise.
 RUNS = 2.0
 
-#: Share of the smallest error that counts as a baseline's (and of a coarser baseline's own error)
-#: that is explained: a quarter of an error, at right angles to it, makes it 3 % larger.
+#: Share of the smallest baseline error that counts (and of a coarser baseline's own error) that
+#: needs no other explanation: a quarter of an error, at right angles to it, makes it 3 % larger.
 HIDES_NOTHING = 0.25
 
 # -- a closer look at gradients, updates and masks
@@ -111,18 +110,16 @@ HIDES_NOTHING = 0.25
 COMMON_ROUNDINGS = 2.0
 #: Times the baseline's own factor that they may have in common.
 OF_BASELINE = 2.0
-#: Standard errors by which a factor must be off besides; the standard error is an upper bound.
+#: Standard errors, an upper bound each, by which a factor must also be off.
 STANDARD_ERRORS = 4.0
-#: Roundings of the largest element of an update: its moments, their quotient and clipping are
-#: rounded, each once or twice.
+#: Roundings of an update's largest element: moments, quotient and clipping, once or twice each.
 ROUNDINGS_OF_UPDATE = 8.0
 #: Share of a type's lowest value beyond which a number may be a mask.
 NEAR_LOWEST = 0.99
 
 # -- pairs and rows
 
-#: Relative difference of norms and extrema up to which two sequences of operators may begin or end
-#: with a pair.
+#: Relative difference of norms and extrema up to which operators may begin or end a sequence.
 ALIKE_OPERATORS = 0.1
 
 #: Share of its limit beyond which a row that passes is near it.
@@ -130,52 +127,50 @@ NEAR = 0.5
 
 # -- where errors come from
 
-#: Times as far over its limit as an earlier error of a fed call's own code, or of its backward, from
-#: which a later one is another.
+#: A later error of a fed call's own code, or of its backward, is another one if it is this many
+#: times as far over its limit as the earlier one.
 MUCH_FURTHER = 8.0
 
-#: Times the limit of a value that a free-running gradient may be off: it carries the rounding of the
-#: whole forward and of the backward until there. Measured (MiniLM in bfloat16, two steps of
-#: training): gradients are off by up to 0.10, values by up to 0.034.
+#: Times a value's limit that a free-running gradient may be off: it carries the rounding of the
+#: whole forward and of the backward so far. Measured (MiniLM in bfloat16, two training steps):
+#: gradients are off by up to 0.10, values by up to 0.034.
 FREE_GRADIENTS = 4.0
 
 #: Factor within which excesses count as equal.
 ALIKE = 2.0
 
-#: Free-running, the smallest jump of the excess that counts; a smaller one may come from the way in
-#: which errors grow and shrink.
+#: The smallest jump of the excess that counts, free-running; errors grow and shrink by less anyway.
 SMALLEST_JUMP = 1.5
 
-#: Share of integers up to which they may have been chosen among nearly equal values. Such rows come
-#: last.
+#: Share of integers up to which they may be choices among nearly equal values; such rows come last.
 MANY = 0.1
 
 #: Roundings of the coarser side's type, relative to the value's norm, up to which a change between
-#: updates is rounding: averaged weights that are swapped in and out again are rounded twice, and a
-#: change of less than half a rounding may leave the other side's value as it is.
+#: updates is rounding. Averaged weights that are swapped in and out are rounded twice, and a change
+#: below half a rounding may leave the other side's value as it is.
 ROUNDINGS_OF_CHANGE = 2.0
 
-#: Share of an update, relative to its norm, that clamping may cut where another update was made of
-#: other gradients (Adam's first update makes 1.5e-2 of gradients that are 1e-5 off).
+#: Share of an update's norm that clamping may cut if gradients differ (Adam's first update turns
+#: gradients that are 1e-5 off into 1.5e-2).
 SHARE_OF_UPDATE = 0.05
 
-#: Relative difference up to which factors on gradients are one; in half types their rounding.
+#: Relative difference up to which factors on gradients are equal; in half types their rounding.
 SPREAD = 1e-6
-#: Times what is left of a gradient without its factor, by which that factor may be off.
+#: A gradient's factor may be off by this many times what is left of the gradient without it.
 OF_REST = 3.0
-#: Times what factors may be apart, from which one is not 1.
+#: A factor is not 1 if it is off by this many times what factors may be apart.
 DISTINCT = 10.0
-#: Gradients: fewer tell nothing of all.
+#: Fewer gradients say nothing about all of them.
 FEWEST_GRADIENTS = 2
 
 # -- runs of training
 
-#: Relative difference below which learning rates are one: some optimizers keep them in float32.
+#: Relative difference up to which learning rates are equal: some optimizers keep them in float32.
 SAME_RATE = 1e-6
 
-#: Steps at the beginning of a run whose differences are taken together.
+#: Steps at the beginning of a run that are taken together.
 TOGETHER = 10
-#: Standard errors from zero at which a mean is a bias.
+#: A mean this many standard errors from zero is a bias.
 BIASED = 4.0
-#: Steps that it takes to tell one.
+#: The fewest steps that show a bias.
 FEWEST_STEPS = 10

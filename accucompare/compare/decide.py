@@ -1,6 +1,4 @@
-"""One decision: the facts of a result, by an ordered table of rules, give the answer; the exit code
-is a function of the answer.
-"""
+"""One decision: ordered rules turn a result's facts into the answer, which gives the exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class Answer(str, Enum):
     ROUNDING = "rounding"
     WITHIN = "within tolerance"  # the user's own
     BUG = "bug"
-    # over its limits, and nothing tells that from rounding, or which error is a bug
+    # over its limits, and nothing tells rounding from a bug, or which error is the bug
     DIFFERENT = "different"
     NOT_SURE = "not sure"
 
@@ -57,9 +55,7 @@ class Decision:
     """What is decided of a result.
 
     Attributes:
-        answer: in one word, to decide by.
-        facts: what it rests on, the most telling first; of an all-clear, what it does not cover
-            comes last.
+        facts: what it rests on, the most telling first; what an all-clear does not cover is last.
     """
 
     answer: Answer
@@ -67,12 +63,11 @@ class Decision:
 
     @property
     def exit_code(self) -> int:
-        """0, 1 or 2: a function of the answer."""
+        """0, 1 or 2."""
         return EXIT_CODES[self.answer]
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.exit_code
 
 
@@ -210,22 +205,21 @@ def _bug(result: Result) -> Decision:
     return Decision(Answer.BUG, (blamed, *_unproved(result), *refused))
 
 
-#: In this order; the first that has a decision decides.
+#: The first that has a decision decides.
 _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _by_standard,  # a standard that was asked for decides in place of the rows
     _nothing_to_rely_on,  # not sure: too little was compared, or what was compared proves nothing
-    # identical (at least in what was compared), rounding, within tolerance: no row fails, and no
-    # run parts
+    # no row fails and no run parts: identical (maybe so far), rounding, or within tolerance
     _all_clear,
-    # not sure: rows fail by a baseline that cannot judge; a limit of the user's needs none
+    # not sure: rows fail by a baseline that cannot judge (the user's limits need none)
     _by_poor_baseline,
     _parted,  # bug, different: no row fails, but two runs of training part
-    # different: with another model, weights or inputs, errors say nothing of the code
+    # different: with another model, weights or inputs, errors say nothing about the code
     _given_other_things,
-    _far_beyond,  # not sure: only rows fail that the baseline itself has no explanation for
+    _far_beyond,  # not sure: the baseline itself does not explain the rows that fail
     _parted_before,  # bug, different: two runs of training part before any row fails
     _first_over,  # different: rows fail, but nothing tells which of them shows a bug
-    # different: the limits do not tell rounding from a bug, and rounding may be as far off
+    # different: the limits do not tell rounding from a bug
     _by_limits,
     _bug,  # what is left
 )
@@ -240,7 +234,7 @@ def _different(*found: Fact) -> Decision:
 
 
 def _trouble(result: Result) -> Iterator[Fact]:
-    """Why rows and steps give no verdict to rely on, whether rows fail or not."""
+    """Why rows and steps give no reliable verdict, whether rows fail or not."""
     if any(result.hashes) and not all(result.hashes):
         yield facts.HashesOfOneSide(golden=result.hashes[0])
     if not result.compared and not result.steps_judged:
@@ -259,7 +253,7 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
-    """Why it proves nothing that no row fails. A limit of the user's needs no baseline."""
+    """Why passing rows prove nothing. The user's limits need no baseline."""
     if not result.by_user and (poor := _poor_baseline(result)):
         yield poor
     if result.training is not None and result.training.proves_nothing:
@@ -323,7 +317,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
     return Answer.ROUNDING, (how, facts.OverPrecise(precise)) if precise else (how,)
 
 
-#: What may do more than rounding, and too little to show.
+#: Differences that may do more than rounding, yet too little to show.
 _OTHERWISE = {
     About.CONFIGURATION: facts.Otherwise.CONFIGURED,
     About.MODE: facts.Otherwise.RUN,
@@ -333,22 +327,20 @@ _OTHERWISE = {
 
 
 def _made_otherwise(result: Result) -> Iterator[Fact]:
-    """Weights, inputs, modes and attributes of modules that differ. Where all bits agree, they do
-    nothing.
-    """
+    """Weights, inputs, modes and attributes that differ; harmless where all bits agree."""
     found: dict[facts.Otherwise, list[PreflightFinding]] = {}
     for finding in result.preflight:
         if finding.about in _OTHERWISE and finding.serious and not finding.of_baseline:
             found.setdefault(_OTHERWISE[finding.about], []).append(finding)
     yield from (facts.MadeOtherwise(how, tuple(findings)) for how, findings in found.items())
-    # a limit of the user's may be larger than a number that an optimizer was given
+    # the user's limit may be larger than an optimizer's number
     numbers = (row for row in result.rows if row.record is not None and row.record.is_of_group)
     if trained := tuple(row for row in numbers if row.metrics is not None and row.metrics.max_abs):
         yield facts.TrainedOtherwise(trained)
 
 
 def _not_captured(result: Result) -> Iterator[Fact]:
-    """What an all-clear does not cover, for it was not captured."""
+    """What an all-clear does not cover because it was not captured."""
     sides = result.golden.manifest, result.candidate.manifest
     gradients = (
         row.record is not None
@@ -383,7 +375,7 @@ def _not_captured(result: Result) -> Iterator[Fact]:
 
 
 def _not_compared(result: Result) -> Iterator[Fact]:
-    """What an all-clear does not cover, for it was not chosen or has no partner to compare with."""
+    """What an all-clear does not cover because it was not chosen or has no partner."""
     asked: dict[tuple[tuple[str, ...], ...], list[BesideGolden]] = {}
     groups = {group for group in RoleGroup if group is not RoleGroup.SERIES}
     for name, side in zip(BesideGolden, (result.golden, result.candidate), strict=False):
@@ -412,9 +404,7 @@ def _not_compared(result: Result) -> Iterator[Fact]:
 
 
 def _poorly_compared(result: Result) -> Iterator[Fact]:
-    """What an all-clear does not cover, for it was judged by less than all values and a proved
-    baseline.
-    """
+    """What an all-clear covers by less than all values and a proved baseline."""
     if result.by_statistics and result.baseline is not None:
         yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
     if result.by_sketch:
@@ -442,7 +432,7 @@ def _of_parting(training: TrainingResult, parting: Parting) -> Decision:
 
 
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
-    """Whether numbers of a step, or what it was told to do, show an error before any row does."""
+    """Whether a step's numbers or settings show an error before any row does."""
     found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
     first = {
         Stage.UPDATE: parting.clips_otherwise,
@@ -457,7 +447,7 @@ def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
 
 
 def _blamed(result: Result, culprits: list[Culprit]) -> facts.Blamed:
-    """The first culprit; of a fed comparison, whose errors are each their own, the first two."""
+    """The first culprit; fed, where each error is its own, the first two."""
     shown = 2 if result.fed else 1
     return facts.Blamed(tuple(culprits[:shown]), max(0, len(culprits) - shown) if result.fed else 0)
 
@@ -469,7 +459,7 @@ def _when(culprit: Culprit) -> tuple[int, int]:
 
 
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
-    """Whether its error is no rounding: a baseline tells so, or no rounding makes such an error."""
+    """Whether a baseline, or the kind of error, shows that it is not rounding."""
     row, record = culprit.row, culprit.row.record
     if (
         culprit.scaled is not None

@@ -1,4 +1,4 @@
-"""Compares two bundles record by record, with a few blocks in memory."""
+"""Compares two bundles record by record, holding a few blocks in memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ from accucompare.places import Place, is_file
 from accucompare.selection import Selection
 
 if TYPE_CHECKING:
-    from accucompare.compare.cluster import Cluster  # which most diffs need none of
+    from accucompare.compare.cluster import Cluster  # most diffs need none
 
 
 _Made = TypeVar("_Made", bound=Result)
@@ -112,12 +112,11 @@ def compare(
     options: DiffOptions,
     cluster: Cluster | None = None,
 ) -> _Made:
-    """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
+    """Compare two bundles; ``accucompare.diff`` makes these arguments.
 
     Args:
         made: the class of the result.
-        options: what was asked.
-        cluster: where the pairs are compared; ``None`` for threads of this process.
+        cluster: compares the pairs; ``None`` for threads of this process.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())
@@ -139,7 +138,7 @@ def compare(
             preflight=sorted(findings, key=lambda finding: not finding.serious),
             tolerances=opened.tolerances,
             left_out=_count(paired.pairs) - _count(paired.chosen),
-            # a step that cannot be opened is listed once, not for each of its records
+            # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
             baseline=None if judge.bundle is None else _side(judge.bundle),
             culprits=culprits,
@@ -166,9 +165,7 @@ def compare(
 
 @contextlib.contextmanager
 def _without_looking_for_cycles() -> Iterator[None]:
-    """Pause the garbage collector: what a diff makes has no cycles, and looking for them takes a
-    tenth of its time.
-    """
+    """Pause the garbage collector: it takes 10 % of a diff's time, and a diff makes no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -219,9 +216,7 @@ class _Opened:
 
 
 class _Paired(NamedTuple):
-    """The pairs of a diff: all of them, and those that were chosen; ``parameters``: names of
-    golden's that the candidate ties.
-    """
+    """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
     chosen: list[Pair]
@@ -231,7 +226,7 @@ class _Paired(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """What there is to do for each chosen pair, and the captures that judge it."""
+    """The work for each chosen pair, and the captures that judge it."""
 
     tasks: list[Task]
     judge: ChosenBaseline
@@ -283,7 +278,7 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]
     parameters = other_names(*opened.models, renamings)
-    # fed, an operator has the number of golden's that it is
+    # a fed operator keeps golden's number
     align = pair_records if opened.fed else align_operators
     pairs = align(
         opened.golden_records,
@@ -304,9 +299,7 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
 def _assign(
     stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions
 ) -> _Assigned:
-    """Give each pair its limits, its records of the baseline and of the proof, and those of second
-    runs.
-    """
+    """Give each pair its limits and its records of the baseline, the proof and the second runs."""
     keep_going, golden, damage, precision = (
         options.work.keep_going,
         opened.golden,
@@ -384,7 +377,7 @@ def _findings(
     compared: list[Row],
     options: DiffOptions,
 ) -> list[PreflightFinding]:
-    """What pre-flight finds, and what is found of maps and of the baseline."""
+    """The findings of pre-flight, of maps and of the baseline."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     alone = [row for row in compared if judge.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
@@ -402,7 +395,7 @@ def _follow(
     findings: list[PreflightFinding],
     options: DiffOptions,
 ) -> tuple[TrainingResult | None, list[Row]]:
-    """Where two runs of training part, and the rows with those that are numbers of a step."""
+    """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
     baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
     training = climb(
@@ -439,7 +432,7 @@ def _culprits(
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
-#: Where the second run of a capture with ``--repeat 2`` is, inside the first one's directory.
+#: The second run of a capture with ``--repeat 2``, inside the first one's directory.
 REPEAT = "repeat1"
 
 
@@ -458,7 +451,7 @@ def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:
 def _with_second_runs(
     tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]
 ) -> list[Task]:
-    """The tasks with the records of the candidate's and of golden's second run."""
+    """The tasks with the records of the candidate's and golden's second runs."""
     if not theirs and not ours:
         return tasks
     return [
@@ -476,7 +469,6 @@ def _count(pairs: list[Pair]) -> int:
 
 
 def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
-    """The records of a second run, if there is one."""
     return (
         {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
     )
@@ -501,7 +493,7 @@ def _origins(
         for pair in pairs
         if pair.golden is not None and pair.candidate is not None
     ]
-    # its manifest has the candidate's names
+    # the candidate's manifest has the candidate's names
     places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {
@@ -521,7 +513,7 @@ def _place(key: Key) -> NotFed:
 def _outcomes(
     sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None
 ) -> list[PairOutcome | BundleError]:
-    """The outcome of each pair, also of those that one side did not run or capture."""
+    """The outcome of each pair, including those that one side did not run or capture."""
     progress = work.progress or (lambda done, total: None)
     outcomes = (
         outcomes_of(sides, tasks, work.workers, progress)
@@ -536,9 +528,7 @@ def _outcomes(
 
 
 def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
-    """Every record of a bundle. With ``keep_going``, a step whose list cannot be read is added to
-    ``damage``.
-    """
+    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``."""
     records = []
     for rank, entry in bundle.steps():
         try:
@@ -589,9 +579,7 @@ def _unused_options(
 def _unused_rules(
     rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]
 ) -> list[PreflightFinding]:
-    """Findings about the rules of a tolerance file that judge nothing: no record, and no number of
-    a step.
-    """
+    """Findings about rules of a tolerance file that judge no record and no number of a step."""
     of_series = (
         row.candidate
         for row in rows
@@ -637,5 +625,5 @@ def _rows(
 
 
 def _has_updates(compared: Iterable[Row]) -> bool:
-    """Whether updates were compared, so that the optimizer's code need not be."""
+    """Whether updates were compared; then the optimizer's code need not be."""
     return any(row.golden is not None and row.golden.role is Role.PARAM_UPDATE for row in compared)

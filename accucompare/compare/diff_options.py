@@ -16,14 +16,12 @@ class Work:
     """How a comparison is done. Only ``verify`` and ``keep_going`` change what it says.
 
     Attributes:
-        verify: read and verify tensors with equal digests too, instead of taking them for equal;
-            what is read is always verified.
-        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at
-            the first.
-        workers: threads that read and measure, by default as many as there are processors.
+        verify: read and verify tensors with equal digests too. What is read is always verified.
+        keep_going: list unreadable records in ``Comparison.damage`` instead of raising.
+        workers: threads that read and measure; by default one per processor.
         cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or
-            ``"local:8"`` for so many processes here: they compare in place of this process's
-            threads. Each reads the bundles itself.
+            ``"local:8"`` for that many processes here. They replace this process's threads; each
+            reads the bundles itself.
         progress: called now and then with the bytes compared and their total.
 
     Raises:
@@ -48,16 +46,14 @@ class Work:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """The options of ``accucompare.diff``, as it has read them.
+    """The options of ``accucompare.diff``, parsed.
 
     Attributes:
         limits: what the user gave for all layers.
-        rules: those by layer.
-        renamings: of golden's layers.
-        auto: whether to take the renamings that would otherwise be proposed.
+        rules: limits by layer.
+        auto: whether to apply the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
-        standard: that decides in place of the rows.
-        work: how it is done.
+        standard: decides in place of the rows.
     """
 
     limits: Tolerance = Tolerance()

@@ -1,5 +1,4 @@
-"""What a decision rests on, typed and without words: ``report.words`` says each fact in a
-sentence."""
+"""What a decision rests on, typed and without words; ``report.words`` says each in a sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class BareFact(Enum):
     NOTHING_COMPARED = auto()
     INPUTS_DIFFER = auto()
     OVER_GIVEN = auto()  # over limits that the user gave
-    # neither a baseline nor a second golden run tells how far runs wander
+    # no baseline and no second golden run tells how far runs wander
     RUNS_BY_FIXED_LIMITS = auto()
     IDENTICAL = auto()
     IDENTICAL_SO_FAR = auto()  # some rows could not be compared
@@ -102,9 +101,7 @@ class StepsProveNothing:
 
 @dataclass(frozen=True)
 class Unproved:
-    """Rows that the baseline may not judge: the candidate's environment does not compute golden's
-    own values.
-    """
+    """The baseline may not judge these rows: it was made where golden's code gives other values."""
 
     rows: tuple[Row, ...]
 
@@ -160,7 +157,7 @@ class OptimizersDiffer:
 
 @dataclass(frozen=True)
 class StandardMissed:
-    """A standard that was asked for is not met."""
+    """The standard asked for is not met."""
 
     standard: Standard
 
@@ -180,7 +177,7 @@ class NoOwnError:
 
 
 class Order(Enum):
-    """How the place that is named lies among those over tolerance."""
+    """Where the named place lies among those over tolerance."""
 
     FIRST = auto()
     MOST_STEPS = auto()
@@ -223,7 +220,7 @@ class ByFixedLimits:
 
 @dataclass(frozen=True)
 class StandardMet:
-    """A standard that was asked for is met."""
+    """The standard asked for is met."""
 
     standard: Standard
 
@@ -242,7 +239,7 @@ class OverPrecise:
     rows: tuple[Row, ...]
 
 
-# What may do more than rounding, and too little to show.
+# What may do more than rounding, yet too little to show.
 
 
 class Otherwise(Enum):
@@ -273,7 +270,7 @@ class TrainedOtherwise:
 
 @dataclass(frozen=True)
 class SeriesOnly:
-    """Losses and gradient norms of steps alone were compared, no layer."""
+    """Only losses and gradient norms of steps were compared, no layer."""
 
     steps: int
 
@@ -354,7 +351,7 @@ class AloneRows:
 
 
 class Judged(Enum):
-    """How rows were judged, where that is less than by all their values and the baseline."""
+    """How rows were judged, if by less than all their values and the baseline."""
 
     BY_STATISTICS = auto()
     BY_SKETCHES = auto()
@@ -364,7 +361,7 @@ class Judged(Enum):
 
 @dataclass(frozen=True)
 class RowsJudged:
-    """How many rows were judged so."""
+    """How many rows were judged this way."""
 
     how: Judged
     count: int
@@ -372,15 +369,14 @@ class RowsJudged:
 
 @dataclass(frozen=True)
 class BaselineNotProved:
-    """Nothing was run that would prove the baseline: that failed, or was not asked for although
-    these differ."""
+    """No run proves the baseline: it failed, or was not asked for although these differ."""
 
     why: str | tuple[Surrounding, ...]
 
 
 @dataclass(frozen=True)
 class DigestsAlone:
-    """Digests alone were compared, and the losses and gradient norms of so many steps."""
+    """Only digests, and this many steps' losses and gradient norms, were compared."""
 
     steps: int
 

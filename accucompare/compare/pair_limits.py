@@ -1,5 +1,4 @@
-"""The limits of each pair: those in force, and the dtypes that have rounded before it in its
-step."""
+"""The limits of each pair: those in force, and the dtypes that rounded before it in its step."""
 
 from __future__ import annotations
 
@@ -32,9 +31,7 @@ from accucompare.numbers import DTYPES
 
 
 def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
-    """The limits in force. A fed candidate's default depends on the format that its float32
-    products were rounded to.
-    """
+    """The limits in force; a fed candidate's default depends on its float32 products' format."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
 
@@ -61,16 +58,16 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
 
 @dataclass
 class PairLimits:
-    """The coarsest floating dtype in which the two sides have differed so far, step by step.
+    """The coarsest floating dtype in which the two sides have differed so far, by step.
 
-    Values that are the same on both sides bring no rounding error into later ones. Neither do
-    scales, for which float8_e8m0fnu is used."""
+    Values that agree bring no rounding error into later ones; neither do scales (float8_e8m0fnu).
+    """
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
     _terms: Terms = field(default_factory=Terms)
-    # the types of what an update adds to
+    # the dtypes of the parameters that an update adds to
     _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)
-    # the limits, where there are no rules for layers
+    # the limits, if no rules go by layer
     _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(default_factory=dict)
     # the largest error so far of a recurrent module's roundings
     _composed: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -99,7 +96,7 @@ class PairLimits:
             self._of_dtypes[alike] = tolerance
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
-        # by fixed limits alone: a baseline's own error has them
+        # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         if rules.recurrent:
@@ -114,9 +111,7 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
     def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
-        """The relative L2 error that a recurrent module makes in a half type; free-running, also in
-        what comes after it.
-        """
+        """A recurrent module's relative L2 error in half types; free-running, later values' too."""
         step = golden.rank, golden.step
         own = 0.0
         if golden.type in rules.recurrent and is_half(candidate.dtype):
@@ -130,14 +125,12 @@ class PairLimits:
 
 @lru_cache
 def _floating(*dtypes: str) -> frozenset[str]:
-    """Those of some dtypes that are floating or complex."""
+    """The floating and complex ones of some dtypes."""
     return frozenset(name for name in dtypes if name in DTYPES and DTYPES[name].digits)
 
 
 @lru_cache
 def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
-    """The type with the fewest digits; of several, one of the pair's own, and the same in every
-    run.
-    """
+    """The type with the fewest digits; of several, one of the pair's own, the same in every run."""
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")

@@ -1,6 +1,4 @@
-"""The result of a diff: its rows, and how they add up. ``compare.decide`` says what follows from
-it.
-"""
+"""The result of a diff: its rows and how they add up. ``compare.decide`` concludes from it."""
 
 from __future__ import annotations
 
@@ -43,35 +41,24 @@ class Result:
     """Two bundles compared.
 
     Attributes:
-        golden, candidate: the bundles.
-        rows: every pair and every unmatched record, in golden's execution order; modules never
-            called come last.
-        preflight: what differs about how the two were captured, the most telling first.
+        rows: pairs and unmatched records in golden's execution order, then modules never called.
+        preflight: what differs in how the two were captured, the most telling first.
         tolerances: the limits in force.
-        left_out: how many records ``only`` and ``skip`` left out, both sides together.
-        damage: records that could not be read (only with ``keep_going``; without it the first one
-            raises).
-        baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none
-            was given.
+        left_out: how many records ``only`` and ``skip`` left out on both sides together.
+        damage: records that could not be read, with ``keep_going``.
+        baseline: the bundle that shows how large an error rounding alone makes.
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
-        refused: the baseline that was given or needed, if it may not judge; ``baseline`` is
-            ``None`` then.
-        not_proved: why nothing was run that would prove the baseline, where that matters; nothing
-            if it is proved, or golden's own.
-        golden_made_here: whether golden was made beside the candidate, in its environment, by the
-            call that made this result.
-        unseen: what differs in the code of the two cases' optimizers, whose updates no record
-            shows.
+        refused: a baseline given or needed that may not judge; ``baseline`` is ``None`` then.
+        not_proved: why no run proves the baseline; empty if proved, golden's own, or irrelevant.
+        golden_made_here: whether this call made golden too, in the candidate's environment.
+        unseen: code that differs between the two optimizers, whose updates no record shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
         verified: whether tensors of equal digests were read too.
-        other_model: what shows that the two bundles are not of one model, for which no culprit is
-            named; ``None`` if they are.
-        proposed_maps: those that would bring more layers together.
-        training: the steps of two runs of training, compared; ``None`` where neither bundle has a
-            series of numbers of them.
-        acceptance: what came of the standard that was asked for, which then decides in place of the
-            rows; ``None`` if none was.
+        other_model: what shows that the bundles are of two models; no culprit is named then.
+        proposed_maps: renamings that would bring more layers together.
+        training: the steps of two training runs, compared; ``None`` if neither bundle has them.
+        acceptance: the result by the standard asked for, which decides in place of the rows.
     """
 
     golden: Side
@@ -97,9 +84,7 @@ class Result:
 
     @property
     def fed(self) -> bool:
-        """Whether each of the candidate's module calls was given golden's values, so that its error
-        is its own.
-        """
+        """Whether each module call was given golden's values, so that its error is its own."""
         return self.candidate.manifest.fed
 
     @cached_property
@@ -121,7 +106,7 @@ class Result:
 
     @cached_property
     def broadcast(self) -> list[Row]:
-        """The rows of values that one side broadcasts, and the other later."""
+        """The rows that one side broadcasts earlier than the other."""
         return [row for row in self.rows if row.status is Status.PASS and _is_broadcast(row)]
 
     @cached_property
@@ -136,9 +121,7 @@ class Result:
 
     @cached_property
     def by_digests(self) -> int:
-        """How many rows are identical by their digests alone: their values were read when they were
-        captured, and not now.
-        """
+        """How many rows are identical by digests alone, values read at capture but not now."""
         rows = (
             row
             for row in self.rows
@@ -148,9 +131,7 @@ class Result:
 
     @property
     def holds_outputs(self) -> bool:
-        """Whether what the whole model returns was recorded on both sides: its inputs are, whatever
-        ``--only`` and ``--skip`` leave out.
-        """
+        """Whether both recorded the model's outputs; ``--only`` and ``--skip`` keep its inputs."""
         options = [side.manifest.options for side in (self.golden, self.candidate)]
         return all(
             each.imported is None and Selection(each.only or (), each.skip or ()).allows("")
@@ -159,15 +140,14 @@ class Result:
 
     @property
     def hashes(self) -> tuple[bool, bool]:
-        """Whether golden, and the candidate, hold hashes of another tool in place of values."""
+        """Whether golden, and the candidate, hold another tool's hashes in place of values."""
         sides = (side.manifest.options.imported for side in (self.golden, self.candidate))
         golden, candidate = (imported is not None and bool(imported.hashes) for imported in sides)
         return golden, candidate
 
     @property
     def without_values(self) -> bool:
-        """Whether no tensor was kept on either side, by ``--mode``, so that there is none to
-        read."""
+        """Whether, by ``--mode``, neither side kept tensors to read."""
         return all(
             side.manifest.options.mode not in (None, Mode.TENSORS)
             for side in (self.golden, self.candidate)
@@ -175,9 +155,7 @@ class Result:
 
     @cached_property
     def nonfinite_on_both(self) -> int:
-        """How many rows hold NaN or Inf on both sides, which agree as far as they are in the same
-        places.
-        """
+        """How many rows hold NaN or Inf on both sides, which agree if their places do."""
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
 
     @property
@@ -188,9 +166,7 @@ class Result:
 
     @cached_property
     def only_unfinished(self) -> bool:
-        """Whether all that fails are rows of steps that an incomplete capture did not come to, or
-        ended in.
-        """
+        """Whether the only failures lie in steps that an incomplete capture missed or ended in."""
         if not self.incomplete or self.parting is not None:
             return False
         ours = {(row.golden.rank, row.golden.step) for row in self.rows if row.golden}
@@ -215,7 +191,7 @@ class Result:
 
     @property
     def parting(self) -> Parting | None:
-        """Where two runs of training part; ``None`` if they do not, or nothing tells."""
+        """Where two runs of training part; ``None`` if they do not, or if that is unknown."""
         return None if self.training is None else self.training.parting
 
     @property
@@ -230,40 +206,34 @@ class Result:
 
     @property
     def by_user(self) -> bool:
-        """Whether limits that the user gave judge every row, so that no baseline is needed."""
+        """Whether the user's limits judge every row, so that no baseline is needed."""
         return self.tolerances.otherwise.given
 
     @cached_property
     def unproved(self) -> list[Row]:
-        """The rows that the baseline may not judge, for golden's own code does not give golden's
-        values where that was made.
-        """
+        """Rows the baseline may not judge: where it was made, golden's code gives other values."""
         return [row for row in self.rows if row.verdict.unproved]
 
     @cached_property
     def far_beyond(self) -> Row | None:
-        """The first row that is far beyond rounding, and so is the baseline."""
+        """The first row that is far beyond rounding where the baseline is too."""
         return next((row for row in self.rows if row.verdict.beyond), None)
 
     @cached_property
     def may_hide(self) -> Unseen | None:
-        """The rows that could not be compared, and in which an error may hide."""
+        """Rows that could not be compared and may hide an error."""
         return unseen_rows(
             self.rows, self.fed, coarsest(self.golden.manifest, self.candidate.manifest)
         )
 
     @cached_property
     def without_output(self) -> Row | None:
-        """The first input of a step in which the model returned nothing that could be compared, as
-        far as outputs were recorded.
-        """
+        """A step's first input, if the model's recorded outputs hold nothing comparable."""
         return without_output(self.rows) if self.holds_outputs else None
 
     @cached_property
     def first_divergence(self) -> Row | None:
-        """The first row that fails, in execution order; ``None`` if none does. Missing and extra
-        records do not diverge.
-        """
+        """The first failing row in execution order; missing and extra records do not diverge."""
         return next(
             (row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED),
             None,
@@ -271,12 +241,10 @@ class Result:
 
     @cached_property
     def identical_until(self) -> Row | None:
-        """The first row with other bits, where those before it are bit for bit identical, and some
-        of them computed.
+        """The first row with other bits, if all before are identical and some were computed.
 
-        ``None`` if no row has other bits, or nothing that was computed comes before it; and of a
-        fed comparison, whose rows each stand alone. Rows without partner, and those whose bits are
-        not known, are passed over."""
+        ``None`` if there is none, or if the comparison is fed: its rows stand alone. Rows without
+        partner or with unknown bits are passed over."""
         if self.fed:
             return None
         computed = False
@@ -291,9 +259,7 @@ class Result:
         return None
 
     def place(self, row: Row) -> str:
-        """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output
-        (step 2, rank 1)``.
-        """
+        """Where a row is: ``encoder.0.fc1 output (step 2, rank 1)``."""
         return row.place + self.step_and_rank(row)
 
     def step_and_rank(self, row: Row) -> str:
@@ -321,9 +287,7 @@ class Result:
         return counts
 
     def worst(self, count: int = 10) -> list[Row]:
-        """The rows furthest over tolerance, then the largest relative L2 errors; rows without any
-        difference left out.
-        """
+        """The rows furthest over tolerance, then the largest relative L2 errors above 0."""
         different = (row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0))
         return heapq.nlargest(count, different, key=_badness)
 

@@ -1,4 +1,4 @@
-"""How the tasks of a comparison are run: batch by batch, in several threads."""
+"""Runs the tasks of a comparison batch by batch, in several threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from accucompare.errors import BundleError
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
 
-#: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes
-#: most of the time), bytes of neighbouring pairs that a thread gets at a time, how many pairs at
-#: most, and bytes above which the threads share a pair.
+#: Bytes worth one more thread (with small tensors Python takes most of the time); bytes, and pairs,
+#: of a thread's batch; bytes above which threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH_BYTES = 8 << 20
 NEIGHBOURS = 2000
@@ -26,11 +25,9 @@ SPLIT = 64 << 20
 def outcomes_of(
     sides: Sides, tasks: list[Task], workers: int | None, progress: Progress
 ) -> list[PairOutcome | BundleError]:
-    """The outcome of each pair. Large tensors come first, each split among the threads, then
-    batches of the others.
+    """The outcome of each pair; large tensors first, split among threads, then batches.
 
-    The number of threads changes no result.
-    """
+    The number of threads changes no result."""
     sizes = [nbytes(task) for task in tasks]
     total, done = sum(sizes), 0
     outcomes: list[PairOutcome | BundleError | None] = [None] * len(tasks)
@@ -58,9 +55,7 @@ def outcomes_of(
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[Run]:
-    """A ``map`` over some threads. At the end, and after Ctrl-C, work that has not begun is
-    dropped, and running work is waited for.
-    """
+    """A ``map`` over threads. At the end, or on Ctrl-C, drops pending work and awaits the rest."""
     if workers == 1:
         yield map
         return
@@ -74,9 +69,7 @@ def _threads(workers: int) -> Iterator[Run]:
 
 
 def in_order(sizes: list[int]) -> tuple[list[int], list[int]]:
-    """The places of the tasks in the order in which they are begun: those of large tensors, the
-    largest first, and the others.
-    """
+    """The tasks' places in order of execution: large tensors, the largest first, and the others."""
     large = sorted(
         (place for place, size in enumerate(sizes) if size > SPLIT),
         key=sizes.__getitem__,
@@ -88,11 +81,9 @@ def in_order(sizes: list[int]) -> tuple[list[int], list[int]]:
 def batches_of(
     places: list[int], sizes: list[int], room: int, most: int | None = None
 ) -> list[list[int]]:
-    """Neighbours together, so that handing them to a thread or a worker costs little compared with
-    reading.
+    """Places of tasks in batches of neighbours, so that handing them on costs little.
 
     Args:
-        places: of the tasks, in order.
         sizes: of all tasks, in bytes.
         room: bytes that fill a batch.
         most: tasks in a batch.

@@ -1,7 +1,6 @@
-"""What differs between devices: how each is opened and described, and which of its settings change
-numbers.
+"""Devices: opening and describing each, and its settings that change numbers.
 
-One class per type of device, each with the methods of ``Backend``.
+One class for each type of device, with the methods of ``Backend``.
 """
 
 from accucompare.devices.opening import TYPES, DeviceName, backend, explain, open_device

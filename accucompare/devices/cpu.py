@@ -14,10 +14,8 @@ import torch
 
 from accucompare.errors import UsageError
 
-#: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
-#: From this size on a block is made of huge pages: glibc would take it from the system, and give
-#: it back, each time.
+#: Blocks from this size on use huge pages: glibc would take each from the system and give it back.
 _LARGE = 32 << 20
 
 
@@ -40,10 +38,10 @@ class Cpu:
         }
 
     def flags(self) -> dict[str, Any]:
-        """Those of torch as a whole, and of oneDNN."""
+        """The flags of torch as a whole, and of oneDNN."""
         try:
             precision = torch.get_float32_matmul_precision()
-        except RuntimeError:  # it has been set for one backend alone, by torch 2.9's fp32_precision
+        except RuntimeError:  # torch 2.9's fp32_precision was set for one backend alone
             precision = "mixed"
         mkldnn = torch.backends.mkldnn
         products = {  # since torch 2.9
@@ -60,11 +58,10 @@ class Cpu:
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """Deterministic algorithms, on every device: torch has one switch for all. Operators
-        without one warn and run.
+        """Deterministic algorithms on every device. Operators without one warn and run.
 
-        Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports
-        inductor, which takes seconds, for a switch that a model run eagerly does not need.
+        Uses the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports
+        inductor, which takes seconds and is not needed in eager mode.
         """
         before = torch.get_deterministic_debug_mode()
         if deterministic and not before:
@@ -94,7 +91,7 @@ class Cpu:
         return ()
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        # what is made in inference mode cannot be written into outside of it
+        # memory made in inference mode cannot be written into outside of it
         with torch.inference_mode(False):
             if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
                 return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
@@ -106,9 +103,7 @@ class Cpu:
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Fresh memory in pages of 2 MiB, where the system has them: a copy into pages of 4 KiB takes
-    up to five times as long.
-    """
+    """Fresh memory in 2 MiB pages, if possible: copies into 4 KiB pages take up to 5x as long."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
@@ -116,6 +111,6 @@ def _huge_pages(nbytes: int) -> mmap.mmap | None:
             -1, -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except (OSError, ValueError):  # the kernel has none, or no more memory in one piece
+    except (OSError, ValueError):  # no huge pages, or not enough memory in one piece
         return None
     return memory

@@ -40,7 +40,7 @@ class Cuda(Streams):
         try:
             device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
             torch.cuda.set_device(device)
-        except RuntimeError as error:  # busy, out of memory; its first line says which
+        except RuntimeError as error:  # busy or out of memory: its first line says which
             raise DeviceError(
                 f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see"
                 " `nvidia-smi`"
@@ -79,9 +79,7 @@ class Cuda(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products,
-        convolutions and RNNs.
-        """
+        """As ``Cpu.numerics``, also for cuBLAS and cuDNN; TF32 in products, convolutions, RNNs."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(super().numerics(deterministic, None))
             if deterministic:
@@ -98,8 +96,7 @@ class Cuda(Streams):
         torch.cuda.synchronize(device)
 
 
-#: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9
-#: puts in its place.
+#: The holder of ``allow_tf32``, and those of ``fp32_precision``, which replaces it in torch 2.9.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
 _CUDNN: _Family = (
@@ -109,9 +106,7 @@ _CUDNN: _Family = (
 
 
 def _allowed(family: _Family) -> bool:
-    """Whether TF32 is allowed; torch refuses to read ``allow_tf32`` where the user has set
-    ``fp32_precision``.
-    """
+    """Whether TF32 is allowed. torch cannot read ``allow_tf32`` once ``fp32_precision`` is set."""
     try:
         return bool(family[0].allow_tf32)
     except RuntimeError:
@@ -121,9 +116,10 @@ def _allowed(family: _Family) -> bool:
 def _settings(family: _Family) -> list[tuple[Any, str, object, object]]:
     """What to set, as (owner, name, value that allows, value that forbids).
 
-    By ``allow_tf32`` only where nothing else is set: it overrules no ``fp32_precision``, of one
-    backend or of all, and cannot put back what ``set_float32_matmul_precision`` did. Setting
-    ``fp32_precision`` alone would make torch refuse to read the old flags."""
+    ``allow_tf32`` is used only where nothing else is set: it overrules no ``fp32_precision``, and
+    cannot restore what ``set_float32_matmul_precision`` did. Setting ``fp32_precision`` alone would
+    make torch refuse to read the old flags.
+    """
     backends = (torch.backends, torch.backends.cudnn)
     newer = any(getattr(backend, "fp32_precision", "none") != "none" for backend in backends)
     try:
@@ -148,9 +144,7 @@ def _set(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _workspace() -> Iterator[None]:
-    """Let cuBLAS be deterministic (cuBLAS documentation, "Results reproducibility"); it reads this
-    when it is first used.
-    """
+    """Make cuBLAS deterministic (its docs, "Results reproducibility"); read at its first use."""
     given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:

@@ -1,6 +1,4 @@
-"""Ascend NPUs through torch_npu. Names and behaviours are those of torch_npu 2.13.0
-(Ascend/pytorch), older ones allowed for.
-"""
+"""Ascend NPUs through torch_npu: names and behaviour of 2.13.0 (Ascend/pytorch) and older."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Npu(Streams):
     """An NPU, by ``torch.npu``."""
 
     REDUCED = "hf32"
-    SKETCHES_IN = "float32"  # float64 runs on the slow processor of the NPU, where it runs at all
+    SKETCHES_IN = "float32"  # float64 runs on the NPU's slow processor, if at all
 
     def open(self, index: int | None) -> torch.device:
         """Import torch_npu and check that the NPU is there.
@@ -98,11 +96,10 @@ class Npu(Streams):
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """As ``Cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix
-        products and convolutions.
+        """As ``Cpu.numerics``, which torch_npu follows; and HF32 in products and convolutions.
 
-        CANN heeds only the first setting of determinism in a thread: enter it before the first
-        operator."""
+        CANN heeds only a thread's first setting of determinism: enter it before the first operator.
+        """
         products = (_npu().matmul, _npu().conv)
         before = [bool(product.allow_hf32) for product in products]
         with super().numerics(deterministic, None):
@@ -119,9 +116,7 @@ class Npu(Streams):
         _npu().synchronize(device)
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where
-        INF_NAN_MODE_ENABLE is 0), which is then cleared.
-        """
+        """Reads and clears the flag of SoCs without Inf and NaN (see ``saturates``)."""
         if not self.saturates():  # get_npu_overflow_flag refuses here
             return None
         with _npu().device(device):
@@ -131,22 +126,21 @@ class Npu(Streams):
         return overflowed
 
     def saturates(self) -> bool:
-        """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on,
+        """On a 910A and a 310P; on others if INF_NAN_MODE_ENABLE is 0 (and, from the 910B on,
         INF_NAN_MODE_FORCE_DISABLE is 1).
         """
         return not _utils().is_support_inf_nan()
 
     @contextlib.contextmanager
     def kernel_dump(self, directory: Path) -> Iterator[None]:
-        """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py
-        convert`` makes NumPy files of the dump.
+        """CANN dumps as ``acl_dump.json`` says; its ``msaccucmp.py convert`` makes NumPy files.
 
-        Processes side by side need a directory each. Kernels launched before are waited for, so
-        that they are not dumped.
+        Concurrent processes need a directory each. Kernels launched before are waited for, so that
+        they are not dumped.
 
         ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``.
-        Their namesakes in ``torch.npu`` (npu_config.py) make the same calls of CANN, but through
-        options whose errors torch_npu throws away."""
+        Their namesakes in ``torch.npu`` (npu_config.py) call CANN, too, but ignore its errors.
+        """
         try:
             config = _write_dump_config(directory)
         except OSError as error:
@@ -167,8 +161,7 @@ class Npu(Streams):
         _finalize_dump(directory)
 
     def unsupported(self) -> list[str]:
-        """Operators with kernels for CPUs, but none for NPUs, and not composed of other
-        operators."""
+        """Operators with kernels for CPUs but none for NPUs, and not composed of others."""
         kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         composed = (
             "CompositeImplicitAutograd",
@@ -189,12 +182,13 @@ class Npu(Streams):
 
 
 def _write_dump_config(directory: Path) -> Path:
-    """Every input and output of every single operator, as eager PyTorch launches them, in full.
+    """Configure a full dump of each single operator's inputs and outputs, in eager mode.
 
-    The fields are those of CANN's application development API, "aclmdlSetDump", "model dump and
+    Fields as in CANN's application development API, "aclmdlSetDump", "model dump and
     single-operator dump configuration" (CANN 8.0 to 9.0, document aclcppdevg_03_0315):
     ``dump_list`` is empty for single operators, which ``dump_op_switch`` includes; ``dump_mode`` is
-    ``output`` if not given; the directory ``dump_path`` must be there."""
+    ``output`` if not given; the directory ``dump_path`` must exist.
+    """
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     dump = {
@@ -210,7 +204,7 @@ def _write_dump_config(directory: Path) -> Path:
 
 
 def _finalize_dump(directory: Path) -> None:
-    """Wait for the last kernels, and end the dump, whether they went well or not."""
+    """Wait for the last kernels, and end the dump in any case."""
     with _refusals_of_dump(directory):
         try:
             _npu().synchronize()
@@ -229,9 +223,7 @@ def _refusals_of_dump(directory: Path) -> Iterator[None]:
 
 
 def _cause(error: RuntimeError) -> str:
-    """The lines of a driver's message that matter: the error code of torch_npu's call, and CANN's
-    own words, if there are any.
-    """
+    """The important lines of a driver's message: torch_npu's error code, and CANN's own words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     codes = re.findall(r"[\w:.()]+, error code is \d+", str(error))
     words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]
@@ -248,11 +240,11 @@ def _npu() -> Any:
 
 
 def _version(of: str) -> str | None:
-    """Version of CANN or the driver as torch_npu reports it; ``None`` if it does not."""
+    """Version of CANN or the driver, from torch_npu; ``None`` if unknown."""
     ask = getattr(_utils(), "get_cann_version", None)
     try:
         return str(ask(of)) or None if ask is not None else None
-    except RuntimeError:  # it does not know that part
+    except RuntimeError:  # that part is unknown to it
         return None
 
 

@@ -35,11 +35,7 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """Read a device name.
-
-        Raises:
-            UsageError: if it is of no known type.
-        """
+        """Read a device name. UsageError if the type is unknown."""
         match = re.fullmatch(r"(cpu|cuda|npu)(?::(\d+))?", text)
         if match is None or (match[1] == "cpu" and match[2]):
             raise UsageError(f"--device {text}: must be cpu, cuda, cuda:N, npu or npu:N")
@@ -49,8 +45,8 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's class has."""
 
-    #: The reduced precision of float32 matrix products and convolutions that it can allow:
-    #: ``"hf32"``, ``"tf32"`` or none.
+    #: The reduced precision of float32 products that it can allow: ``"hf32"``, ``"tf32"`` or
+    #: ``None``.
     REDUCED: str | None
     #: The type in which it adds up sketches of its tensors (``live.values.device_sketch``):
     #: ``"float64"`` or ``"float32"``; ``None`` where the host does that.
@@ -73,38 +69,28 @@ class Backend(Protocol):
         """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """While the context lasts, use deterministic algorithms, and allow or forbid reduced
-        precision; ``None`` leaves it as it is.
-        """
+        """Within the context, be deterministic; allow or forbid reduced precision, if not None."""
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until everything launched on the device is done, and raise its errors."""
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """Whether an operator has overflowed since the last call; ``None`` where Inf and NaN show
-        it instead.
-        """
+        """Whether an operator overflowed since the last call; ``None`` where Inf and NaN tell."""
 
     def saturates(self) -> bool:
-        """Whether the device gives a type's largest number, such as float16's 65504, in place of
-        Inf; it then counts as overflow.
-        """
+        """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
-        """While the context lasts, every kernel's inputs and outputs are written into a directory,
-        by the device's own software.
+        """Within the context, the device's software dumps each kernel's inputs and outputs.
 
         Raises:
-            UsageError: at once where there is no such dump; on entering, if nothing can be written
-                into the directory.
-            DeviceError: on entering or leaving, if the device's software refuses; never in place of
-                what the body raised.
+            UsageError: at once where there is no such dump; on entering, if the directory is
+                unwritable.
+            DeviceError: if the device's software refuses; never in place of the body's error.
         """
 
     def unsupported(self) -> Collection[str]:
-        """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a
-        kernel.
-        """
+        """The operators, such as ``aten::huber_loss``, that run on the CPU for lack of a kernel."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """``nbytes`` of the host's memory, of the kind that the device copies into fastest."""
@@ -118,7 +104,7 @@ class Backend(Protocol):
 
 
 def backend(type: str) -> Backend:
-    """What a type of device does; as the CPU does it, for a type without a class of its own."""
+    """What a type of device does. A type without a class of its own gets the CPU's."""
     return _made(type if type in TYPES else "cpu")
 
 
@@ -131,8 +117,8 @@ def _made(name: str) -> Backend:
 def open_device(name: DeviceName) -> torch.device:
     """Import torch with what the device needs, and make sure that the device is there.
 
-    What libraries print meanwhile goes to standard error: torch_npu prints warnings, and standard
-    output is for results.
+    Libraries' prints go to standard error meanwhile: torch_npu prints warnings, and standard output
+    is for results.
 
     Raises:
         DeviceError: if torch, the device's software, or the device itself is missing.

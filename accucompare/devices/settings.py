@@ -9,7 +9,6 @@ import xxhash
 
 from accucompare.text import without_credentials
 
-#: What each does.
 ENVIRONMENT = {
     "ACCUCOMPARE_KERNEL": "numpy switches the compiled kernel off",
     "ASCEND_HOME_PATH": "where CANN is",
@@ -33,8 +32,7 @@ ENVIRONMENT = {
     "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
 }
 
-#: How the names of variables begin by which libraries choose kernels, precisions, devices and the
-#: order of sums.
+#: Prefixes of variables by which libraries choose kernels, precisions, devices, order of sums.
 _OF_LIBRARIES = re.compile(
     "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|TRITON_|XLA_|JAX_"
     "|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_"
@@ -43,8 +41,7 @@ _OF_LIBRARIES = re.compile(
     "|TRANSFORMERS_|DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_"
     "|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
 )
-#: Where programs and caches are, and whose: no number depends on them. torch reads or sets some in
-#: one run and not in the next.
+#: Paths, caches, users: no number depends on them, and torch sets some in some runs only.
 _WHERE = {
     "PATH",
     "HOME",
@@ -58,14 +55,12 @@ _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNO
 
 
 def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:
-    """The variables that may change what a run computes, with their values.
+    """The variables that may change what a run computes, with their values by name.
+
+    Values that look secret become digests; URLs lose their credentials.
 
     Args:
-        environment: all that there are.
-        named: those that the run's own code names.
-
-    Returns:
-        By name. Of one that looks secret the value is a digest; in URLs there are no credentials.
+        named: variables that the run's own code names.
     """
     chosen = {name for name in environment if is_a_librarys(name)} | {
         name for name in named if name in environment
@@ -74,9 +69,7 @@ def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict
 
 
 def is_a_librarys(name: str) -> bool:
-    """Whether a variable is one of a library's, which chooses among its kernels, and not one that
-    the run's own code alone knows.
-    """
+    """Whether a library chooses kernels by this variable; else only the run's own code knows it."""
     return name in ENVIRONMENT or _OF_LIBRARIES.match(name) is not None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-#: How to install what a type of device needs.
 INSTALL = {
     "cpu": "pip install torch",
     "cuda": "pip install torch",
@@ -28,7 +27,7 @@ SET_ENV = (
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; ``None`` if it is not."""
+    """Version of an installed package; ``None`` if it is not installed."""
     from importlib import metadata  # slow to import
 
     try:
@@ -38,8 +37,7 @@ def version(package: str) -> str | None:
 
 
 def mismatch() -> str | None:
-    """What is wrong with the versions of torch and torch_npu, with the cure; ``None`` if nothing
-    is.
+    """What is wrong with the versions of torch and torch_npu, with the cure; ``None`` if they fit.
 
     A torch_npu is built for one release of torch and bears its number: 2.13.0 and 2.13.0.post1 are
     for torch 2.13.0 (Ascend/pytorch, README, "PyTorch and Python version matching table").

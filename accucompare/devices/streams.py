@@ -1,5 +1,4 @@
-"""Copies from devices that work through streams, beside the host: CUDA GPUs and Ascend NPUs
-alike."""
+"""Copies beside the host, from devices with streams: CUDA GPUs and Ascend NPUs alike."""
 
 from __future__ import annotations
 
@@ -12,25 +11,21 @@ from accucompare.devices.cpu import Cpu
 
 
 class Streams(Cpu):
-    """A device whose copies run beside the host."""
-
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory, which a device can write into while the host goes on; ordinary memory
-        where none can be had.
-        """
+        """Pinned memory, which a device can fill while the host goes on; else ordinary memory."""
         try:
-            # what is made in inference mode cannot be written into outside of it
+            # memory made in inference mode cannot be written into outside of it
             with torch.inference_mode(False):
                 return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:
             return super().host_memory(nbytes)
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
-        """Begin a copy on the stream that computes the source, so that whatever is computed next
-        waits for it and the host does not.
+        """Begin a copy on the stream that computes the source: only later computations wait for it.
 
-        The source is made contiguous on the device: torch_npu begins to copy any other into a
-        temporary, and reads that at once."""
+        The source is made contiguous on the device. torch_npu copies any other into a temporary
+        first, and reads that at once.
+        """
         source = source.resolve_conj().resolve_neg().contiguous()
         if not target.is_pinned():
             target.copy_(source)

@@ -1,3 +1,1 @@
-"""All that touches a live model, whoever asks: modules and their names, values, hooks, dispatch,
-randomness, numerics, environment.
-"""
+"""All that touches a live model: modules, values, autograd, operators, numerics, environment."""

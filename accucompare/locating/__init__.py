@@ -1,6 +1,4 @@
-"""Is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one
-call.
-"""
+"""Rounding or a bug, and where? Fed captures, a baseline and a comparison in one call."""
 
 from accucompare.locating.case_locate import locate, locate_case
 from accucompare.locating.culprit_operators import locate_operators, operators_by_hand

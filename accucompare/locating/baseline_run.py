@@ -1,6 +1,4 @@
-"""What golden's own case computes here: the baseline in the candidate's precision, and the proof in
-golden's.
-"""
+"""Golden's case, run here: the baseline in the candidate's precision, the proof in golden's."""
 
 from __future__ import annotations
 
@@ -16,20 +14,18 @@ from accucompare.places import Place
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.selection import FloatType, RoundedType
 
-#: Called with what is being done, before it begins.
+#: Called with a description before each task.
 Announce = Callable[[str], None]
 
 
 @dataclass
 class BaselineRun:
-    """Golden's case on the CPU, fed with golden, as often as it is needed. What a proof tells,
-    ``compare.judging.proof`` says.
+    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``).
 
     Attributes:
         code, case: what runs it, and what is run.
         golden: its manifest.
-        out: the baseline's directory.
-        options: of the baseline's capture.
+        out, options: of the baseline's capture.
         failed: why the proof could not be run; ``""`` if it could.
     """
 
@@ -42,7 +38,7 @@ class BaselineRun:
     failed: str = ""
 
     def make(self, candidate: Manifest) -> bool:
-        """Make the baseline, in the candidate's precision; whether that worked."""
+        """Make the baseline in the candidate's precision; whether that worked."""
         precision, emulate = _precision_of(self.golden, candidate)
         products = f" with products in {emulate}" if emulate else ""
         self.announce(f"baseline: {self.case} on the CPU, in {precision}{products}")
@@ -55,14 +51,12 @@ class BaselineRun:
         return True
 
     def prove(self) -> bool:
-        """Run it in golden's precision; whether that worked."""
+        """Run the case in golden's precision; whether that worked."""
         self.announce(f"proof: does {self.case} give golden's own values here?")
         return self._run_as_golden(self.out / PROOF, self.options)
 
     def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
-        """Run what a first comparison asks for: the proof again, or golden's code on rounded
-        values; whether there is anything new.
-        """
+        """Run the proof again, or golden's code on rounded values, if needed; whether any was."""
         again = conditioned = False
         if comparison.unproved:
             self.announce("proof: again, since golden's values were not reproduced everywhere")
@@ -94,7 +88,8 @@ def _precision_of(golden: Manifest, candidate: Manifest) -> tuple[str, str | Non
     """The type that the baseline computes in, and what its products are rounded to.
 
     In golden's own type the CPU would give golden itself. float64 then shows golden's rounding,
-    which is the candidate's too."""
+    which is the candidate's too.
+    """
     ours, theirs = float_dtype(golden), float_dtype(candidate)
     lowered = [each for each in product_formats(candidate) if each and theirs == "float32"]
     if lowered:

@@ -1,6 +1,4 @@
-"""``accucompare.locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline
-and a comparison in one call.
-"""
+"""``accucompare.locate``: fed captures, a baseline and a comparison in one call."""
 
 from __future__ import annotations
 
@@ -36,29 +34,25 @@ def locate(
     overwrite: bool = False,
     options: LocateOptions = LocateOptions(),
 ) -> Comparison:
-    """Run a case on a device, each module on golden's inputs, and compare with what rounding alone
-    does to it.
+    """Run a case on a device, each module on golden's inputs; compare errors with rounding's.
 
-    The command ``accucompare locate`` does the same. What is done is logged, at level INFO.
+    The command ``accucompare locate`` does the same. Progress is logged at level INFO.
 
     Args:
-        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, ``case`` if not
-            named, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
+        case: ``file.py[:callable]`` or ``package.module[:callable]``; the callable, by default
+            ``case``, returns an ``accucompare.Case``. ``None`` stands for the case that the nearest
             pyproject.toml names, or ``./case.py``.
-        device: the device under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or
-            ``"npu:N"``.
-        golden: the trusted bundle: its directory or URL; without it, one is made on the CPU in
+        device: under test: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
+        golden: directory or URL of the trusted bundle. By default, golden is made on the CPU in
             float32, with weights and inputs rounded to ``dtype``.
-        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; the
-            case's own type, if not given.
-        out: directory or URL for the bundles that are made: ``golden``, ``candidate`` and
-            ``baseline``.
+        dtype: what the candidate computes in: ``"float32"``, ``"bfloat16"`` or ``"float16"``; by
+            default the case's own type.
+        out: directory or URL for the bundles ``golden``, ``candidate`` and ``baseline``.
         overwrite: replace the bundles of an earlier run.
-        options: what else the command has options for, as an ``accucompare.LocateOptions``.
+        options: the command's other options, as an ``accucompare.LocateOptions``.
 
     Returns:
-        The fed comparison with its baseline; ``answer``, ``conclusion`` and ``culprits`` say what
-        was found.
+        The fed comparison with its baseline; see ``answer``, ``conclusion`` and ``culprits``.
 
     Raises:
         CaseError: if the case cannot be found or built.
@@ -96,7 +90,7 @@ def _candidate_type(dtype: str) -> FloatType:
 
 
 def locate_case(setup: LocateSetup) -> Comparison:
-    """What ``locate`` does, with all that it was asked as one object."""
+    """``locate`` with all that it was asked as one object."""
     options, golden = setup.options, setup.golden
     open_device(setup.device)  # before torch is imported, and before anything is written
     maps = listed(options.map)
@@ -149,7 +143,7 @@ def locate_case(setup: LocateSetup) -> Comparison:
 
 
 def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
-    """Make golden on the CPU in float32, of weights rounded to the candidate's type."""
+    """Make golden on the CPU in float32, from weights rounded to the candidate's type."""
     options = setup.options
     setup.announce(f"golden: {code.case or 'the case'} on the CPU, in float32")
     same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
@@ -172,9 +166,7 @@ def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
 
 
 def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> None:
-    """Refuse a bundle that cannot be golden, a directory inside it, and a case inside it, for a
-    bundle is data.
-    """
+    """Refuse a bundle that cannot be golden, and outputs or cases inside it: a bundle is data."""
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):
             raise UsageError(
@@ -183,7 +175,7 @@ def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> Non
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
     for option, case in cases.items():
-        # a baseline that golden brings needs none
+        # with a baseline that golden brings, golden's code is not needed
         if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():
             raise CaseError(f"{option} {case}: there is no file {file_of(case)}")
         if case is not None and golden.resolve() in file_of(case).resolve().parents:

@@ -1,5 +1,3 @@
-"""After ``locate``: which operator of the culprit's module makes the error?"""
-
 from __future__ import annotations
 
 import glob
@@ -26,12 +24,11 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     Golden, candidate and baseline are captured again, with the operators of that one module.
 
     Args:
-        setup: as it was for ``locate``.
-        comparison: what that returned.
+        setup, comparison: what ``locate`` was given and returned.
 
     Returns:
-        The fed comparison of that module's operators, for a culprit in a backward with the nodes of
-        that; ``None`` if there is no culprit, or its error is made in the backward of the loss or
+        The fed comparison of that module's operators, with the backward's nodes for a culprit in a
+        backward. ``None`` if there is no culprit, or its error is made in the loss's backward or
         in an update, whose operators are not recorded.
 
     Raises:
@@ -99,13 +96,7 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
 
 
 def operators_by_hand(setup: LocateSetup, comparison: Comparison) -> tuple[str, str, str]:
-    """What to type where ``locate_operators`` raised: the captures of golden, where that was made,
-    and of the candidate, and their diff.
-
-    Args:
-        setup: as it was for ``locate``.
-        comparison: what that returned, with a culprit.
-    """
+    """What to type if ``locate_operators`` raised: captures of golden and candidate, and a diff."""
     golden = comparison.golden.manifest
     made, name = golden.options, comparison.culprits[0].name
     of_golden = {

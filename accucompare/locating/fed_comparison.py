@@ -35,12 +35,11 @@ def compare_fed(
         setup: the candidate's case, device and numerics.
         code: what runs golden's code.
         folder: for the bundles that are made.
-        of_golden, of_candidate: options of the fed capture: with golden's layer names, for the
-            baseline; with the candidate's.
+        of_golden, of_candidate: options of the fed captures: the baseline's have golden's layer
+            names, the candidate's its own.
         repeat: how often to run the candidate.
-        made_here: whether this process made golden, too: a proof is due only where something is
-            wrong then.
-        compared: of ``diff``.
+        made_here: this process made golden, too: then a proof is due only if something is wrong.
+        compared: options of ``diff``.
     """
     from accucompare.recorder.session import capture_case
 
@@ -63,14 +62,14 @@ def compare_fed(
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = suggested(ours, theirs)
-    maps = candidate.capture["map"]  # in which auto is resolved
+    maps = candidate.capture["map"]  # auto is resolved in it
     run, refused = None, None
     if brought is not None:
         setup.announce(f"baseline: golden's own, {brought}")
     else:
         of_baseline = replace(of_golden, like=like)
         if code.python is None and code.case_of(manifest, setup.case) == setup.case:
-            # else it is golden's own case, which has golden's names
+            # otherwise golden's own case runs, which has golden's names
             of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
         other = other_versions(manifest, candidate)
         run = _baseline(setup, code, manifest, candidate, folder / "baseline", of_baseline)
@@ -95,9 +94,7 @@ def compare_fed(
 
 
 def other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
-    """The packages whose code golden ran that are here in another version, so that nothing made
-    here can be its baseline.
-    """
+    """Packages that golden ran in another version: nothing made here can then be its baseline."""
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 

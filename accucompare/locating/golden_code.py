@@ -56,11 +56,12 @@ class GoldenCode:
             )
 
     def case_of(self, golden: Manifest, target: str | None) -> str | None:
-        """The case that golden was captured from: the one that was named, or the candidate's own if
-        golden's has its name; else ``None``.
+        """The case that golden was captured from: as named, or the candidate's if its name is
+        equal.
 
-        The case that a bundle names is never run, for golden may come from anybody. The candidate's
-        own may have the fault."""
+        The case that a bundle names is never run: golden may come from anybody. The candidate's own
+        case may have the fault.
+        """
         own = whole_target(target)
         return self.case or (own if golden.case and whole_target(golden.case) == own else None)
 
@@ -86,7 +87,7 @@ class GoldenCode:
         }
         command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else [])]
         command += ["--device", "cpu", "--out", whole(out), "-q", *as_arguments({**given, **more})]
-        # A variable is an option of what the user types; this command has all of its own.
+        # such variables are options of the user's command; this one has all of its own
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -102,7 +103,7 @@ class GoldenCode:
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
-    """The arguments of a command line that give these options; without those that are ``None``."""
+    """Command line arguments for these options, except those that are ``None``."""
     arguments: list[str] = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"

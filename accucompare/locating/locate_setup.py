@@ -1,5 +1,3 @@
-"""All that ``locate`` was asked, as one object."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,16 +15,9 @@ class LocateSetup:
     """All that ``locate`` was asked, for the case's modules and then for the operators of one.
 
     Attributes:
-        case: the case, see ``accucompare.case.load_case``.
-        device: the device under test.
-        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and
-            inputs rounded to ``dtype``.
-        dtype: what the candidate computes in; its own type, if not given.
-        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``,
-            and the same of operators in ``ops``.
-        overwrite: replace the bundles of an earlier run.
-        options: the rest.
-        announce: called with each thing that is done, before it begins.
+        case, golden, dtype, overwrite: as for ``locate``.
+        out: directory for the bundles that are made; those of operators go to ``ops``.
+        announce: called with a description before each task.
     """
 
     case: str | None

@@ -33,7 +33,7 @@ class CaptureOptions(AskedOfCapture):
         queue_bytes: how many bytes of tensors may wait to be written.
 
     Raises:
-        UsageError: if one makes no sense.
+        UsageError: if an option makes no sense.
     """
 
     queue_bytes: int = QUEUE_BYTES
@@ -42,7 +42,7 @@ class CaptureOptions(AskedOfCapture):
         for name in ("only", "skip", "map"):
             object.__setattr__(self, name, listed(getattr(self, name)))
         for name in ("like", "feed"):
-            # which may hold credentials, and shows itself without them
+            # a URL may hold credentials; a place shows itself without them
             if is_url(getattr(self, name)):
                 object.__setattr__(self, name, place_of(getattr(self, name)))
         if self.steps is not None and not isinstance(self.steps, Steps):
@@ -91,11 +91,7 @@ class CaptureOptions(AskedOfCapture):
 
     @classmethod
     def of(cls, record: Any, start: Any, feed: Any, numerics: Any, **others: Any) -> CaptureOptions:
-        """Of groups, each whole or by its first field alone, as ``accucompare.capture`` takes them.
-
-        Raises:
-            UsageError: as the class; also if a group is another one.
-        """
+        """Options from groups, each whole or as its first field. UsageError if one is wrong."""
         recorded = group(Recorded, record, "record")
         began, fed = group(StartFrom, start, "start"), group(FedWith, feed, "feed")
         maps = dict.fromkeys([*listed(began.map), *listed(fed.map)])
@@ -106,12 +102,11 @@ class CaptureOptions(AskedOfCapture):
 
     @property
     def asked(self) -> Steps | None:
-        """The steps to record; ``None`` for all that there are."""
+        """The steps to record; ``None`` for all."""
         return self.steps if isinstance(self.steps, Steps) else None
 
     @property
     def groups(self) -> tuple[RoleGroup, ...]:
-        """The groups of records to make."""
         if self.roles is not None:
             return RoleGroup.parse(self.roles)
         return tuple(RoleGroup) if self.backward else (RoleGroup.FORWARD, RoleGroup.SERIES)
@@ -123,12 +118,11 @@ class CaptureOptions(AskedOfCapture):
 
     @property
     def selection(self) -> Selection:
-        """The layers that ``only`` and ``skip`` choose."""
         return Selection.of(self.only, self.skip)
 
 
 def _checked(read: Callable[[Any], Any], name: str, given: Any) -> Any:
-    """What is read of an option; what is wrong with it under its name."""
+    """Read an option; an error names it."""
     try:
         return read(given)
     except (TypeError, ValueError) as error:
@@ -136,5 +130,4 @@ def _checked(read: Callable[[Any], Any], name: str, given: Any) -> Any:
         raise UsageError(f"{name}{between}{error}") from None
 
 
-#: Of a capture that was asked nothing else.
 DEFAULTS = CaptureOptions()

@@ -1,8 +1,7 @@
-"""Runs the tasks of a comparison on a Dask cluster, of the user's or of this machine, with the
-result of threads at home, bit for bit.
+"""Runs a comparison's tasks on a Dask cluster, with the results of local threads, bit for bit.
 
-Only records go out and metrics come back: each worker reads the bundles itself. Nothing here
-imports Dask before a cluster is asked for."""
+Only records go out and metrics come back: each worker reads the bundles itself. Dask is not
+imported before a cluster is asked for."""
 
 from __future__ import annotations
 
@@ -45,33 +44,25 @@ _T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a
-#: task, whatever is in it.
+#: Bytes of tensors, and pairs, in a parcel: Dask takes about 2 ms for a task, whatever its size.
 PARCEL_BYTES = 128 << 20
 PAIRS = 2000
-#: The fewest tasks in flight; twice as many as threads, if that is more. A million pairs are never
-#: all packed at once.
+#: The fewest tasks in flight (or twice the threads): a million pairs are never all packed at once.
 IN_FLIGHT = 64
-#: How often Dask runs a task again that has failed. A worker that dies is another matter:
-#: distributed.scheduler.allowed-failures.
+#: Reruns of a failed task; dying workers count in distributed.scheduler.allowed-failures.
 RETRIES = 2
-#: How often a parcel is sent again whose answer was lost with its worker, before something else
-#: must be wrong.
+#: How often a parcel is resent if its answer is lost with its worker; then something else is wrong.
 ASKED_AGAIN = 3
-#: Seconds between two looks at the cluster while nothing arrives, and for how long it may be
-#: without any worker.
+#: Seconds between two looks at an idle cluster, and seconds that it may be without any worker.
 LOOK = 2.0
 ALONE_SECONDS = 30.0
-# seconds more than Dask's own patience to connect; and those that workers have at the end to close
-# their files
+# seconds beyond Dask's own patience to connect, and for workers to close their files at the end
 _GRACE = 5.0
 
-#: Loggers of Dask's that print a traceback for each connection that ends; what it means for the
-#: comparison is said once, at its end.
+#: Dask's loggers that print a traceback for each closed connection; the comparison reports it once.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
-#: Dask's workers look a hundred times a second where they are, for its dashboard; on few processors
-#: that shows in the time.
+#: Dask's profiler samples workers 100 times a second, which costs on few processors.
 UNPROFILED = {"distributed.worker.profile.enabled": False}
 
 _SCHEDULER = "the scheduler"
@@ -83,13 +74,11 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     """Connect to a cluster, and check that its processes compute as this one does.
 
     Args:
-        where: a scheduler's address as Dask has it, or ``local`` or ``local:8`` for processes on
-            this machine, which end with this.
+        where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine.
 
     Raises:
         UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if the scheduler does not answer, has no workers, or they run another
-            accucompare.
+        ClusterError: if no scheduler answers, or it has no workers, or another accucompare.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
@@ -112,7 +101,7 @@ def open_cluster(where: str) -> Iterator[Cluster]:
             else:
                 address = where
             client = stack.enter_context(_client(address))
-        except Exception as error:  # what is no address, or no scheduler, fails in many ways
+        except Exception as error:  # a wrong address fails in many ways
             why = printable(str(error))
             if local is not None:
                 cure = (
@@ -136,9 +125,7 @@ def _client(address: Any) -> Client:
     from distributed import Client
 
     class OwnClient(Client):
-        """A client that could not connect is let go at once: Dask's waits a minute for the end of
-        what never began.
-        """
+        """Drop a client that could not connect at once; Dask would wait a minute."""
 
         def __del__(self) -> None:
             if self.status == "running":
@@ -162,11 +149,10 @@ def _client(address: Any) -> Client:
 
 
 def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
-    """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask
-    waits for some answers without end.
+    """The function's result. On time-out its thread is abandoned, for some Dask calls never end.
 
     Raises:
-        TimedOutError: if it does; else what the function raises.
+        TimedOutError: if it takes longer; else what the function raises.
     """
     future: Future[_T] = Future()
 
@@ -182,9 +168,7 @@ def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Any]:
-    """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit
-    that they do not hear it.
-    """
+    """Workers on this machine. They inherit a blocked SIGINT, so that Ctrl-C does not kill them."""
     import dask
     from distributed import LocalCluster
 
@@ -204,7 +188,7 @@ def _processes(count: int) -> Iterator[Any]:
 
 
 class Cluster:
-    """A cluster that is connected. Made by ``open_cluster``."""
+    """A connected cluster. Made by ``open_cluster``."""
 
     def __init__(self, client: Client, where: str) -> None:
         self._client = client
@@ -212,9 +196,7 @@ class Cluster:
         self._workers: list[str] = []  # those seen last
 
     def check(self) -> None:
-        """Raise ClusterError unless every process of the cluster can do the work as this one does
-        it.
-        """
+        """Raise ClusterError unless every process of the cluster computes as this one does."""
         if not self._threads() and self._connected:
             raise ClusterError(
                 f"--cluster {self._where}: has no workers; start some with `dask worker"
@@ -252,7 +234,7 @@ class Cluster:
                 )
 
     def _introductions(self) -> dict[str, Any]:
-        """What each process of the cluster computes with, or the error of asking it."""
+        """What each process computes with, or the error of asking it."""
         found: dict[str, Any] = {}
         try:
             found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
@@ -267,8 +249,7 @@ class Cluster:
     def outcomes(
         self, sides: Sides, tasks: list[Task], progress: Progress
     ) -> list[PairOutcome | BundleError]:
-        """The outcome of each pair, in parcels of neighbours, the large ones first, as
-        ``task_batches.outcomes_of`` has them at home.
+        """The outcome of each pair, as by ``task_batches.outcomes_of``, in parcels of neighbours.
 
         Raises:
             BundleError: of the first record that cannot be read, unless ``sides.keep_going``.
@@ -324,15 +305,13 @@ class Cluster:
 
     @contextlib.contextmanager
     def _executor(self, job: Job) -> Iterator[Executor]:
-        """Dask as an executor. At the end, and after Ctrl-C, what has not begun is dropped, and
-        workers close their files.
-        """
+        """Dask as an executor. At the end or on Ctrl-C, drop pending work and close files."""
         self._threads()
         executor: Executor = self._client.get_executor(pure=False, retries=RETRIES)
         try:
             yield executor
         finally:
-            # such as a worker that hangs, and does not answer
+            # a worker may hang and not answer
             with contextlib.suppress(Exception, CancelledError):
                 _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
@@ -341,20 +320,18 @@ class Cluster:
         self._client.run(forget, token, on_error="ignore")
 
     def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply | None:
-        """What a worker has answered; meanwhile looks now and then whether there still is one.
+        """A worker's answer. While waiting, checks now and then that workers are left.
 
-        Returns:
-            ``None`` if the worker died in the moment in which its answer came, which Dask's
-            executor takes for an error of the task.
+        ``None`` if the worker died just then, which Dask's executor mistakes for the task's error.
 
         Raises:
-            ClusterError: if none can answer.
+            ClusterError: if no worker can answer.
         """
         from distributed.scheduler import KilledWorker
 
         alone: float | None = None
         while not wait([future], LOOK).done:
-            # after distributed.comm.timeouts.connect without a scheduler
+            # Dask does so after distributed.comm.timeouts.connect without a scheduler
             if self._client.status == "closed":
                 raise self._lost(sides, "has lost its scheduler")
             if self._threads():
@@ -373,7 +350,8 @@ class Cluster:
             ) from None
         except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
-        except TypeError:  # "cannot unpack …", of distributed.cfexecutor; one of the task's own comes as a ClusterError
+        except TypeError:
+            # "cannot unpack …", of distributed.cfexecutor; the task's own is a ClusterError
             return None
         except Exception as error:  # such as a reply that cannot be read
             if not self._connected:
@@ -388,10 +366,10 @@ class Cluster:
         return str(self._client.status) == "running"
 
     def _threads(self) -> int:
-        """How many threads all workers have; 0 also if the scheduler does not answer."""
+        """How many threads all workers have; 0 if the scheduler does not answer."""
         try:
             threads: dict[str, int] = self._client.nthreads()
-        except Exception:  # a client that is just being closed fails in many ways
+        except Exception:  # a closing client fails in many ways
             return 0
         self._workers = list(threads) or self._workers
         return sum(threads.values())
@@ -406,7 +384,7 @@ class Cluster:
 
 
 def _job(sides: Sides) -> Job:
-    """The comparison for workers, whose working directories are others."""
+    """The comparison as workers need it: their working directories are others."""
     places = {
         name: Located(_absolute(bundle), bundle.identity())
         for name, bundle in sides.bundles().items()
@@ -419,7 +397,7 @@ def _absolute(bundle: Bundle) -> str:
 
 
 def _as_at_home(error: BundleError, words: dict[str, str]) -> BundleError:
-    """The error of a record with the bundle's path as the user has typed it."""
+    """The error of a record, with the bundle's path as the user typed it."""
     text = str(error)
     for path in sorted(words, key=len, reverse=True):
         text = text.replace(path, words[path])

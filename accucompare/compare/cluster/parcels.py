@@ -1,8 +1,7 @@
-"""What goes to a worker of a cluster, and what comes back: packed tightly, and never a tensor.
+"""What goes to a cluster's worker and comes back: packed tightly, and never a tensor.
 
-Pickling a million pairs would take the client longer than measuring them takes a worker. msgpack is
-ten times as fast, and exact: every number keeps its bits and its type, for records came from a
-typed decoder, and outcomes have their types in their fields."""
+msgpack packs ten times as fast as pickle, which would take longer for a million pairs than
+measuring them. It is exact: records came from a typed decoder, and outcomes have typed fields."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from accucompare.errors import BundleError
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A task, with the number of its limits in place of the limits: most tasks share them."""
+    """A task, with a number in place of its limits: most tasks share them."""
 
     pair: Pair
     limits: int
@@ -35,7 +34,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Some tasks, packed. The limits are few, and pickled: what a user gave keeps its type."""
+    """Some packed tasks. Limits are few and pickled, so that what a user gave keeps its type."""
 
     limits: tuple[Tolerance, ...]
     tasks: bytes
@@ -43,11 +42,9 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The outcomes of a parcel's tasks, packed; and by their places the errors of those that could
-    not be read.
+    """The packed outcomes of a parcel, and by place the errors of unreadable tasks.
 
-    Without ``keep_going`` the first error is the last thing in it.
-    """
+    Without ``keep_going`` the first error is the last thing in it."""
 
     outcomes: bytes
     errors: dict[int, BundleError] = field(default_factory=dict)

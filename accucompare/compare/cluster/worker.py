@@ -1,6 +1,4 @@
-"""What runs in a worker of a cluster: it opens the bundles by their paths, and measures and judges
-the tasks that it is sent.
-"""
+"""What runs in a cluster's worker: it opens bundles by path, and measures and judges its tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
 from accucompare.version import __version__
 
-_JOBS_HELD = (
-    4  # of clients that are at work, or that were killed and could not say that they are done
-)
+#: Of clients that are at work, or that were killed before they could say that they are done.
+_JOBS_HELD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +26,7 @@ class Located:
     """A bundle as a worker finds it.
 
     Attributes:
-        path: absolute, or a URL with its credentials, which Dask would log with the arguments of
-            what fails.
+        path: absolute, or a URL with credentials; not in the repr, which Dask logs on failure.
         identity: what ``Bundle.identity`` must be there, as it is at the client's.
     """
 
@@ -43,10 +39,8 @@ class Job:
     """A comparison, as each of its parcels names it.
 
     Attributes:
-        token: its own name.
         bundles: by their names in ``compare.judging.sides.Sides``.
         client: what the client computes with (``introduce``).
-        verify, keep_going: as there.
     """
 
     token: str
@@ -61,9 +55,7 @@ _opening = threading.Lock()
 
 
 def introduce() -> dict[str, str]:
-    """What this process computes with; what must agree with the client's, or may change the last
-    bits of a result.
-    """
+    """What this process computes with that may change a result, even its last bits."""
     float32 = DTYPES["float32"]
     compiled = kernel.can_measure(float32, float32)
     return {
@@ -76,9 +68,7 @@ def introduce() -> dict[str, str]:
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """What a worker has that makes other results than the client's, and what to install; ``""`` if
-    it may work.
-    """
+    """Why a worker's results may differ from the client's, and the cure; ``""`` if they do not."""
     if theirs["accucompare"] != ours["accucompare"]:
         return (
             f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
@@ -94,12 +84,10 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
-    """The outcomes of a parcel's tasks. A record that cannot be read is part of the reply: to try
-    again would not help.
+    """The outcomes of a parcel's tasks, or errors of unreadable records: retrying would not help.
 
     Raises:
-        ClusterError: if this worker cannot do the work; the message names it. Dask then tries
-            again, maybe on another one.
+        ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
@@ -123,9 +111,7 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
 
 
 def forget(token: str) -> None:
-    """Let go of a job's bundles. Their files are closed when the last task that still reads them
-    ends.
-    """
+    """Let go of a job's bundles; the last task that still reads them closes their files."""
     with _opening:
         _sides.pop(token, None)
 
@@ -134,8 +120,7 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one is not there, or is another one than the client's; or if this worker
-            came later and has another accucompare.
+        ClusterError: if one is not the client's, or a late worker has another accucompare.
     """
     with _opening:
         if job.token not in _sides:
@@ -180,5 +165,5 @@ def _own_address() -> str:
 
     try:
         return str(get_worker().address)
-    except ValueError:  # called in no worker
+    except ValueError:  # not in a worker
         return f"on {platform.node()}"

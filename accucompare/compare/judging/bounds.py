@@ -1,5 +1,4 @@
-"""What statistics alone prove about a pair whose values were not recorded: by how much it differs
-at least.
+"""What statistics alone prove about a pair without recorded values: how much it differs at least.
 
 A bundle captured with ``--mode stats`` keeps each tensor's digest, extrema, mean and L2 norm. Equal
 digests prove that two tensors are the same. Everything else here is a *lower* bound on what
@@ -7,49 +6,47 @@ digests prove that two tensors are the same. Everything else here is a *lower* b
 values changes none of its statistics.
 
 **The bounds.** Let g and c be golden's and the candidate's n finite values (complex ones as pairs
-of reals) and d = c - g. Any tensor x has a mean m(x), and a spread s(x) with
-n s² = ‖x - m‖² = ‖x‖² - n m². Since d - m(d) = (c - m(c)) - (g - m(g)), of which the left side is
-orthogonal to a constant, Pythagoras and the triangle inequality give ::
+of reals) and d = c - g. Any tensor x has a mean m(x) and a spread s(x) with n s² = ‖x - m‖² = ‖x‖²
+- n m². The left side of d - m(d) = (c - m(c)) - (g - m(g)) is orthogonal to a constant, so
+Pythagoras and the triangle inequality give ::
 
     bias     =  m(c) - m(g)
     rmse²    =  bias² + s(d)²  >=  bias² + (s(c) - s(g))²
 
-that is: rmse is at least the distance of the points (m, s) of the two in the plane. By the triangle
-inequality there, this is no less than either of the better known | ‖c‖ - ‖g‖ | / sqrt(n) and
-| bias |. The same points bound the angle between g and c, for by Cauchy-Schwarz
-g·c / n = m(g) m(c) + (g - m(g))·(c - m(c)) / n <= m(g) m(c) + s(g) s(c): the cosine of the tensors
-is at most that of the points. The largest value is a 1-Lipschitz function of the values, as is the
-smallest: ::
+that is, rmse is at least the distance of the two points (m, s) in the plane. By the triangle
+inequality there, this is no less than | ‖c‖ - ‖g‖ | / sqrt(n) or | bias |. The same points bound
+the angle between g and c, for by Cauchy-Schwarz g·c / n = m(g) m(c) + (g - m(g))·(c - m(c)) / n <=
+m(g) m(c) + s(g) s(c): the cosine of the tensors is at most that of the points. The largest and the
+smallest value are 1-Lipschitz functions of the values: ::
 
     max |d|  >=  max(|max c - max g|, |min c - min g|, rmse)
     rmse     >=  max |d| / sqrt(n),    mean |d|  >=  max(|bias|, max |d| / n)
 
-**Rounding.** Extrema are exact. A sum taken in chunks of CHUNK values is wrong by at most CHUNK u
-sum |x|, in whatever order a chunk is added, u = 2^-53 (C.-P. Jeannerod & S. M. Rump, "Improved
-error bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal. Appl. 34, 2013);
-the exact sum of the chunks, the division and the root add a few u. So an L2 norm is right to CHUNK
-u of itself, and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most
-the largest magnitude. Each is taken to lie anywhere within twice that (2e-12 relative), which
-leaves room for rounding here, and every bound holds wherever they lie.
+**Rounding.** Extrema are exact. A sum in chunks of CHUNK values is wrong by at most CHUNK u sum
+|x|, in whatever order a chunk is added, u = 2^-53 (C.-P. Jeannerod & S. M. Rump, "Improved error
+bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal. Appl. 34, 2013); the
+exact sum of the chunks, the division and the root add a few u. So an L2 norm is right to CHUNK u of
+itself, and a mean to CHUNK u of mean |x|, which is at most the root mean square and the largest
+magnitude. Each may lie anywhere within twice that (2e-12 relative), which leaves room for rounding
+here; every bound holds wherever they lie.
 
 **A device without float64** adds up in float32 (``live.values.device_sketch``): its mean and norm
-are right to what ``rounding`` of the statistics says.
+are right to the statistics' ``rounding``.
 
-**NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and
-equally many Inf, these are assumed to be in the same places. If they are not, the pair fails for
-that reason anyway, so a reported failure stays certain. A pair that does not fail is not
-comparable, unless its digests agree: Inf against -Inf counts alike. If the counts differ, the pair
-fails for certain, and nothing is said about the finite values.
+**NaN and Inf.** Statistics are of finite values only. Equally many NaN and equally many Inf on both
+sides are assumed to be in the same places. If they are not, the pair fails for that reason anyway,
+so a reported failure stays certain. A pair that does not fail is not comparable, unless its digests
+agree: Inf against -Inf counts alike. If the counts differ, the pair fails for certain, and nothing
+is said about the finite values.
 
-**Another tool's statistics**, in a bundle made from its dump, have no digest beside them. They were
-computed in the tensor's own type, or in float32, so a mean or norm is taken to be right to 2 u of
-the type and to what n roundings of a sum in float32 come to, 8 u sqrt(n). A mean or norm that is
-not there lies where the extrema let it. NaN and Inf are known to be there, and are not counted: on
-one side only they fail for certain, on both they are not comparable.
+**Another tool's statistics**, from its dump, come without digests. They were computed in the
+tensor's own type, or in float32, so a mean or norm is taken to be right to 2 u of the type and to 8
+u sqrt(n) for n roundings of a sum in float32. A missing mean or norm lies where the extrema let it.
+NaN and Inf are known to be there, but not counted: on one side only they fail for certain, on both
+they are not comparable.
 
 **Masks.** If both sides may hold different numbers as masks (``compare.measuring.masks``), these
-may be most of a sum, and statistics do not tell how many there are. Then only a different count of
-NaN is certain, and nothing else can be told."""
+may be most of a sum, and their number is unknown. Then only a different count of NaN is certain."""
 
 from __future__ import annotations
 
@@ -75,17 +72,16 @@ _ANGLE_ERROR = 4 * math.ulp(math.pi)
 
 
 def can_bound(golden: Record, candidate: Record) -> bool:
-    """Whether both records have statistics to judge by."""
     return all(record.statistics and record.dtype in DTYPES for record in (golden, candidate))
 
 
 def _of_another_tool(record: Record) -> bool:
-    """Whether its statistics are another tool's: ours come with a digest."""
+    """Whether its statistics are another tool's; ours come with a digest."""
     return record.digest is None
 
 
 def _error_of(record: Record, count: int) -> float:
-    """The largest relative error of a record's mean and norm of so many values."""
+    """The largest relative error of a record's mean and norm over ``count`` values."""
     if not _of_another_tool(record):
         return max(_ERROR, record.statistics.rounding if record.statistics is not None else 0.0)
     return 2 * DTYPES[record.dtype].rounding + 8 * DTYPES["float32"].rounding * math.sqrt(count)
@@ -96,15 +92,14 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
-        cosine: whether ``one_minus_cosine`` is asked for, which takes a third of the time; else it
-            is 0.
+        cosine: whether to compute ``one_minus_cosine`` (a third of the time); else it is 0.
 
     Returns:
-        Metrics of which ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the
-        difference of the means, moved towards 0 by its possible error. ``rel_l2``,
-        ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are
-        lower bounds; all else is ``None``. If the counts of NaN or Inf differ, or masks may explain
-        any difference, ``compared`` is 0, and nothing is said about the finite values.
+        Metrics: ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the difference of
+            the means, moved towards 0 by its possible error. ``rel_l2``, ``one_minus_cosine``,
+            ``max_abs``, ``mean_abs``, ``rmse`` and ``nonfinite_mismatch`` are lower bounds; all
+            else is ``None``. If the counts of NaN or Inf differ, or masks may explain any
+            difference, ``compared`` is 0, and nothing is said about the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None
@@ -121,7 +116,7 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
         candidate_nan=theirs.nan,
         golden_inf=ours.inf,
         candidate_inf=theirs.inf,
-        # positions that hold NaN on one side only; or Inf; or something finite
+        # at least so many positions hold NaN, Inf or a finite value on one side only
         nonfinite_mismatch=max(
             abs(ours.nan - theirs.nan),
             abs(ours.inf - theirs.inf),
@@ -131,7 +126,7 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
     )
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
-    # which then is one object for both
+    # without NaN and Inf, both counts are one object
     count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
     left, right = (
         _profile(ours, count, _error_of(golden, count)),
@@ -164,22 +159,18 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
 
 
 class _Range(msgspec.Struct, frozen=True, gc=False):
-    """The range that a number lies in."""
-
     least: float
     most: float
 
     def apart(self, other: _Range) -> float:
-        """The least difference of a number here and one there."""
+        """The least distance of two numbers in these ranges."""
         if self.least > other.most:
             return self.least - other.most
         return other.least - self.most if other.least > self.most else 0.0
 
 
 class _Profile(msgspec.Struct, frozen=True, gc=False):
-    """One tensor's finite values: the exact extrema, and the ranges of mean, root mean square and
-    spread.
-    """
+    """One tensor's finite values: exact extrema; ranges of mean, root mean square and spread."""
 
     low: float
     high: float
@@ -189,20 +180,17 @@ class _Profile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
 
 def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _Profile | None:
-    """The profile of that many finite values, whose mean and norm are right to ``relative``;
-    ``None`` if there is none.
-    """
+    """The profile of ``count`` finite values, mean and norm right to ``relative``."""
     low, high = statistics.min, statistics.max
     if count <= 0 or low is None or high is None:
         return None
     largest = max(abs(float(low)), abs(float(high)))
     mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
-    # a damaged bundle may claim any
+    # a damaged bundle may claim anything
     unknown = 0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)
     if statistics.l2 is None:  # beyond float64, or not there
         rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
@@ -229,7 +217,7 @@ def _down(value: float, relative: float = _ERROR) -> float:
 def _distance(left: float, right: float) -> float:
     try:
         return float(abs(left - right))
-    except OverflowError:  # of integers, in statistics that nobody measured
+    except OverflowError:  # of huge integers in damaged statistics
         return math.inf
 
 
@@ -247,9 +235,7 @@ def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:
 
 
 def _angles(profile: _Profile) -> _Range:
-    """Where the angle of the point (mean, spread) lies: the corners of a rectangle are at its
-    extremes.
-    """
+    """The range of the point (mean, spread)'s angle: a rectangle's corners are its extremes."""
     mean, spread = profile.mean, profile.spread
     corners = [
         math.atan2(leg, base)
@@ -262,22 +248,18 @@ def _angles(profile: _Profile) -> _Range:
 def judge_bounds(
     golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance
 ) -> Verdict:
-    """The verdict on a pair by statistics alone. A failure has the reason ``OVER`` until ``trace``
-    says where it came from.
+    """The verdict on a pair by statistics alone. A failure is ``OVER`` until ``trace`` explains it.
 
-    A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain
-    too. ``ok`` is not: it means that the statistics prove no failure, and a remark says so.
-    ``needed`` is empty, since no limit is known to pass. If masks may explain any difference, the
-    pair is not comparable.
+    A failure is certain: a limit is exceeded whatever the values were. So is ``identical``. ``ok``
+    means only that statistics prove no failure; a remark says so. ``needed`` is empty, since no
+    limit is known to pass. If masks may explain any difference, the pair is not comparable.
 
-    Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol +
-    rtol |golden|, rmse would be at most atol + rtol * (root mean square of golden), by Minkowski's
-    inequality.
+    One more limit follows from ``rmse``: if every element kept to atol + rtol |golden|, rmse would
+    be at most atol + rtol * (root mean square of golden), by Minkowski's inequality.
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
         metrics: their ``lower_bounds``.
-        tolerance: the limits.
     """
     same_dtype = golden.dtype == candidate.dtype
     if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
@@ -319,7 +301,7 @@ def judge_bounds(
 
 
 def _shares(golden: Record, metrics: Metrics, tolerance: Tolerance) -> Iterator[float]:
-    """How much of each limit is used at least."""
+    """The least share of each limit that is used."""
     if tolerance.atol is not None or tolerance.rtol is not None:
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         assert golden.statistics is not None

@@ -1,6 +1,4 @@
-"""The verdict on a gradient or an update after a closer look: ``compare.measuring.closer`` says
-what it looks at, and why.
-"""
+"""Closer looks at a gradient or an update; ``compare.measuring.closer`` explains them."""
 
 from __future__ import annotations
 
@@ -46,15 +44,13 @@ def look_closer(
     expected: Expected,
     run: Run,
 ) -> Verdict:
-    """The verdict on a gradient or an update that a baseline has judged, after a closer look
-    (``compare.measuring.closer``).
-    """
+    """The verdict on a gradient or an update that a baseline has judged, after a closer look."""
     if (
         verdict.reason is Reason.OVER
         and verdict.excess_limit is not None
         and verdict.excess is not None
     ):
-        if golden.member is None:  # which elements carry its norm, a sketch does not tell
+        if golden.member is None:  # a sketch does not tell which elements carry the norm
             return verdict
         return _of_few_values(sides, golden, candidate, metrics, task.tolerance, verdict, expected)
     if verdict.reason is not Reason.OK or expected.dtype or not task.tolerance.fed:
@@ -89,9 +85,7 @@ def _of_few_values(
     verdict: Verdict,
     expected: Expected,
 ) -> Verdict:
-    """The verdict on a pair over its limit, by the limit for as many elements as carry golden's
-    norm.
-    """
+    """The verdict on a pair over its limit, with the limit for what carries golden's norm."""
     few = carriers(Values.of(sides.golden, golden))
     most = limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
     ratio = verdict.excess or 0.0
@@ -157,7 +151,7 @@ def _common_factor(
     expected: Expected,
     run: Run,
 ) -> Verdict:
-    """The verdict on a gradient whose elements may all be off by one factor."""
+    """The verdict on a gradient that may be off by one common factor."""
     ours = common_factor(metrics.one_minus_cosine, golden.statistics, candidate.statistics)
     theirs = common_factor(expected.one_minus_cosine, golden.statistics, baseline.statistics)
     theirs = baseline.error.factor if baseline.error is not None else theirs
@@ -182,7 +176,7 @@ def _common_factor(
             * length
         )
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
-    # of sketches
+    # sketches only estimate the cosines
     uncertain = (room(metrics) ** 2 - 1.0) * (
         metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0)
     )

@@ -1,31 +1,28 @@
-"""What sketches tell about a pair whose values were not recorded, or on one side only: an estimate
-of how far apart it is.
+"""What sketches estimate about a pair if one side, or both, kept no values.
 
-A bundle captured with ``--mode sketch`` keeps, of each tensor, its digest, statistics and a linear
-sketch (``numbers.sketch``). The norm of the difference of two sketches of k numbers is that of the
-tensors' difference, to a relative standard deviation of 1 / sqrt(2 k). Norms, means, extrema and
-counts are exact, as recorded. So ::
+A bundle captured with ``--mode sketch`` keeps each tensor's digest, statistics and a linear sketch
+(``numbers.sketch``). The difference of two sketches of k numbers has the norm of the tensors'
+difference, to a relative standard deviation of 1 / sqrt(2 k). Norms, means, extrema and counts are
+exact. So ::
 
     rel_l2      ~  ‖S(c) - S(g)‖ / ‖g‖
     1 - cosine  ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,
                    or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2 where that is more exact
     bias        =  mean(c) - mean(g)
 
-and where the lower bounds that statistics prove (``compare.judging.bounds``) are larger, they take
-the place of the estimate: an error that sits in one element, or in two that a sketch can lose,
-moves an extreme or a norm. What is largest where is not known.
+Where the lower bounds of ``compare.judging.bounds`` are larger, they replace the estimate: an error
+in one element, or in two that a sketch can lose, moves an extreme or a norm. The place of the
+largest difference is unknown.
 
-**Uncertainty.** An estimate is over its limit only if it is by more than an estimate of a value at
-the limit exceeds once in a thousand: sqrt(chi2.999(k) / k) times a limit on the error itself, and
-sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates. A true error may so be up to
-that factor beyond a limit and pass, or a bit more; the report says that rows were judged by
-sketches.
+**Uncertainty.** An estimate fails only if it exceeds what an estimate of a value at the limit
+exceeds once in a thousand: sqrt(chi2.999(k) / k) times a limit on the error itself, sqrt(F.999(k,
+k)) times one on the excess, the ratio of two estimates. So a true error over the limit by about
+that factor may pass; the report says that sketches judged.
 
-**A device without float64** adds up in float32 (``live.values.device_sketch``). By how much its
-sketches may be apart for that reason alone is taken off the estimate.
+**A device without float64** adds up in float32 (``live.values.device_sketch``). The distance that
+this alone may put between sketches is subtracted from the estimate.
 
-**Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not
-tell."""
+**Integers and booleans** are compared exactly by digests; how many differ stays unknown."""
 
 from __future__ import annotations
 
@@ -43,18 +40,16 @@ from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.errors import RecordError
 from accucompare.numbers import DTYPES, Float64, Products, deviation, distance, products
 
-#: Between these, a sum of squares has lost nothing.
+#: A sum of squares between these has lost nothing.
 _SQUARES = 1e-200, 1e300
-#: Members whose products are held: 500 KB each.
+#: Members with products in memory: 500 KB each.
 _HELD = 16
 
 
 def can_estimate(golden: Record, candidate: Record) -> bool:
-    """Whether a distance of two records can be estimated: floating numbers, of which one side at
-    least has a sketch, and neither less.
+    """Whether two records have floating numbers and a sketch on at least one side, no less on any.
 
-    Values that may be masks, NaN or Inf on one side only, and norms beyond float64, are for
-    ``compare.judging.bounds``."""
+    Possible masks, NaN or Inf on one side, and norms beyond float64 go to ``judging.bounds``."""
     if not (golden.has_values and candidate.has_values) or None not in (
         golden.member,
         candidate.member,
@@ -75,21 +70,20 @@ def can_estimate(golden: Record, candidate: Record) -> bool:
 
 
 class Estimates:
-    """Estimates of pairs by their sketches. Those of neighbours are worked out together: that is
-    ten times as fast as one by one.
-    """
+    """Estimates of pairs by sketches, worked out with their neighbours: ten times as fast."""
 
     def __init__(self) -> None:
+        # the products of whole members
         self._held: dict[
             tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]
-        ] = {}  # of whole members
+        ] = {}
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
         """Estimated metrics of a pair that ``can_estimate``.
 
         Returns:
             As ``compare.judging.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and
-            ``one_minus_cosine`` estimated where that is more, and ``deviation`` set.
+            ``one_minus_cosine`` raised to their estimates, and ``deviation`` set.
 
         Raises:
             RecordError: if a sketch is damaged, or the two were made in different ways.
@@ -113,7 +107,7 @@ class Estimates:
             apart = max(apart - blur, 0.0)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
-        # else its bound, which is dear, is below it: chords and angles
+        # else its bound, which is costly, cannot be larger: chords and angles
         if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
             angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
         return msgspec.structs.replace(
@@ -155,7 +149,7 @@ class Estimates:
     def _products(
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int
     ) -> tuple[float, float, float]:
-        """A pair's products; those of damaged sketches are no finite numbers."""
+        """A pair's products; not finite if a sketch is damaged."""
         if golden.sketch is not None and golden.sketch == candidate.sketch:
             of_all, place = (
                 self._of_members(ours, golden, theirs, candidate),
@@ -168,7 +162,7 @@ class Estimates:
     def _of_members(
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record
     ) -> list[tuple[float, float, float]]:
-        """The products of all sketches in the two members that hold a pair's."""
+        """The products of all sketches in the two members of a pair."""
         assert golden.sketch is not None
         key = (
             ours,
@@ -196,11 +190,9 @@ def _each(of_all: Products) -> list[tuple[float, float, float]]:
 
 
 def room(metrics: Metrics) -> float:
-    """How far an estimated error may be over a limit before it is: sqrt(chi2.999(k) / k); 1 of one
-    that was measured.
+    """The factor allowed on an estimated error, sqrt(chi2.999(k) / k); 1 if measured.
 
-    By E. B. Wilson & M. M. Hilferty, "The distribution of chi-square", PNAS 17, 1931.
-    """
+    E. B. Wilson & M. M. Hilferty, "The distribution of chi-square", PNAS 17, 1931."""
     if not metrics.deviation:
         return 1.0
     part = 2.0 / (9.0 * _numbers(metrics))
@@ -208,7 +200,7 @@ def room(metrics: Metrics) -> float:
 
 
 def ratio_room(metrics: Metrics) -> float:
-    """The same of an excess: sqrt(F.999(k, k))."""
+    """The same for an excess: sqrt(F.999(k, k))."""
     return ratio_limit(_numbers(metrics)) if metrics.deviation else 1.0
 
 
@@ -225,7 +217,7 @@ def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: 
         apart, opposite = distance(golden, candidate), distance(golden, -candidate)
     if not min(apart, opposite) < 2.0:  # of damaged numbers, for these are unit vectors
         return 2.0
-    # the shorter one is the more exact
+    # the shorter one is more exact
     return apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0
 
 

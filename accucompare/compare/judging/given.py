@@ -1,10 +1,9 @@
-"""What both models were given, each in its own dtype: golden's inputs and weights, rounded. That is
-no difference between the two.
+"""What both models were given, each in its own dtype: golden's inputs and weights, rounded.
 
-A tolerance of the user's judges what the model computes. The inputs that it was given in a coarser
-dtype may be over it for that alone: an atol of 1e-3 fails ``torch.randn`` in bfloat16. So a given
-value passes if it is golden's, rounded to the candidate's dtype (or the other way round), bit for
-bit. So does what is passed on unchanged, as the first layer's input usually is."""
+That is no difference, but a user's tolerance may count it as one: an atol of 1e-3 fails
+``torch.randn`` in bfloat16. So a given value passes if it is, bit for bit, golden's rounded to the
+candidate's dtype (or the other way round). So does what is passed on unchanged, such as the first
+layer's input."""
 
 from __future__ import annotations
 
@@ -22,12 +21,7 @@ from accucompare.numbers import DTYPES, round_to, widen
 
 
 def with_given(tasks: list[Task]) -> list[Task]:
-    """The tasks, with those marked whose two tensors are a model input or a parameter, or the same
-    tensors as one.
-
-    Args:
-        tasks: in execution order.
-    """
+    """The tasks, in execution order; marks inputs, parameters, pairs of the same two tensors."""
     given = {_content(task.pair) for task in tasks if _is_given(task.pair)} - {None}
     return (
         [
@@ -42,9 +36,7 @@ def with_given(tasks: list[Task]) -> list[Task]:
 def is_rounded(
     golden_bundle: Bundle, golden: Record, candidate_bundle: Bundle, candidate: Record
 ) -> bool:
-    """Whether one of two tensors is the other, rounded to its own dtype; ``False`` if they have no
-    values to tell.
-    """
+    """Whether one tensor is the other, rounded to its own dtype; ``False`` without values."""
     if None in (golden.member, candidate.member):
         return False
     dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
@@ -70,7 +62,7 @@ def _is_given(pair: Pair) -> bool:
 
 
 def _content(pair: Pair) -> tuple[str, str] | None:
-    """The digests of two tensors of different floating dtypes; ``None`` for any other pair."""
+    """The digests of two tensors of different floating dtypes; ``None`` for other pairs."""
     golden, candidate = pair.golden, pair.candidate
     if (
         golden is None

@@ -1,6 +1,4 @@
-"""The verdict on a pair alone: whether it passes, and why. ``compare.origins.reasons`` says where a
-difference came from.
-"""
+"""The verdict on a pair alone; ``compare.origins.reasons`` says where a difference came from."""
 
 from __future__ import annotations
 
@@ -44,10 +42,7 @@ from accucompare.numbers import DTYPES, Kind
 
 
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
-    """The verdict on a pair that cannot or need not be measured; ``None`` if it is to be measured.
-
-    A difference is ``OVER`` here, until ``trace`` says where it came from.
-    """
+    """The verdict on a pair that need not be measured, ``OVER`` until ``trace``; else ``None``."""
     if golden.layout is not candidate.layout and not {golden.layout, candidate.layout} <= {
         Layout.STRIDED,
         Layout.SCALAR,
@@ -55,11 +50,8 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, remarks=(BareRemark.BOTH_KINDS,))
-    # an older bundle has no values of it
-    if golden.layout is Layout.NESTED and None in (
-        golden.components,
-        candidate.components,
-    ):
+    # an older bundle has no values of nested tensors
+    if golden.layout is Layout.NESTED and None in (golden.components, candidate.components):
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.GOLDENS_KIND,))
     if golden.components != candidate.components:
         return Verdict(Reason.SHAPE, remarks=(BareRemark.OTHER_COMPONENTS,))
@@ -72,7 +64,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     if golden.digest is None or candidate.digest is None:
         alike = _what(golden) == _what(candidate)
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ALL_THERE_IS,), alike=alike)
-    if golden.dtype != candidate.dtype:  # of which equal numbers have other bits
+    if golden.dtype != candidate.dtype:  # equal numbers of two types have other bits
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.DIGESTS_TELL_NOTHING,))
     if golden.digest == candidate.digest:
         return Verdict(Reason.IDENTICAL, remarks=(BareRemark.ALL_THERE_IS,))
@@ -82,15 +74,12 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
 
 
 def _what(record: Record) -> tuple[Layout, str, str]:
-    """What is known of a value without its data."""
     dtype = "" if record.layout is Layout.OPAQUE else record.dtype
     return record.layout, dtype, "" if record.layout is Layout.STRIDED else record.detail_and_line
 
 
 def _kind(record: Record) -> Kind | bool:
-    """The kind of number that a record holds; for an opaque value, whether it has a digest to
-    compare.
-    """
+    """The kind of number in a record; for an opaque value, whether it has a digest to compare."""
     return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.digest is not None
 
 
@@ -101,14 +90,11 @@ def judge_pair(
     tolerance: Tolerance,
     expected: Expected | None = None,
 ) -> Verdict:
-    """The verdict on a measured pair alone. If its numbers fail, the reason is ``OVER`` until
-    ``trace`` says where that came from.
+    """The verdict on a measured pair alone. A failure is ``OVER`` until ``trace`` explains it.
 
     Args:
-        golden, candidate: the pair.
-        metrics: of the two.
-        tolerance: what the user gave, or else what holds by default.
-        expected: the baseline's error, if it is known; it judges instead of a default.
+        tolerance: what the user gave, or else the default.
+        expected: the baseline's error, if known; it judges instead of a default.
     """
     if expected is not None and DTYPES[golden.dtype].digits:
         return _judge_by_excess(golden, candidate, metrics, tolerance, expected)
@@ -151,9 +137,7 @@ def judge_pair(
 def _judge_by_excess(
     golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected
 ) -> Verdict:
-    """The verdict by the user's limits, if there are any, with the excess added; else by the
-    excess.
-    """
+    """The verdict by the user's limits, if any, with the excess added; else by the excess."""
     verdict = judge_pair(golden, candidate, metrics, tolerance)
     if metrics.nonfinite_mismatch:
         return verdict
@@ -166,7 +150,7 @@ def _judge_by_excess(
         return replace(
             verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most
         )
-    # golden is all zeros, and rounding takes that much
+    # golden is all zeros, and rounding makes that much
     if math.isinf(metrics.rel_l2) and verdict.reason is Reason.OK:
         return verdict
     expects = max(expected.rel_l2, floor(dtype))
@@ -187,7 +171,7 @@ def _judge_by_excess(
         and ratio <= most
     )
     beyond_too = (BeyondLikeBaseline(expected.rel_l2),)
-    # rounding may have changed a choice, in the baseline too: no failure, and no pass
+    # rounding may have changed a choice, in the baseline too: neither failure nor pass
     if beyond and not tolerance.fed:
         return replace(verdict, reason=Reason.OK, remarks=beyond_too, beyond=True)
     if beyond and tolerance.ceiling is not None:
@@ -214,20 +198,18 @@ def _judge_by_excess(
     return replace(
         verdict,
         reason=Reason.OVER_PRECISE if proves and ratio < 1.0 / most else Reason.OK,
-        # of golden's zeros it was about another limit
+        # the remark was about another limit than that on golden's zeros
         remarks=verdict.remarks if math.isfinite(metrics.rel_l2) else (),
     )
 
 
 def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
-    """The verdict on integers that rounding alone changes, as the baseline shows: choices among
-    nearly equal values, such as experts.
+    """The verdict on integers that rounding changes in the baseline too (choices of experts).
 
-    How often that happens is about a Poisson variable, whose mean is estimated by the baseline's
-    single count. Two such counts hardly ever differ by more than three times their joint standard
-    deviation, plus one. If most of the baseline's are others, as where the integers are counts
-    themselves (tokens of each expert), how many differ tells nothing, and their distance is judged
-    likewise."""
+    Such counts are roughly Poisson; the baseline's single count estimates the mean. Two of them
+    hardly ever differ by more than three joint standard deviations plus one. If most of the
+    baseline's integers changed (counts themselves, as tokens of each expert), their number says
+    nothing; their distance is judged likewise."""
     count = differing(metrics)
     if 2 * expected.different > metrics.compared and math.isfinite(expected.rmse):
         apart, theirs = (
@@ -257,9 +239,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
 def settle_noise(
     verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None
 ) -> Verdict:
-    """The verdict on a pair whose candidate was run twice. ``noise`` is the distance of the two
-    runs, relative to golden's norm.
-    """
+    """The verdict with two candidate runs, ``noise`` apart relative to golden's norm."""
     if (
         verdict.status is not Status.FAIL
         or metrics is None
@@ -276,11 +256,9 @@ def settle_noise(
 def settle_unsteady(
     verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, apart: float | None
 ) -> Verdict:
-    """The verdict on a pair whose golden was captured twice. ``apart`` is the distance of the two,
-    relative to the first's norm.
+    """The verdict with two golden captures, ``apart`` relative to the first one's norm.
 
-    If they are far apart, golden is no value to compare with: memory that was never written, for
-    example."""
+    If they are far apart (such as memory never written), nothing is compared with golden."""
     if (
         verdict.status is not Status.FAIL
         or metrics is None
@@ -298,9 +276,7 @@ def settle_unsteady(
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
-    """Whether an error is about as large as the distance of two runs, or smaller; both are relative
-    to golden's norm.
-    """
+    """Whether an error is at most about the two runs' distance, relative to golden's norm."""
     return (
         bool(noise and math.isfinite(noise))
         and not metrics.nonfinite_mismatch
@@ -308,7 +284,7 @@ def is_noise(metrics: Metrics, noise: float | None) -> bool:
     )
 
 
-#: Whether a limit is kept, how much of it is used, and the smallest limit that would pass.
+#: Whether a limit is kept, the share used, and the smallest limit that would pass.
 _Judged = tuple[bool, float, SmallestLimit]
 
 
@@ -338,7 +314,7 @@ def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Judged]:
 
 
 def _at_most(measured: float, limit: float, name: str, room: float) -> _Judged:
-    """``room``: by what factor an estimate may be over the limit."""
+    """``room``: the factor by which an estimate may be over the limit."""
     most = limit * room
     used = measured / most if most else (math.inf if measured else 0.0)
     return measured <= most, used, SmallestLimit(name, measured)

@@ -48,14 +48,12 @@ from accucompare.compare.rows import (
 )
 from accucompare.errors import BundleError
 
-#: How a pair fails if rounding changed its shape, its values or the number of calls.
+#: How a pair fails if rounding changed its shape, its values or its number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 
 def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
-    """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its
-    shape or its number of calls.
-    """
+    """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
     outcome = _judged(sides, task, run)
     if (
         task.chosen is None
@@ -67,15 +65,13 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
 
 
 def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> Iterator[PairOutcome | BundleError]:
-    """The outcomes of some pairs, the small ones of which are measured together."""
+    """The outcomes of some pairs; small ones are measured together."""
     sides = with_small_pairs(sides, tasks)
     return (_passed_at_once(sides, task) or judge_task(sides, task) for task in tasks)
 
 
 def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
-    """The outcome of a pair that was measured with others, that nothing but its limits judges, and
-    that keeps to them; ``None`` of any other.
-    """
+    """The outcome of a small pair that passes by its limits, which alone judge; else ``None``."""
     golden, candidate = task.pair.golden, task.pair.candidate
     if (
         golden is None
@@ -103,7 +99,7 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
         if Role.COMPUTED_BUFFER in {
             record.role for record in (golden, candidate) if record is not None
         }:
-            # the other may compute it elsewhere, or keep it in checkpoints
+            # the other side may compute it elsewhere, or keep it in checkpoints
             return PairOutcome(
                 None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_COMPUTES_BUFFER,))
             )
@@ -181,7 +177,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
 def _measured(
     sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance, run: Run
 ) -> Metrics | None:
-    """The metrics of a pair; ``None`` where no more than bounds are known."""
+    """The metrics of a pair; ``None`` if only bounds are known."""
     if (golden.member is not None and candidate.member is not None) or _by_sketch(
         golden, candidate, tolerance
     ):
@@ -192,7 +188,7 @@ def _measured(
 
 
 def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:
-    """The verdict on a value that both were given: rounding it to another type is no error."""
+    """The verdict on a value given to both: rounding it to another type is no error."""
     if verdict.status is not Status.FAIL or not is_rounded(
         sides.golden, golden, sides.candidate, candidate
     ):
@@ -203,13 +199,12 @@ def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verd
 
 
 def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
-    """Whether an estimate of the pair can be judged: element by element nothing is known."""
+    """Whether an estimate can judge the pair: nothing is known element by element."""
     return can_estimate(golden, candidate) and tolerance.atol is None and tolerance.rtol is None
 
 
 def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> PairOutcome | None:
-    """The outcome of two masks of two kinds, by what they let through; ``None`` for any other
-    pair."""
+    """The outcome of two masks of two kinds, by what they let through; ``None`` for other pairs."""
     if not are_masks_of_two_kinds(golden, candidate):
         return None
     stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
@@ -227,9 +222,7 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Pair
 def _of_two_shapes(
     sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance
 ) -> PairOutcome | None:
-    """The outcome of a value that one side broadcasts, and the other later, if it is the same;
-    ``None`` for any other pair.
-    """
+    """The outcome of equal values that one side broadcasts later; ``None`` for other pairs."""
     if not is_broadcast(golden, candidate):
         return None
     stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
@@ -247,9 +240,7 @@ def _of_two_shapes(
 
 
 def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Option | None:
-    """A number or a string given to an operator, as each side gives it; ``None`` if the record is
-    neither.
-    """
+    """A number or string given to an operator, on each side; ``None`` for other records."""
     record = golden or candidate
     if record is None or not (is_option(golden) or is_option(candidate)):
         return None
@@ -260,7 +251,6 @@ def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Op
 
 
 def _in_words(bundle: Bundle, record: Record) -> str:
-    """A number or a string given to an operator, in words."""
     if record.member is not None and not record.shape:
         return str(bundle.values(record)[()])
     return record.detail if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"

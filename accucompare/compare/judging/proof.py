@@ -1,29 +1,28 @@
 """Whether a baseline is proved: golden's own case, run beside it in golden's precision on golden's
-values, has to give golden's values.
+values, must give golden's values.
 
-That the same files ran does not make a baseline golden's: an environment variable, a library built
-otherwise or a patch makes another computation of them, and the candidate's fault is in the
-baseline, too. The **proof** is one more fed capture by the process that made the baseline. Where it
-does not reproduce golden, the baseline's distance from golden is no rounding. Its distance from the
-proof is, and takes its place: the same environment in two precisions. A pair over that limit is a
-bug; one within it is no pass. Explained is a deviation
+The same files are no proof: an environment variable, another build of a library or a patch changes
+the computation, and the candidate's fault may be in the baseline too. The **proof** is one more fed
+capture by the process that made the baseline. Where it does not reproduce golden, the baseline's
+distance from golden is not rounding. Its distance from the proof is, and takes its place: the same
+environment in two precisions. A pair over that limit is a bug; one within it does not pass. A
+deviation is explained
 
 - within the fixed limit of a fed capture in golden's precision;
-- within ``HIDES_NOTHING`` of the smallest error that counts as a baseline's: the candidate's own
-  rounding hides it, whatever the baseline;
-- where the baseline rounds more coarsely than golden: within so much of its error as the ratio of
-  their roundings comes to. What magnifies rounding magnifies both; a fault adds the same to both;
-- where it rounds more finely (float64): within the limit of the excess over what the proof is from
-  the baseline, which is the rounding of golden's precision, as it is made here.
+- within ``HIDES_NOTHING`` of the smallest baseline error that counts: the candidate's own rounding
+  hides it, whatever the baseline;
+- if the baseline rounds more coarsely than golden: within the share of its error that is the ratio
+  of their roundings. What magnifies rounding magnifies both; a fault adds the same to both;
+- if it rounds more finely (float64): within the excess limit over the distance of proof and
+  baseline, which is the rounding of golden's precision as made here.
 
-By the last two, none is over the ceiling of golden's precision.
+The last two explain nothing over the ceiling of golden's precision.
 
-Where that does not explain it, and two runs of the proof differ as much from each other, golden's
-value is no reference.
+If nothing explains it and two runs of the proof differ as much, golden's value is no reference.
 
-**Conditioned.** A second run of golden's code, in golden's precision too, on golden's values
-rounded to the candidate's type, tells how far that rounding alone drives a result: sin(3500 x
-1.001). Where it is as far off as the candidate, the error is rounding, however large."""
+**Conditioned.** A second run of golden's code, in golden's precision, on golden's values rounded to
+the candidate's type, shows how far that rounding alone drives a result: sin(3500 x 1.001). If it is
+as far off as the candidate, the error is rounding, however large."""
 
 from __future__ import annotations
 
@@ -65,14 +64,13 @@ from accucompare.places import Place, is_file
 
 @dataclass(frozen=True)
 class Beside:
-    """The runs of golden's own code beside a baseline; each may be missing.
+    """Runs of golden's own code beside a baseline; each may be missing.
 
     Attributes:
         proof: on golden's values.
         again: the proof's second run.
         conditioned: on golden's values, rounded to the candidate's type.
-        share: how much of the baseline's error golden's precision explains; 0 where the baseline
-            rounds more finely.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     proof: Bundle | None = None
@@ -86,8 +84,7 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 
     Raises:
         BundleError: if one of these cannot be read.
-        UsageError: if it is incomplete, was fed with another golden, or is of another precision
-            than golden.
+        UsageError: if one is incomplete, was fed with another golden, or has another precision.
     """
 
     def found(place: Place, rounded: bool) -> Bundle | None:
@@ -111,11 +108,9 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 def why_not_proved(
     golden: Bundle, baseline: Bundle | None, beside: Beside
 ) -> tuple[Surrounding, ...]:
-    """What makes a proof due that a baseline has not: its own code was told something else than
-    golden's, or found another library.
+    """Why an unproved baseline needs a proof: other settings or libraries than golden's.
 
-    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are
-    compared, and make none due."""
+    Variables such as ``OMP_NUM_THREADS`` always differ between machines and do not count."""
     if (
         baseline is None
         or not baseline.manifest.fed
@@ -128,8 +123,7 @@ def why_not_proved(
 
 
 def rounding_of(manifest: Manifest) -> float:
-    """The unit roundoff of the type, or of the products, that a capture computed in; 0 if
-    unknown."""
+    """The unit roundoff of a capture's type or products; 0 if unknown."""
     dtype = float_dtype(manifest)
     return max(
         [DTYPES[dtype].rounding if dtype else 0.0, *map(roundoff, product_formats(manifest))]
@@ -143,12 +137,11 @@ def with_proofs(
     renamings: list[Renaming],
     fixed: Callable[[Pair], Tolerance],
 ) -> list[Task]:
-    """The tasks with what was run beside the baseline, where its bits are not golden's.
+    """The tasks with the runs beside the baseline, where their bits are not golden's.
 
     Args:
         tasks: in execution order, with the baseline's records.
         golden: its records.
-        renamings: of golden's layers.
         fixed: the limits of a fed capture in golden's precision.
     """
     if beside.proof is None and beside.conditioned is None:
@@ -163,7 +156,7 @@ def with_proofs(
         if ours is None:
             return task
         found, other = proof.get(ours.key), conditioned.get(ours.key)
-        # of every pair, since limits of gradients depend on those before
+        # of every pair, for limits of gradients depend on earlier ones
         limits = fixed(Pair(ours, found))
         doubtful = (
             beside.proof is not None
@@ -191,16 +184,12 @@ def with_proofs(
 
 @dataclass(frozen=True)
 class Doubt:
-    """Where golden's own code, run beside the baseline in golden's precision, does not give
-    golden's value.
+    """Golden's own code, run beside the baseline in golden's precision, misses golden's value.
 
     Attributes:
-        error: relative L2 error of the proof; inf where it has another shape, or NaN or Inf in
-            other places.
-        expected: the baseline's distance from the proof; ``None`` if it cannot be measured, so that
-            fixed limits judge.
-        apart: how far two runs of the proof are from each other, if that explains it: then golden's
-            value is no reference.
+        error: relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ.
+        expected: the baseline's distance from the proof; if unmeasurable, fixed limits judge.
+        apart: the distance of the proof's runs, if it explains the error: golden is no reference.
     """
 
     error: float
@@ -225,18 +214,16 @@ class Doubt:
 def doubt(
     sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run
 ) -> Doubt | None:
-    """Why a pair's baseline may not judge it; ``None`` if it is proved, or nothing was run to prove
-    it.
+    """Why a pair's baseline may not judge it; ``None`` if it is proved, or no proof was run.
 
     Args:
-        golden, candidate: the pair.
-        expected: the baseline's error, if it is known.
+        expected: the baseline's error, if known.
         run: as for ``Sides.measure``.
     """
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None
-    # which judges integers, whatever the user's limits
+    # EXACT judges integers, whatever the user's limits
     if not (task.tolerance.by_default or task.tolerance == EXACT):
         return None
     record = proof.record
@@ -260,9 +247,7 @@ def doubt(
 
 
 def _unsteady(error: float, apart: float) -> bool:
-    """Whether two runs are so far apart that nothing is compared with them, or as far as the first
-    is from golden.
-    """
+    """Whether two runs are too far apart to compare with, or as far as the first is from golden."""
     return apart > UNSTEADY or (apart > 0.0 and error <= RUNS * apart)
 
 
@@ -281,7 +266,7 @@ def _explained(
     if metrics.nonfinite_mismatch:
         return False
     if not DTYPES[golden.dtype].digits:
-        # of a single number none
+        # a single number tells nothing
         return differing(metrics) <= min(most_changed(0), metrics.compared / FEW)
     if metrics.rel_l2 <= max(proof.limit, HIDES_NOTHING * floor(candidate.dtype)):
         return True
@@ -303,8 +288,7 @@ def _explained(
 
 
 def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
-    """An error as a multiple of another; of golden that is all zeros, of their root mean
-    squares."""
+    """An error as a multiple of another; by root mean squares if golden is all zeros."""
     ours, theirs = (
         (metrics.rel_l2, rel_l2)
         if math.isfinite(metrics.rel_l2) and math.isfinite(rel_l2)
@@ -322,17 +306,14 @@ def conditioned(
     error: float,
     run: Run,
 ) -> float | None:
-    """The largest relative L2 error that is rounding, however large, for golden's own code on
-    rounded values is off as far.
+    """The relative L2 error up to which golden's own code on rounded values is off, too.
+
+    ``None`` if the error is not over the ceiling, or there is no such run.
 
     Args:
-        golden, candidate: the pair.
         expected: the baseline's error, which is proved.
         error: the candidate's relative L2 error.
         run: as for ``Sides.measure``.
-
-    Returns:
-        ``None`` if the error is not over the ceiling, or no such run tells.
     """
     record, ceiling = task.conditioned, task.tolerance.ceiling
     if (

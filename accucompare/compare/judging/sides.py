@@ -1,6 +1,4 @@
-"""The bundles of a comparison, and how two of their records are measured, with a few blocks of each
-in memory.
-"""
+"""The bundles of a comparison, and how two records are measured with a few blocks in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from accucompare.compare.measuring import (
 from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES, Statistics
 
-#: Metrics that were measured before they were asked for, by the ``id`` of both records.
+#: Metrics measured ahead, by the ``id`` of both records.
 KnownMetrics = dict[tuple[int, int], Metrics]
 
 
@@ -49,7 +47,7 @@ class Sides:
     known: KnownMetrics = field(default_factory=dict, compare=False)
 
     def bundles(self) -> dict[str, Bundle]:
-        """Those that there are, by their names here."""
+        """Those that there are, by name."""
         named = {
             "golden": self.golden,
             "candidate": self.candidate,
@@ -64,8 +62,7 @@ class Sides:
 
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
-        """After an error, and after Ctrl-C, let no thread wait for storage that may never
-        answer."""
+        """After an error or Ctrl-C, let no thread wait for storage that may never answer."""
         try:
             yield
         except BaseException:
@@ -76,7 +73,7 @@ class Sides:
     def expected(
         self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run
     ) -> Expected | None:
-        """The baseline's error; ``None`` if there is none, or it cannot be measured."""
+        """The baseline's error; ``None`` if missing or not measurable."""
         if self.baseline is None or baseline is None:
             return None
         if baseline.error is not None:
@@ -88,12 +85,11 @@ class Sides:
     def noise(
         self, candidate: Record, repeat: Record | None, error: Metrics, run: Run
     ) -> float | None:
-        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if it
-        cannot be measured.
+        """The candidate's two runs' distance, relative to golden's norm; ``None`` if unmeasurable.
 
         Args:
             candidate, repeat: the two runs' records.
-            error: the candidate's metrics against golden, from which golden's norm follows.
+            error: the candidate's metrics against golden; they give golden's norm.
             run: as for ``measure_pair``.
         """
         apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
@@ -104,17 +100,13 @@ class Sides:
         return apart.rmse / error.rmse * error.rel_l2
 
     def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """The distance of golden's two captures, relative to the first's norm; ``None`` if it
-        cannot be measured.
-        """
+        """The distance of golden's captures, relative to the first's norm; ``None`` if unknown."""
         return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
 
     def apart(
         self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
     ) -> float | None:
-        """The distance of two runs, relative to the first's norm; ``None`` if it cannot be
-        measured.
-        """
+        """The distance of two runs, relative to the first's norm; ``None`` if not measurable."""
         apart = self._apart(bundle, record, second, repeat, run)
         if apart is None or apart.nonfinite_mismatch:
             return None if apart is None else math.inf
@@ -123,8 +115,7 @@ class Sides:
     def _apart(
         self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
     ) -> Metrics | None:
-        """The metrics of a record of two captures of one side; ``None`` if they cannot be
-        measured."""
+        """The metrics of one side's record in two captures; ``None`` if not measurable."""
         if second is None or repeat is None:
             return None
         if None in (record.member, repeat.member) and not (
@@ -144,9 +135,7 @@ class Sides:
         tolerance: Tolerance,
         run: Run,
     ) -> Metrics:
-        """The metrics of two records with data. They are read only if their digests differ, or
-        everything is to be verified.
-        """
+        """The metrics of two records with data; reads them if digests differ, or to verify."""
         if (measured := self.known.get((id(left), id(right)))) is not None:
             return measured
         identical = same_bits(left, right)
@@ -189,5 +178,5 @@ def metrics_of_identical(record: Record, statistics: Statistics, tolerance: Tole
 
 
 def elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
-    """atol and rtol; for integers and booleans 0, so that those that differ are counted."""
+    """atol and rtol; 0 for integers and booleans, so that differing ones are counted."""
     return (tolerance.atol, tolerance.rtol) if DTYPES[record.dtype].digits else (0.0, None)

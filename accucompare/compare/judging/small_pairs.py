@@ -1,4 +1,4 @@
-"""The small pairs of some tasks, read and measured together before each is judged."""
+"""Small pairs of some tasks, read and measured together before each is judged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _Pair = tuple[Record, Record, Tolerance]
 
 
 def with_small_pairs(sides: Sides, tasks: Sequence[Task]) -> Sides:
-    """The sides, which now know the metrics of the tasks' small pairs: of golden and the candidate,
-    of golden and the baseline, and of the candidate's two runs.
-    """
+    """The sides with small pairs' metrics: golden with candidate or baseline, and reruns."""
     if not kernel.is_compiled():
         return sides
     pairs = [
@@ -63,7 +61,7 @@ def with_small_pairs(sides: Sides, tasks: Sequence[Task]) -> Sides:
 def _measure(
     known: KnownMetrics, sides: Sides, bundles: tuple[Bundle, Bundle | None], pairs: Iterable[_Pair]
 ) -> None:
-    """Add the metrics of those pairs that are small and intact, and need nothing more."""
+    """Add the metrics of the small, intact pairs that need nothing more."""
     left, right = bundles
     asked = [
         (golden, candidate, form)
@@ -103,7 +101,7 @@ def _measure(
 
 
 def _form(golden: Record, candidate: Record, tolerance: Tolerance) -> kernel.PairForm | None:
-    """What the measuring of a pair must know; ``None`` if it has to be measured alone."""
+    """What measuring a pair must know; ``None`` if it has to be measured alone."""
     if golden.member is None or candidate.member is None or golden.shape != candidate.shape:
         return None
     limits = elementwise(golden, tolerance)

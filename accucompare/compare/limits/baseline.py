@@ -1,16 +1,14 @@
-"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's
-precision on a trusted device.
+"""The error that rounding alone makes, as a trusted capture in the candidate's precision shows.
 
-**Excess.** The candidate's relative L2 error as a multiple of the baseline's. If the baseline
-happens to be closer to golden than rounding usually is, the dtype's floor takes its place.
+**Excess.** The candidate's relative L2 error as a multiple of the baseline's, or of the dtype's
+floor if the baseline happens to be closer to golden than rounding usually is.
 
 **Limit.** Rounding errors are nearly random, so the ratio of two root mean squares of n of them is
-itself random. If they were independent normal numbers, its square would be F-distributed with n and
-n degrees of freedom. The limit is the point that such a ratio exceeds once in a thousand, times a
-slack, since real errors are not independent. With equal degrees of freedom no quantiles of F are
-needed: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A
-relation between t and F-distributions", JASA 60, 1965).
-"""
+random too. For independent normal numbers its square is F-distributed with n and n degrees of
+freedom. The limit is the value that such a ratio exceeds once in a thousand, times a slack, since
+real errors are not independent. With equal degrees of freedom sinh(ln(F) / 2) * sqrt(n) follows
+Student's t with n degrees of freedom (P. Cacoullos, "A relation between t and F-distributions",
+JASA 60, 1965)."""
 
 from __future__ import annotations
 
@@ -54,12 +52,11 @@ class Expected:
     """The baseline's distance from golden in one record.
 
     Attributes:
-        rel_l2: relative L2 error; inf where golden is all zeros and the baseline is not.
-        rmse: root mean square error, for where golden is all zeros.
-        different: of integers and booleans, how many differ.
-        dtype: the baseline's type, if the candidate computes in a wider one: a cast may be missing,
-            and the baseline's rounding is expected; else ``""``.
-        one_minus_cosine: of the baseline; ``None`` of one that keeps its errors only.
+        rel_l2: relative L2 error; inf if only golden is all zeros.
+        rmse: root mean square error, for golden that is all zeros.
+        different: how many integers or booleans differ.
+        dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
+        one_minus_cosine: ``None`` if the baseline keeps its errors only.
     """
 
     rel_l2: float
@@ -103,17 +100,14 @@ def is_half(dtype: str) -> bool:
 
 
 def floor(dtype: str) -> float:
-    """The smallest relative L2 error that is expected of a type, even if the baseline's is
-    smaller."""
+    """The smallest relative L2 error expected of a type, even if the baseline's is smaller."""
     return precision_of(dtype).floor * DTYPES[dtype].rounding
 
 
 def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
-    """The candidate's error as a multiple of the baseline's, or of the floor of the candidate's
-    dtype if that is larger.
+    """The candidate's error as a multiple of the baseline's, or of its dtype's larger floor.
 
-    If golden is all zeros, relative errors mean nothing; then it is the ratio of the two root mean
-    square errors."""
+    If golden is all zeros, the ratio of the two root mean square errors."""
     if math.isfinite(metrics.rel_l2) and math.isfinite(expected.rel_l2):
         return metrics.rel_l2 / max(expected.rel_l2, floor(dtype))
     if not metrics.rmse:
@@ -122,25 +116,19 @@ def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
 
 
 def limit(elements: int, dtype: str) -> float:
-    """The largest excess that rounding explains in so many elements (reals) of the candidate's
-    dtype.
-    """
+    """The largest excess that rounding explains in so many reals of the candidate's dtype."""
     return precision_of(dtype).slack * ratio_limit(elements)
 
 
 @cache
 def ratio_limit(elements: int) -> float:
-    """The value that the ratio of two root mean squares of n normal numbers exceeds once in a
-    thousand: sqrt(F.999(n, n)).
-    """
+    """The ratio of RMS of n normal numbers exceeds this once in 1000: sqrt(F.999(n, n))."""
     n = max(elements, 1)
     return math.exp(math.asinh(_student(n) / math.sqrt(n)))
 
 
 def _student(n: int) -> float:
-    """Upper 0.1 % point of Student's t; from 10 degrees of freedom on by its expansion (M.
-    Abramowitz & I. A. Stegun, 26.7.5).
-    """
+    """Student's t, upper 0.1 % point; expanded from n = 10 (Abramowitz & Stegun, 26.7.5)."""
     if n <= len(_STUDENT):
         return _STUDENT[n - 1]
     z = NORMAL
@@ -154,9 +142,7 @@ def _student(n: int) -> float:
 
 
 def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
-    """Whether a baseline's dtype can judge a candidate's: both are the same, or the baseline is
-    float64 and golden is as the candidate.
-    """
+    """Whether a baseline's dtype is the candidate's, or float64 with golden as the candidate."""
     exact = baseline.dtype in ("float64", "complex128") and golden.dtype == candidate.dtype
     return candidate.dtype == baseline.dtype or (
         exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind
@@ -164,9 +150,7 @@ def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
 
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
-    """Whether the candidate's type holds everything that the baseline's does, and more, so that a
-    cast may be missing.
-    """
+    """Whether the candidate's type holds all of the baseline's and more: a cast may be missing."""
     ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
     return (
         ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
@@ -199,15 +183,11 @@ def partners(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     narrowed: Iterable[str] = (),
 ) -> dict[Key, Record]:
-    """The baseline's record for each of golden's: the one of the same name, or else of the name
-    that a renaming gives.
+    """The baseline's record for each of golden's, by the same name or else by a renaming.
 
     Args:
-        golden, baseline: the records of both.
-        renamings: of golden's layers.
         signatures: as for ``align``.
-        narrowed: modules that could not run in the baseline's type and ran in golden's. Their
-            outputs show no rounding.
+        narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
     inside = tuple(f"{name}." for name in narrowed)
@@ -236,11 +216,7 @@ def partners(
 
 
 def check_feed(golden: Bundle, candidate: Bundle) -> None:
-    """Refuse a candidate that was fed with another bundle than golden.
-
-    Raises:
-        UsageError: if it was.
-    """
+    """Raise UsageError if the candidate was fed with another bundle than golden."""
     if not _fed_with(golden, candidate):
         raise UsageError(
             f"{candidate.path}: was fed with another bundle than {golden.path}"
@@ -290,12 +266,10 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
 
 
 def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
-    """Refuse what was captured beside a baseline if it is no run of golden's own precision on
-    golden's values.
+    """Refuse a run beside a baseline unless it is in golden's precision, on golden's values.
 
     Args:
-        golden: that it should have been fed with.
-        run: the bundle.
+        golden: what it should have been fed with.
         rounded: whether golden's values were to be rounded before they were fed.
 
     Raises:
@@ -330,11 +304,9 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
     Args:
         pairs: golden and the candidate.
         baselines: the baseline's record for each of golden's.
-        path: of the baseline.
 
     Raises:
-        UsageError: if it is of another dtype. If only a few records are, each is judged without it,
-            or as ``is_wider`` says.
+        UsageError: if most differ. A few are judged without it, or as ``is_wider`` says.
     """
     wrong: Counter[tuple[str, str, str]] = Counter()
     right = 0

@@ -1,9 +1,8 @@
-"""The baselines that golden brings along in ``golden/baselines/<precision>/``: captured with
-golden's code, one error per record.
+"""The baselines in ``golden/baselines/<precision>/``, captured with golden's code.
 
-The machine under test then needs neither golden's code nor the time for a baseline. Such a bundle
-is a fed capture like any other, but each record has its distance from golden (``Record.error``)
-instead of the tensor, which takes a few kilobytes in all."""
+So the machine under test needs neither golden's code nor the time for a baseline. Such a bundle is
+a fed capture that keeps each record's distance from golden (``Record.error``) instead of the
+tensor: a few kilobytes in all."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ from accucompare.numbers import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Mode
 
-#: The precisions of candidates that golden can bring a baseline for: the floating type, and what
-# float32 products are rounded to.
+#: The precisions golden can bring a baseline for: floating type, and rounding of float32 products.
 PRECISIONS = {
     "float64": ("float64", None),
     "float32": ("float32", None),
@@ -62,9 +60,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
 
 
 def precision_of_bundle(candidate: Manifest) -> str:
-    """The name in ``PRECISIONS`` of the precision that a capture computed in; ``""`` if it is none
-    of them.
-    """
+    """The name in ``PRECISIONS`` of a capture's precision; ``""`` if there is none."""
     dtype = float_dtype(candidate)
     lowered = (
         next((name for name in product_formats(candidate) if name), None)
@@ -75,9 +71,7 @@ def precision_of_bundle(candidate: Manifest) -> str:
 
 
 def own_baseline(golden: Bundle, candidate: Bundle) -> Place | None:
-    """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings
-    none.
-    """
+    """Golden's own baseline for a fed candidate of this precision; ``None`` if there is none."""
     precision = precision_of_bundle(candidate.manifest)
     if not candidate.manifest.fed or not precision:
         return None
@@ -89,8 +83,7 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
     """Write a baseline's distances from golden, record by record, as a bundle of a few kilobytes.
 
     Args:
-        golden: the bundle's directory.
-        baseline: a capture that was fed with it.
+        baseline: a capture that was fed with ``golden``.
         out: the directory to write.
 
     Raises:
@@ -147,7 +140,7 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
     if dtypes[0].kind is not dtypes[1].kind:
         return None
     stored = golden.stored(ours), baseline.stored(theirs)
-    # so that integers and booleans that differ are counted
+    # 0 makes integers and booleans that differ count
     exact = 0.0 if not dtypes[0].digits else None
     masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(
         dtypes[1], theirs.statistics
@@ -181,7 +174,7 @@ def _beyond(
     theirs: Record,
     own: Record | None,
 ) -> int | None:
-    """How many elements of an update are off by more than rounding can do.
+    """How many elements of an update are off by more than rounding.
 
     Args:
         ours, theirs: the update in golden and in the baseline.

@@ -13,28 +13,25 @@ _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
 class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The smallest limit with which a pair would pass. Its words are made when they are shown.
+    """The smallest limit that would pass a pair.
 
     Attributes:
-        name: of the limit: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different``
-            for a number of integers.
-        error: what was measured; of a cosine, 1 - cosine.
+        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers.
+        error: what was measured; for a cosine, 1 - cosine.
     """
 
     name: str
     error: float
 
     def __str__(self) -> str:
-        """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no
-        finite limit would pass.
-        """
+        """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if none would pass."""
         if self.name == "different":
             return f"{self.error:.0f} different"
         return f"{self.name} {value}" if (value := self.value) else ""
 
     @property
     def value(self) -> str:
-        """The number alone, as it can be given as a limit; ``""`` if no finite limit would pass."""
+        """The number alone, to be given as a limit; ``""`` if no finite limit would pass."""
         match self.name:
             case "cosine":
                 return _cosine(self.error)
@@ -56,15 +53,12 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def _cosine(one_minus_cosine: float) -> str:
-    """The cosine similarity, rounded down to two digits of its distance from 1.
-
-    ``""`` if it is too small to be a limit (see ``Tolerance``).
-    """
+    """The cosine, its distance from 1 rounded to two digits; ``""`` if too small for a limit."""
     if not one_minus_cosine:
         return "1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
     limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
-    # the limit is read as a float, which near 1 is coarser than the digits printed
+    # the limit is read as a float, which near 1 is coarser than the printed digits
     while 1.0 - float(limit) < one_minus_cosine:
         limit -= unit
     return str(limit) if float(limit) >= SMALLEST_COSINE else ""

@@ -1,6 +1,4 @@
-"""Whether a baseline ran golden's code. Only then is its distance from golden rounding, and not a
-bug that the candidate has too.
-"""
+"""Whether a baseline ran golden's code. Else its distance may be the candidate's bug."""
 
 from __future__ import annotations
 
@@ -14,16 +12,14 @@ from accucompare.compare.pairing import Renaming, rename
 
 @dataclass(frozen=True)
 class OtherCode:
-    """What shows that two captures did not run the same code, or that this is unknown.
+    """What shows that two captures ran different code, or that this is unknown.
 
     Attributes:
-        versions: each package of another version: its name, golden's version and the other's.
-        edited: the Python modules whose source files differ.
-        absent: the Python modules with golden's module classes that the other did not load.
-        configured: each module attribute that differs: the module, the attribute, golden's value
-            and the other's.
-        unrecorded: whether a manifest does not say what ran, or not everything, because another
-            profiler was active.
+        versions: packages of another version: name, golden's version, the other's.
+        edited: Python modules with different source files.
+        absent: Python modules with golden's module classes that the other did not load.
+        configured: module attributes that differ: module, attribute, golden's value, the other's.
+        unrecorded: whether a manifest lacks some of what ran, as another profiler was active.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -39,10 +35,9 @@ class OtherCode:
 def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     """The differences between the code that two captures ran; false if there are none.
 
-    Compared are the packages of golden's functions and module classes, by their public versions:
-    builds of torch for different devices (``2.13.0+cpu``) are one version. A file that the other
-    capture did not run is no difference, unless it holds the class of one of golden's modules.
-    """
+    Compared are the packages of golden's functions and module classes, by public version: builds of
+    torch for different devices (``2.13.0+cpu``) are one version. A file that the other capture did
+    not run counts only if it holds the class of one of golden's modules."""
     codes = golden.code, other.code
     ours, theirs = (code.sources for code in codes)
     if ours is None or theirs is None or not all(code.functions_seen for code in codes):
@@ -61,11 +56,9 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
 
 
 def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
-    """The same for the case's optimizer alone: its class, its file, and its package's version if
-    that is not torch.
+    """The same for the case's optimizer: its class, file, and package version if that is not torch.
 
-    Another release of torch does not count as another optimizer, just as it does not count as
-    another layer."""
+    Another release of torch is not another optimizer, just as it is not another layer."""
     classes = [manifest.options.optimizer or "" for manifest in (golden, other)]
     names = {name.rpartition(".")[0].partition(" of ")[0] for name in classes}
     code = other_code(golden, other)
@@ -84,14 +77,11 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
 @dataclass(frozen=True)
 class Surrounding:
-    """Something around the code that may change what it computes: an environment variable, or a
-    shared library.
+    """An environment variable or shared library that may change what the code computes.
 
     Attributes:
-        name: of it.
-        golden, other: the variable's value in the two captures, ``None`` where it is not set, or
-            not read; of a library both are.
-        library: whether it is a library, of which the two captures loaded different builds.
+        golden, other: the variable's two values; ``None`` if not set, not read, or a library.
+        library: whether it is a library, loaded in two different builds.
     """
 
     name: str
@@ -101,9 +91,7 @@ class Surrounding:
 
 
 def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
-    """The environment variables and the shared libraries of which two captures had others; none
-    where one does not tell.
-    """
+    """Environment variables and libraries that differ; none if a capture does not tell."""
     ours, theirs = golden.variables, other.variables
     if ours is None or theirs is None:
         return []
@@ -123,9 +111,7 @@ def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
 def other_configuration(
     golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()
 ) -> Iterable[tuple[str, str, Any, Any]]:
-    """Attributes of modules with different values in two captures: module, attribute, golden's
-    value, the other's value.
-    """
+    """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})

@@ -1,6 +1,4 @@
-"""The command that captures a suitable baseline; and the formats that a capture's products were
-rounded to.
-"""
+"""The command that captures a suitable baseline, and the formats that products were rounded to."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
-    """The formats (see ``bundle.format.flags``) that a capture's float32 matrix products and
-    convolutions were rounded to, or ``""``.
-    """
+    """The ``bundle.format.flags`` formats of float32 matmuls and convolutions, or ``""``."""
     emulated = manifest.options.emulate or ""
     values = manifest.flags
     formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
@@ -35,9 +31,7 @@ _BY_DEVICE = sorted(FLAGS, key=lambda flag: "cpu" in flag.types)
 
 
 def float_dtype(manifest: Manifest) -> str:
-    """The floating dtype that a capture computed in: its cast, or else the dtype of most
-    parameters; ``""`` if unknown.
-    """
+    """The dtype of a capture's cast, or else of most parameters; ``""`` if unknown."""
     if cast := manifest.options.dtype:
         return cast
     dtypes = [
@@ -53,9 +47,9 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
 
     Returns:
         A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden
-        --out cpu-bf16-fed``. ``CASE`` stands for a case that golden's manifest does not name, for
-        example after a capture by the Python API; ``COMMAND`` for the one that runs golden's
-        script, which has to compute in the candidate's precision on the CPU.
+        --out cpu-bf16-fed``. ``CASE`` stands for a case that golden's manifest does not name, as
+        after a capture by the Python API; ``COMMAND`` for the one that runs golden's script, which
+        has to compute in the candidate's precision on the CPU.
 
     Raises:
         BundleError: if one of the bundles is missing, damaged, or of a newer format.
@@ -75,8 +69,7 @@ class Suggestion:
     Attributes:
         command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
         out: the directory that it writes.
-        computes_in: the dtype that golden's script has to compute in, on the CPU; ``""`` for a
-            case, of which the command says it.
+        computes_in: the dtype for golden's script on the CPU; ``""`` for a case.
     """
 
     command: str
@@ -123,9 +116,7 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
 
 
 def _weights_from(golden: Bundle, candidate: Bundle, of_script: bool) -> list[str]:
-    """The options that give a baseline golden's weights, and a fed one golden's values; a script
-    starts from its own weights.
-    """
+    """The options for golden's weights, or values if fed; a script starts from its own weights."""
     made = golden.manifest.options
     if candidate.manifest.fed:  # then golden's rounding of weights is taken over
         options = ["--feed", str(golden.path)]

@@ -40,7 +40,7 @@ DEFAULT_REL_L2 = {
 }
 CEILING = {name: BY_DIGITS[dtype.digits][1:] for name, dtype in DTYPES.items() if dtype.digits}
 
-#: The rounding from which a type is coarse.
+#: A type that rounds by this or more is coarse.
 COARSE = roundoff("hf32")
 
 COPIES = (
@@ -70,15 +70,11 @@ class Tolerance:
         tolerances: for ``accucompare.diff``: a TOML file of limits by layer; the first rule that
             applies wins, these limits judge the rest.
         source: where the limits come from.
-        by_default: whether these are defaults, so that a baseline judges instead, if there is one.
-        ceiling: the largest relative L2 error that is rounding, whatever judges; ``None`` if
-            nothing says.
-        fed: whether the candidate was fed, so that an error over the ceiling was made in this
-            record.
-        summing: the relative L2 error that another order of long sums alone makes; a baseline,
-            which has one order, may be closer.
-        composed: that of a recurrent module composed of operators, each of which rounds; a baseline
-            of a fused kernel may be closer.
+        by_default: whether these are defaults, which a baseline replaces if there is one.
+        ceiling: the largest relative L2 error that is rounding, whatever judges, if known.
+        fed: whether the candidate was fed, so that an error over the ceiling was made here.
+        summing: the relative L2 error of another order of long sums; a baseline has only one order.
+        composed: that of a recurrent module composed of operators; a fused baseline rounds less.
         unjudged: why no baseline judges.
     """
 
@@ -120,21 +116,15 @@ class Tolerance:
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
     def is_no_rounding(self, rel_l2: float) -> bool:
-        """Whether an error is clearly over the ceiling. Of golden's zeros, whose error is infinite,
-        nothing is known.
-        """
+        """Whether an error is clearly over the ceiling; unknown (false) for golden's zeros."""
         return self.ceiling is not None and CLEAR * self.ceiling < rel_l2 < math.inf
 
     def scaled(self, factor: float) -> Tolerance:
-        """The same with relative limit and ceiling multiplied by a factor; of the user's own limits
-        the ceiling alone.
-        """
+        """The same with ceiling scaled and, unless the user's, the relative limit."""
         return self if factor == 1.0 else _scaled(self, factor)
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
-        """The same with room for another order of summing so many terms; the user's own limits stay
-        as they are.
-        """
+        """The same with room for another order of summing so many terms; the user's limits stay."""
         if not terms or not self.by_default or self.rel_l2 is None:
             return self
         summing = min(
@@ -146,17 +136,13 @@ class Tolerance:
         return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
 
     def of_roundings(self, error: float) -> Tolerance:
-        """The same where several roundings are expected to make such a relative L2 error; the
-        user's own limits stay as they are.
-        """
+        """The same with room for roundings of this relative L2 error; the user's limits stay."""
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
 
     def of_zero(self, terms: float, record: Record) -> Tolerance:
-        """The same for golden's zeros, of whose terms, of this L2 norm, its rounding has left
-        nothing; the user's own limits stay so.
-        """
+        """The same for zeros that rounding left of terms of this norm; the user's limits stay."""
         if not terms or not self.by_default or self.rel_l2 is None:
             return self
         most = _fed(DTYPES[record.dtype].rounding, math.inf).rel_l2 or 0.0
@@ -166,20 +152,18 @@ class Tolerance:
 
     @cached_property
     def judged(self) -> LimitsOfPair:
-        """What a verdict keeps of it."""
+        """What a verdict keeps of the limits."""
         limits = self.atol, self.rtol, self.rel_l2, self.cosine
         return LimitsOfPair(*limits, self.source, self.by_default, self.unjudged)
 
 
-#: Of integers and booleans.
+#: For integers and booleans.
 EXACT = Tolerance(source=LimitSource.EXACT)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[rule]]`` of a tolerance ``file``: globs of the records that it applies to, and the
-    limits.
-    """
+    """A ``[[rule]]`` of a tolerance file: globs of the records it applies to, and the limits."""
 
     tolerance: Tolerance
     file: str
@@ -204,13 +188,12 @@ class Tolerances:
 
     Attributes:
         rules: from a file; the first that applies to the candidate's record wins.
-        otherwise: the user's limits for all other layers; the table by dtype if there are none.
-        fed: whether the candidate was fed; then a multiple of the rounding takes the table's place.
+        otherwise: the user's limits for all other layers; else the table by dtype.
+        fed: whether the candidate was fed; then a multiple of the rounding replaces the table.
         copies: the classes in ``COPIES`` that are torch's own in this model.
         sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
-        rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions,
-            if their operands are rounded.
+        rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -226,9 +209,7 @@ class Tolerances:
         """The limits for a pair of floating or complex records.
 
         Args:
-            golden, candidate: the pair.
-            coarsest: the dtype with the fewest digits so far in its step; by default that of the
-                pair.
+            coarsest: the dtype with the fewest digits so far in its step; by default the pair's.
         """
         coarsest = coarsest or min(
             (golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits
@@ -295,9 +276,7 @@ def _fed(rounding: float, ceiling: float) -> Tolerance:
 
 @cache
 def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
-    """The ceiling, by the coarsest type, or the format of rounded products, and by whether a fed
-    module only copies values.
-    """
+    """The ceiling by coarsest type or product format; ``copies``: a fed module only copies."""
     if copies:
         return FED_ROUNDINGS * DTYPES[coarsest].rounding
     formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
@@ -313,9 +292,9 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     """Read a tolerance file.
 
     Args:
-        path: a TOML file of ``[[rule]]`` tables. Each has globs (``layer``, ``type``, ``role``,
-            ``dtype``; all ``"*"`` if left out) and at least one limit (``atol``, ``rtol``,
-            ``rel_l2``, ``cosine``).
+        path: a TOML file of ``[[rule]]`` tables, each with globs (``layer``, ``type``, ``role``,
+            ``dtype``; ``"*"`` if left out) and at least one limit (``atol``, ``rtol``, ``rel_l2``,
+            ``cosine``).
 
     Raises:
         UsageError: if it cannot be read, or holds anything else.

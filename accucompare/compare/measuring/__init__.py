@@ -1,4 +1,4 @@
-"""The numbers of one pair of tensors, without an opinion of them."""
+"""The numbers of one pair of tensors, without judging them."""
 
 from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
 from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast

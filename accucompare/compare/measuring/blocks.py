@@ -15,8 +15,8 @@ from accucompare.compare.measuring.masks import is_masked
 from accucompare.numbers import Array, DType, Float64, Kind, as_reals, kernel, widen
 from accucompare.numbers import sums as chunked
 
-#: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks
-#: of whole chunks, the last one shorter. May be called again, and by several threads at once.
+#: Yields a tensor's stored bits from one element (a segment's first) to another, as 1-d blocks of
+#: whole chunks, the last one shorter. May be called again, and by several threads at once.
 Blocks = Callable[[int, int], Iterator[Array]]
 
 
@@ -29,9 +29,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of both tensors: stored bits, and float64 values with what is not finite, or masked
-    on both sides, set to 0.
-    """
+    """A stretch of both tensors: bits, and float64 values, 0 where not finite or masked on both."""
 
     start: int
     golden_raw: Array
@@ -39,9 +37,8 @@ class Block:
     golden: Float64
     candidate: Float64
     diff: Float64
-    finite: NDArray[np.bool_] | None = (
-        None  # on both sides, and not masked on both; None: everything is
-    )
+    # on both sides, and not masked on both; None: everything is
+    finite: NDArray[np.bool_] | None = None
     masked: NDArray[np.bool_] | None = None  # on both sides; None: nothing is
 
 
@@ -56,9 +53,7 @@ _scratch = _Scratch()
 
 
 def scratch(which: int, length: int) -> Float64:
-    """The first ``length`` elements of one of this thread's six float64 arrays: 0 to 2 are the
-    block's, 3 to 5 free.
-    """
+    """``length`` elements of one of this thread's six arrays: 0 to 2 the block's, 3 to 5 free."""
     arrays = _scratch.arrays
     if len(arrays[which]) < length:
         arrays[which] = np.empty(length)
@@ -66,9 +61,7 @@ def scratch(which: int, length: int) -> Float64:
 
 
 class PairOfTensors:
-    """Two tensors of one shape and kind, read in step. Masks are looked for only if ``masks`` says
-    so.
-    """
+    """Two tensors of one shape and kind, read in step. ``masks``: whether to look for masks."""
 
     def __init__(
         self,
@@ -111,9 +104,7 @@ class PairOfTensors:
         )
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
-        """Every block with its ``diff``. Positions not finite on both sides, or masked on both, are
-        0 in golden, candidate and diff.
-        """
+        """Every block; its float64 arrays are 0 where not finite, or masked, on both sides."""
         start = segment.start * self.reals
         for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))

@@ -1,9 +1,8 @@
-"""Values of two shapes that are one when the smaller is broadcast: a refactoring leaves it to an
-addition to repeat a bias for each sample.
+"""Values of two shapes that agree once the smaller is broadcast.
 
-So the gradient of the smaller is the sum of that of the larger. Only what modules hand to each
-other is compared so: what the whole model is given and returns has to have golden's shape.
-"""
+A refactoring may leave it to an addition to repeat a bias for each sample. The smaller one's
+gradient is then the larger one's sum. Only values between modules are compared so: what the whole
+model takes and returns must have golden's shape."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_OUTPUT)
 
 
 def is_broadcast(golden: Record, candidate: Record) -> bool:
-    """Whether two records are a value that two modules exchange, once as it is and once
-    broadcast."""
+    """Whether two modules exchange a value that one side broadcasts."""
     if golden.role not in (Role.INPUT, Role.OUTPUT, *_GRADIENTS) or None in (
         golden.parent,
         candidate.parent,
@@ -57,12 +55,10 @@ def measure_broadcast(
     atol: float | None,
     rtol: float | None,
 ) -> Metrics:
-    """Measure two records of which ``is_broadcast`` holds, in the larger shape; gradients as sums,
-    in the smaller.
+    """Measure records with ``is_broadcast`` in the larger shape; gradients as sums, in the smaller.
 
     Args:
         golden, candidate: the two tensors' stored bits.
-        records: of both.
         atol, rtol: as for ``measure_pair``.
     """
     stored = [
@@ -89,7 +85,7 @@ def measure_broadcast(
 
 
 def _summed(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values summed over the axes along which this smaller shape is broadcast."""
+    """Values summed over the axes along which ``shape`` is broadcast."""
     padded = (1,) * (values.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(padded) if size != values.shape[axis])
     summed: Array = values.sum(axes, keepdims=True).reshape(shape)

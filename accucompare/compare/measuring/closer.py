@@ -1,25 +1,22 @@
-"""What more than its size tells of an error in a gradient or an update: a closer look, at the few
-pairs that ask for one.
+"""What an error in a gradient or an update tells beyond its size, for the pairs that need it.
 
-**Few values.** The limit on a ratio of two errors allows for chance, by the number of elements.
-Where golden's norm lies in a few of them, the two errors do, too, and count as so few: (sum g^2)^2
-/ sum g^4 elements, which is n where all are equally large, and 1 where one has all of it.
+**Few values.** The limit on a ratio of two errors allows for chance by the number of elements. If
+golden's norm lies in few of them, the errors do too, and count as (sum g^2)^2 / sum g^4 elements: n
+if all are equally large, 1 if one has all.
 
 **A common factor.** Rounding errors of single elements average out in s = <candidate, golden> /
-<golden, golden>, of which the standard error is at most |e| / |g| * max|g| / |g|, where e is what
-the candidate is apart from the baseline at right angles to golden. So a factor on all elements
-shows in s, though the relative L2 error drowns it. What all elements may have in common without a
-fault is allowed: two roundings (a scalar that is rounded, results cut off in place of rounded), or
-twice what the baseline has.
+<golden, golden>. Its standard error is at most |e| / |g| * max|g| / |g|, where e is the difference
+of candidate and baseline at right angles to golden. So s shows a factor on all elements that the
+relative L2 error drowns. Allowed without a fault are two roundings (a scalar that is rounded,
+results truncated instead of rounded), or twice the baseline's factor.
 
-**The last place.** An update of a parameter of a half type is hardly more than the rounding of the
-parameter, and a relative L2 error of it tells little. But element by element rounding cannot do
-more than move the parameter by its last place, and the update by so many roundings of the tensor's
-largest.
+**The last place.** An update of a half-type parameter is hardly more than the parameter's rounding,
+so its relative L2 error tells little. But rounding moves an element of the parameter by no more
+than its last place, and the update by a few roundings of the tensor's largest.
 
-A baseline that keeps no tensors keeps its factor and its number of such elements. How far it is
-from the candidate is not known then, and the sum of their distances from golden, at right angles to
-it, takes its place, which allows for more."""
+A baseline without tensors keeps its factor and its number of such elements. Its distance from the
+candidate is then unknown; the sum of both distances from golden, at right angles to it, takes its
+place and allows for more."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from accucompare.numbers import DTYPES, DType, Float64, Statistics, as_reals, su
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A tensor's data on disk, with its true type and the number of its elements."""
+    """A tensor's data on disk, with its true type and number of elements."""
 
     stored: StoredTensor
     dtype: DType
@@ -49,9 +46,7 @@ class Values:
         return cls(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def blocks(self) -> Iterator[Float64]:
-        """Its values as float64, block by block; verified when the last one was taken. Errors as
-        ``StoredTensor.blocks`` and ``verify``.
-        """
+        """Its values as float64 blocks, verified at the end. Errors as ``StoredTensor.verify``."""
         for start in range(0, self.elements or 1, sums.SEGMENT):
             for raw in self.stored.blocks(start, min(start + sums.SEGMENT, self.elements)):
                 # a copy, for the stored bits are overwritten
@@ -60,9 +55,7 @@ class Values:
 
 
 def carriers(golden: Values) -> float:
-    """How many elements carry a tensor's norm: (sum g^2)^2 / sum g^4, between 1 and its number of
-    elements; 0 if all are zero.
-    """
+    """The number of elements that carry a norm: (sum g^2)^2 / sum g^4; 0 if all are 0."""
     largest = max(
         (float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0
     )
@@ -79,9 +72,7 @@ def carriers(golden: Values) -> float:
 def common_factor(
     one_minus_cosine: float | None, golden: Statistics | None, other: Statistics | None
 ) -> float | None:
-    """The factor on golden that comes closest to another tensor, by least squares, less 1; ``None``
-    if it is not known.
-    """
+    """The least-squares factor on golden for another tensor, less 1; ``None`` if unknown."""
     if (
         one_minus_cosine is None
         or golden is None
@@ -96,9 +87,7 @@ def common_factor(
 
 
 def at_right_angles(rel_l2: float, factor: float) -> float:
-    """The part of a relative L2 error that is at right angles to golden, where the factor on golden
-    is known, less 1.
-    """
+    """The part of a relative L2 error at right angles to golden, given golden's factor less 1."""
     return math.sqrt(max(rel_l2 * rel_l2 - factor * factor, 0.0))
 
 
@@ -117,20 +106,19 @@ def standard_error(apart: float, across: float, largest: float, norm: float) -> 
 
     Args:
         apart: L2 distance of candidate and baseline.
-        across: the part of it along golden: the difference of their factors times golden's norm.
+        across: its part along golden: the difference of the factors times golden's norm.
         largest, norm: golden's largest magnitude and its L2 norm.
     """
     return math.sqrt(max(apart * apart - across * across, 0.0)) / norm * (largest / norm)
 
 
 def beyond_last_place(golden: Values, candidate: Values, before: Values, digits: int) -> int:
-    """How many elements of an update are off by more than rounding can do to one of them.
+    """How many elements of an update are off by more than rounding.
 
     Args:
         golden, candidate: the updates.
-        before: golden's parameter before it; the candidate was given its values, rounded to its own
-            type.
-        digits: of the type that the candidate keeps its parameter in.
+        before: golden's parameter before it; the candidate got it rounded to its own type.
+        digits: of the candidate's parameter type.
     """
     largest = max(
         (float(np.max(np.abs(block), initial=0.0)) for block in golden.blocks()), default=0.0

@@ -1,14 +1,12 @@
-"""Masks: very low numbers where nothing is to be attended to. Two devices or types may use
-different ones.
+"""Masks: very low numbers where nothing is to be attended to; they differ by device and type.
 
-A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (adding
-scores to that number changes it a little), or exactly the lowest finite number of another type, as
-where a mask made for bfloat16 is used in float32. Positions masked on both sides are equal. A
-tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
+A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (added
+scores change it a little), or exactly another type's lowest finite number (a bfloat16 mask used in
+float32). Positions masked on both sides are equal. A tensor holds masks only if its smallest value
+is one, so statistics tell whether to look.
 
 Masks of two kinds are compared by what they let through: a boolean one where it is true, a floating
-one, which is added to scores, where it is not masked.
-"""
+one, which is added to scores, where it is not masked."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ from accucompare.bundle.format import Record
 from accucompare.compare.constants import NEAR_LOWEST
 from accucompare.numbers import DTYPES, Array, DType, Kind, Statistics, round_to, widen
 
-#: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value
-#: in other types.
+#: Types with a lowest number used as a mask; fp8's are ordinary values in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 
 #: Masks of different shapes are broadcast, and read whole, up to so many elements.
@@ -33,12 +30,7 @@ MOST_BROADCAST = 16 << 20
 
 
 def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
-    """Where values are masked.
-
-    Args:
-        values: of any shape, widened.
-        dtype: their true type.
-    """
+    """Where ``values``, widened from ``dtype``, are masked."""
     lowest, others = _lowest(dtype.name)
     # a plain float would be rounded to the values' type
     masked: NDArray[np.bool_] = values <= np.float64(lowest)
@@ -49,9 +41,7 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
 
 @cache
 def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
-    """The number at and below which a type's values are masked, and the higher numbers that are
-    another type's masks.
-    """
+    """A type's highest masked value, and the higher numbers that are other types' masks."""
     if name not in _USED:
         return -math.inf, ()
     dtype = DTYPES[name]
@@ -67,20 +57,16 @@ def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
 
 
 def may_hold_masks(dtype: DType, statistics: Statistics | None) -> bool:
-    """Whether a tensor may hold masks. Statistics do not tell the sign of an infinity, so any
-    infinity counts.
-    """
+    """Whether a tensor may hold masks. Any infinity counts: statistics do not tell its sign."""
     if dtype.kind is not Kind.FLOAT:
         return False
     return statistics is None or statistics.inf > 0 or _smallest_is_mask(dtype, statistics)
 
 
 def masks_may_explain(golden: Record, candidate: Record) -> bool:
-    """Whether two tensors known only by their statistics may hold different mask numbers in the
-    same places.
+    """Whether two tensors with statistics only may hold different mask numbers in the same places.
 
-    If the only masks are -Inf on both sides, they are counted as values that are not finite, and
-    explain no difference."""
+    Masks that are -Inf on both sides count as not finite, and explain no difference."""
     ours, theirs = DTYPES[golden.dtype], DTYPES[candidate.dtype]
     left, right = golden.statistics, candidate.statistics
     if not (
@@ -101,7 +87,7 @@ def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
 
 
 def are_masks_of_two_kinds(golden: Record, candidate: Record) -> bool:
-    """Whether two records are a boolean and a floating mask, whose shapes are those of one mask."""
+    """Whether two records are a boolean and a floating mask of one mask's shapes."""
     sides = (golden, candidate)
     if any(
         record.dtype not in DTYPES or not record.shape or record.member is None for record in sides
@@ -116,9 +102,7 @@ def are_masks_of_two_kinds(golden: Record, candidate: Record) -> bool:
 
 
 def _is_added(record: Record) -> bool:
-    """Whether a floating tensor may be a mask that is added to scores: very low somewhere, or zero
-    everywhere.
-    """
+    """Whether a floating tensor may be an added mask: very low somewhere, or zero everywhere."""
     found = record.statistics
     return may_hold_masks(DTYPES[record.dtype], found) or (
         found is not None and not found.nan and (found.min, found.max) == (0, 0)
@@ -126,9 +110,7 @@ def _is_added(record: Record) -> bool:
 
 
 def _common_shape(golden: Record, candidate: Record) -> tuple[int, ...] | None:
-    """The shape that both fill when they are broadcast; ``None`` if there is none, or it is too
-    large to be a mask.
-    """
+    """The shape both broadcast to; ``None`` if there is none, or it is too large for a mask."""
     if golden.shape == candidate.shape:
         return golden.shape
     try:
@@ -145,7 +127,7 @@ class MaskDifference:
     Attributes:
         elements: the positions of both, broadcast to one shape.
         masked: those that neither lets through.
-        different: those that one alone lets through, or to which the floating one adds a number.
+        different: those that only one lets through, or where the floating one adds a number.
     """
 
     elements: int
@@ -160,7 +142,7 @@ def compare_masks(
 
     Args:
         golden_dtype, candidate_dtype: their true types.
-        blocks: of the stored bits of both; of masks of different shapes one block, in these shapes.
+        blocks: both masks' stored bits; one block, in their own shapes, if these differ.
     """
     elements = masked = different = 0
     for golden, candidate in blocks:
@@ -171,7 +153,7 @@ def compare_masks(
         )
         values = widen(numbers, dtype)
         through = ~is_masked(values, dtype)
-        # what it adds to what it lets through is a difference, too
+        # a number added to what passes is a difference, too
         apart = (of_booleans != through) | (through & (values != 0))
         elements += apart.size
         masked += int(np.count_nonzero(~(of_booleans | through)))

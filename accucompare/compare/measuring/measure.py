@@ -1,10 +1,9 @@
 """The metrics of a pair of tensors, block by block, in float64.
 
-Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size.
-Values are first widened to float64. That is exact for every type but 64-bit integers, which are
-subtracted as integers. Complex tensors are compared as pairs of reals. Positions not finite on both
-sides are counted, judged, and left out of every sum. Positions masked on both sides
-(``compare.measuring.masks``) are equal, and left out too."""
+Sums follow ``accucompare.numbers.sums``, so no result depends on the block size. Values are widened
+to float64, exactly except for 64-bit integers, which are subtracted as integers. Complex tensors
+are pairs of reals. Positions not finite on both sides are counted, judged, and left out of every
+sum. Positions masked on both sides (``compare.measuring.masks``) are equal, and left out too."""
 
 from __future__ import annotations
 
@@ -23,43 +22,35 @@ from accucompare.numbers import DTYPES, AnyNumber, DType, Statistics, kernel
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not
-    masked on both.
+    """The metrics of a pair; d = candidate - golden, n = positions finite and unmasked on both.
 
-    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds instead of most
-    values, and ``None`` where nothing is known.
+    Metrics from statistics alone (``compare.judging.bounds``) hold lower bounds for most values,
+    and ``None`` where nothing is known.
 
     Attributes:
         elements: positions in the tensor (twice the elements of a complex one).
         compared: n.
         rel_l2: sqrt(sum d^2) / sqrt(sum golden^2); 0 for 0/0, inf for x/0.
-        one_minus_cosine: 1 - cosine similarity, right down to 1e-15; 0 if both are zero, 1 if one
-            is.
+        one_minus_cosine: right down to 1e-15; 0 if both are zero, 1 if one is.
         max_abs: max |d|.
-        max_abs_index: where, as an index into the tensor (complex: a last 0 or 1 for the real or
-            imaginary part); ``None`` where there is no difference.
+        max_abs_index: its index in the tensor (complex: a last 0 or 1 for the real or imaginary
+            part); ``None`` without a difference.
         golden_at_max, candidate_at_max: both values there (integers as ``int``).
         max_rel: max |d| / |golden|; 0 for 0/0, inf for x/0.
         mean_abs: mean |d|.
         rmse: sqrt(mean d^2).
         bias: mean d.
-        max_ulp: largest distance in units in the last place; ``None`` unless both are of one
-            floating type.
-        over_tolerance: share of n with |d| > atol + rtol * |golden|; ``None`` where neither was
-            asked for.
+        max_ulp: most units in the last place apart; ``None`` unless both have one floating type.
+        over_tolerance: share of n with |d| > atol + rtol * |golden|; ``None`` if neither was given.
         tolerance_used: max |d| / (atol + rtol * |golden|); 0 for 0/0; ``None`` likewise.
         needed_atol: the smallest atol that would pass, given rtol; ``None`` likewise.
         over_1e3, over_5e3: shares of n with |d| > 1e-3 and 5e-3 times |golden|.
-        golden_nan, candidate_nan, golden_inf, candidate_inf: how many values are NaN, and +Inf or
-            -Inf.
+        golden_nan, candidate_nan, golden_inf, candidate_inf: how many are NaN, and +Inf or -Inf.
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
-        nonfinite_index: the first of those; ``None`` where there is none.
-        saturated: positions where the candidate sits at its type's largest value and golden is
-            beyond it.
-        deviation: relative standard deviation of ``rel_l2`` and ``rmse`` where they were estimated
-            (``compare.judging.estimates``); else 0.
-        masked: positions that are masked on both sides; 0 for tensors of the same bits, in which
-            masks are not looked for.
+        nonfinite_index: the first of those.
+        saturated: positions where the candidate is at its type's largest value, golden beyond.
+        deviation: relative standard deviation of estimated ``rel_l2`` and ``rmse``; else 0.
+        masked: positions masked on both sides; 0 for identical bits, which are not searched.
     """
 
     elements: int = 0
@@ -92,9 +83,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def nothing_finite(self) -> bool:
-        """Whether the two differ but no position could be measured, so that every difference here
-        is 0 only for that reason.
-        """
+        """Whether the two differ where nothing could be measured, so that differences are 0."""
         return self.compared == 0 and self.nonfinite_mismatch > 0
 
 
@@ -113,13 +102,11 @@ def measure_pair(
 
     Args:
         golden, candidate: the two tensors' stored bits.
-        dtypes: their true types, golden's and the candidate's, both of one kind.
-        shape: of both.
-        atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as
-            0.
-        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both
-            tensors may hold some (``compare.measuring.masks``).
-        run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
+        dtypes: golden's and the candidate's true type, of one kind.
+        atol, rtol: for ``over_tolerance`` and ``needed_atol``; if one is given, the other is 0.
+        masks: whether to look for masks, in NumPy's slower pass: only if both tensors may hold some
+            (``compare.measuring.masks``).
+        run: a ``map`` over the tensors' segments, maybe parallel; it changes no result.
 
     Raises:
         ValueError: if the two kinds differ.
@@ -155,7 +142,6 @@ def measure_identical(
     """What ``measure_pair`` would return for a pair of the same bits, without reading them.
 
     Args:
-        dtype, shape: of both.
         statistics: of either.
         asked: whether there is an absolute or relative tolerance.
     """
@@ -168,7 +154,7 @@ def measure_identical(
 def _identical(
     elements: int, nan: int, inf: int, ulps: int | None, tolerance: float | None
 ) -> Metrics:
-    """The metrics of equal tensors: one object for all that are alike."""
+    """The metrics of equal tensors, one object for all alike."""
     return Metrics(
         elements=elements,
         compared=elements - nan - inf,
@@ -186,13 +172,11 @@ def _identical(
 def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics:
     """Measure a boolean and a floating mask by what they let through.
 
+    Only counts of positions and ``over_tolerance``, the share that differs, are set.
+
     Args:
         golden, candidate: the two tensors' stored bits.
-        records: of both, of which ``are_masks_of_two_kinds`` holds.
-
-    Returns:
-        Metrics in which only the counts of positions, and ``over_tolerance``, the share of those
-        that differ, say something.
+        records: both, with ``are_masks_of_two_kinds``.
     """
     dtypes, sizes = (
         (DTYPES[records[0].dtype], DTYPES[records[1].dtype]),
@@ -303,7 +287,7 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
 
 @lru_cache(maxsize=1 << 14)
 def index_in(shape: tuple[int, ...], place: int | None) -> tuple[int, ...] | None:
-    """The index of an element by its place; ``None`` for -1 and ``None``, which are no place."""
+    """The index of an element by its place; ``None`` for no place (-1 or ``None``)."""
     if place is None or place < 0:
         return None
     index = []

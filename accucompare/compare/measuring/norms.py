@@ -1,6 +1,4 @@
-"""The norms of two tensors and of their difference, and the angle between them, exact to the last
-digits for any magnitude.
-"""
+"""The norms of two tensors and their difference, and their angle, exact for any magnitude."""
 
 from __future__ import annotations
 
@@ -15,29 +13,25 @@ import numpy as np
 from accucompare.compare.measuring.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.numbers import Float64, chunk_dots, chunk_sums, kernel, power_of_two_near
 
-#: Calls a function with each item and gives the results in order, as ``map`` or a thread pool's
-#: ``map`` does.
+#: A ``map``, or a thread pool's.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
-#: Veltkamp's constant: splits a float64 into two halves whose products are exact.
+#: Veltkamp's constant: splits a float64 into two halves with exact products.
 _SPLITTER = 2.0**27 + 1.0
 
-#: If |candidate| / |golden| is between these, d keeps all digits of the candidate's direction.
+#: With |candidate| / |golden| between these, d keeps all digits of the candidate's direction.
 NEAR_LENGTHS = 1e-2, 1e6
 
-#: The least share of a sum of squares that must be left of a difference for it to keep its digits.
+#: The least share of a sum of squares that a difference must leave to keep its digits.
 LEAST_LEFT = 1e-3
 
 #: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order;
-#: then, from the compiled kernel only, the excess and the rest of each chunk (see
-#: ``kernel.Measurement.chunk_sums``).
+#: from the kernel also each chunk's excess and rest (``kernel.Measurement.chunk_sums``).
 Chunks = Sequence[list[float]]
 
 
 class Scales(NamedTuple):
-    """Powers of two that golden, candidate and d are multiplied by, so that their squares fit
-    float64; 1 almost always.
-    """
+    """Powers of two for golden, candidate and d, so that squares fit float64; nearly always 1."""
 
     golden: float = 1.0
     candidate: float = 1.0
@@ -45,7 +39,7 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, golden: float, candidate: float, diff: float) -> Scales:
-        """The scales for the largest magnitude of each; for 0 no scale is needed."""
+        """The scales for the largest magnitude of each; 0 needs none."""
         scales = power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff)
         return UNSCALED if scales == UNSCALED else cls(*scales)
 
@@ -54,16 +48,13 @@ UNSCALED = Scales()
 
 
 class Totals(NamedTuple):
-    """The totals of all sums: L2 norms (each times its scale), and the sums for the means (times
-    the scale of d).
-    """
+    """The totals: L2 norms times their scales, and the sums for the means times d's scale."""
 
     scales: Scales
     golden: float
     candidate: float
     diff: float
-    # sum d * (golden + candidate) = candidate^2 - golden^2, times both scales; needs golden's and
-    # candidate's equal
+    # sum d * (golden + candidate) = candidate^2 - golden^2, times both scales, which must be equal
     cross: float
     absolute: float  # sum |d|
     signed: float  # sum d
@@ -92,7 +83,7 @@ class Sums:
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
         if self.scales != UNSCALED:
-            # before the subtraction, since d itself may be beyond float64
+            # scale before the subtraction, for d itself may be beyond float64
             small = min(self.scales.diff, 1.0)
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
@@ -125,12 +116,10 @@ class Sums:
         )
 
     def parts(self) -> tuple[float, float] | None:
-        """Excess and the rest's sum of squares, where candidate = (1 + excess) * golden + rest, and
-        rest is perpendicular to golden.
+        """Excess and |rest|^2 in candidate = (1 + excess) * golden + rest, rest perpendicular.
 
         The whole's rest is each chunk's rest plus the difference of the chunk's own multiple of
-        golden from the whole's. ``None`` if the kernel did not give both for every chunk.
-        """
+        golden from the whole's. ``None`` if the kernel did not give both for every chunk."""
         squares, (excesses, rests) = self.chunks[0], self.chunks[6:]
         if len(rests) != len(squares) or math.isnan(_exact_sum(rests)):
             return None
@@ -150,13 +139,11 @@ def _exact_sum(chunks: Iterable[float]) -> float:
 
 
 def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -> float:
-    """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v
-    of length 1.
+    """1 - cosine similarity from unit vectors u, v: |u - v|^2 / 2.
 
-    In terms of the sums that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If
-    the difference is mostly one of length, that subtraction cancels. Then it follows from the sine,
-    if the kernel gave its terms; else the tensors are read once more to sum |u - v|^2 itself.
-    """
+    By the sums it is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If the
+    difference is mostly one of length, that subtraction cancels. Then it follows from the sine if
+    the kernel gave its terms; else the tensors are read again to sum |u - v|^2 itself."""
     if not total.golden or not total.candidate:
         return 0.0 if total.golden == total.candidate else 1.0
     if total.scales.golden == total.scales.candidate:
@@ -181,7 +168,7 @@ def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -
 
 
 def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
-    """|u - v|^2 with u, v of length 1, in a pass of its own."""
+    """|u - v|^2 with |u| = |v| = 1, in a pass of its own."""
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
     powers = math.ldexp(1.0, -golden_exponent), math.ldexp(1.0, -candidate_exponent)
@@ -214,9 +201,7 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
 
 
 def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:
-    """Rounded products and their exact rounding errors (T. J. Dekker, Numerische Mathematik 18,
-    1971).
-    """
+    """Rounded products and their exact rounding errors (T. J. Dekker, Numer. Math. 18, 1971)."""
     product = values * factor
     high = values * _SPLITTER
     high -= high - values

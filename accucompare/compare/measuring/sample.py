@@ -1,6 +1,4 @@
-"""An even sample of a tensor that is too large to read whole: one slice in so many along each
-dimension.
-"""
+"""An even sample of a tensor too large to read: one slice in so many along each dimension."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: The fewest slices left along other dimensions before the last one, which usually holds channels,
-#: is thinned.
+#: The fewest slices left elsewhere before the last dimension, usually the channels, is thinned.
 FEWEST_SLICES = 32
 
 
@@ -21,8 +18,7 @@ class Sample:
 
     Attributes:
         shape: of the whole.
-        starts, steps: for each dimension the first slice that is read, and the step from one to the
-            next.
+        starts, steps: each dimension's first slice, and the step to the next.
     """
 
     shape: tuple[int, ...]
@@ -31,13 +27,7 @@ class Sample:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], most: int, around: tuple[int, ...]) -> Sample:
-        """A sample of at most ``most`` elements.
-
-        Args:
-            shape: of the whole, at least one element.
-            most: the number of elements.
-            around: an index that the sample contains.
-        """
+        """A sample of at most ``most`` elements of a nonempty shape, with the index ``around``."""
         steps = [1] * len(shape)
         while (
             math.prod(counts := [-(-size // step) for size, step in zip(shape, steps, strict=True)])

@@ -77,9 +77,7 @@ class Scan(msgspec.Struct, gc=False):
         return scan
 
     def scales(self) -> Scales:
-        """The scales that values need for their squares to fit float64. Only float64 tensors need
-        any.
-        """
+        """The scales that make squares fit float64. Only float64 tensors need any."""
         return Scales.of(self.largest_golden, self.largest_candidate, self.max_abs)
 
     def add(self, block: Block, pair: PairOfTensors) -> None:
@@ -100,11 +98,8 @@ class Scan(msgspec.Struct, gc=False):
         if most > self.max_abs:
             place = int(magnitude.argmax())
             self.max_abs, self.max_abs_index = most, block.start + place
-            # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
-            integers = pair.golden_dtype.kind in (
-                Kind.INT,
-                Kind.BOOL,
-            )
+            # integers stay integers: a float64 cannot tell 2**53 from 2**53 + 1
+            integers = pair.golden_dtype.kind in (Kind.INT, Kind.BOOL)
             ours, theirs = (
                 (block.golden_raw, block.candidate_raw)
                 if integers
@@ -196,7 +191,7 @@ class Scan(msgspec.Struct, gc=False):
 
 
 def _mismatch(golden: Array, candidate: Array) -> Array:
-    """Where one side is not finite and the other holds something else; NaN agrees with NaN."""
+    """Where a side is not finite and the other holds something else; NaN agrees with NaN."""
     finite = np.isfinite(golden) & np.isfinite(candidate)
     mismatch: Array = ~finite & (golden != candidate) & ~(np.isnan(golden) & np.isnan(candidate))
     return mismatch
@@ -215,8 +210,7 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
     """The largest distance in units in the last place between finite values of one floating type.
 
     The bits of IEEE numbers of one sign are ordered as the numbers are, so the distance is a
-    difference of integers (B. Dawson, "Comparing floating point numbers", 2012); -0 and +0 are the
-    same number."""
+    difference of integers (B. Dawson, "Comparing floating point numbers", 2012); -0 equals +0."""
     width = {53: 8, 24: 4, 11: 2}.get(dtype.digits, golden.dtype.itemsize)
     golden_bits, candidate_bits = golden.view(f"i{width}"), candidate.view(f"i{width}")
     if finite is not None:

@@ -1,4 +1,4 @@
-"""Many pairs of small tensors measured at once: of each what ``measure_pair`` gives, bit for bit.
+"""Many pairs of small tensors measured at once, each as ``measure_pair`` does, bit for bit.
 
 A small tensor has a single chunk, so the kernel's sums are the totals. A pair that needs more
 (masks, scaled values, another pass) is left to ``measure_pair``."""
@@ -43,8 +43,8 @@ def measure_small(
     """Measure pairs that have a ``small_form``; ``None`` where ``measure_pair`` must look.
 
     Args:
-        golden, candidate: what the stored bits lie in.
-        pairs: where, and their forms.
+        golden, candidate: buffers of stored bits.
+        pairs: places in them, and forms.
     """
     found, sums = kernel.measure_pairs(golden, candidate, pairs)
     norms = np.sqrt(sums[:, :3])
@@ -94,7 +94,7 @@ def measure_small(
 
 
 def _metrics(form: kernel.PairForm, numbers: list[Any]) -> Metrics:
-    """``numbers``: those of the columns, in their order."""
+    """``numbers``: the columns' values, in order."""
     (
         compared, rel_l2, angle, max_abs, place, golden_at_max, candidate_at_max, max_rel, mean_abs,
         rmse, bias, max_ulp, over_tolerance, used, needed, over_1e3, over_5e3, golden_nan,

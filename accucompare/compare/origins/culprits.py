@@ -1,15 +1,14 @@
 """The sites where errors are made, ranked.
 
-**Fed.** Every call was given golden's values, so every row over its limit shows an error of its
-own. An output of a module without children is the module's error, an output of one with children
-that of its own code after the last child, and an input that of the parent's code before the child.
+**Fed.** Every call got golden's values, so every row over its limit shows an error of its own. An
+output of a module without children shows the module's error. An output of one with children shows
+the error of its own code after the last child, an input that of the parent's code before the child.
 
-**Free-running, with a baseline.** An error is passed on and grows or shrinks on its way as rounding
-does, so its excess stays about the same. It was made where the excess jumps: where it is larger
-than that of anything that went in.
+**Free-running, with a baseline.** A passed-on error grows or shrinks as rounding does, so its
+excess stays about the same. It was made where the excess jumps: where it is larger than that of
+anything that went in.
 
-**Free-running, without a baseline.** All that is known is where limits are first exceeded.
-"""
+**Free-running, without a baseline.** All that is known is where limits are first exceeded."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ from accucompare.compare.rows import (
     owner_of,
 )
 
-#: Reasons of another structure, not of other numbers. Such culprits come after those that show an
-# error.
+#: Reasons of another structure, not of other numbers. Such culprits come after those of errors.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
 #: The site of an operator's culprit.
@@ -55,15 +53,14 @@ OPERATOR = "operator"
 def find_culprits(
     all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False
 ) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error, or
-    where steps train its first step's.
+    """Where errors are made, the most certain first; each site once, with its largest error.
 
     Args:
-        all_rows: of the comparison, in execution order.
+        all_rows: in execution order.
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
-        updated: whether the steps made updates, so that a step goes on with what the one before it
-            made.
+        updated: whether steps made updates, so that each goes on with what the one before it made;
+            a site then has its first step's largest error.
     """
     rows = with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {
@@ -95,21 +92,15 @@ def find_culprits(
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order within each step, but the first step with a clear error comes first, and the
-    later ones after it.
-
-    Errors of the steps before it, none of which is clear, come last.
-    """
+    """The same order within a step; the first step with a clear error first, earlier ones last."""
     first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
     return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
 
 
 def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
-    """The same order, but sites that are off in most steps come first: a limit of the table's is
-    passed here and there by rounding alone.
+    """Sites off in most steps first: rounding alone passes a table's limit here and there.
 
-    Numbers of steps count by their powers of ``ALIKE``. Fed, what is clearly over its limit comes
-    before all."""
+    Numbers of steps count by their powers of ``ALIKE``. Fed, clear errors come before all."""
     steps: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
     for culprit in culprits:
         assert culprit.row.record is not None
@@ -130,7 +121,7 @@ def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
 
 
 def _is_clear(culprit: Culprit) -> bool:
-    """Whether nothing but an error that was made there explains it."""
+    """Whether only an error made there explains it."""
     verdict = culprit.row.verdict
     if culprit.reason in STRUCTURAL or verdict.beyond or verdict.not_all_fed:
         return False
@@ -140,9 +131,7 @@ def _is_clear(culprit: Culprit) -> bool:
 
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
-    """The same order, but within each module call the culprits with a difference between the two
-    sides' code come first.
-    """
+    """The same order, but in each module call, culprits with different code come first."""
     differences: dict[CallKey, list[Culprit]] = {}
     for culprit in culprits:
         if culprit.difference is not None:
@@ -187,7 +176,7 @@ def _operators(rows: list[Row]) -> list[Culprit]:
 
 
 def _own_error(row: Row) -> bool:
-    """Whether a row shows an error that was made there."""
+    """Whether a row shows an error made there."""
     if not _may_be_culprit(row):
         return False
     if row.reason is Reason.NON_FINITE or row.lost:
@@ -196,9 +185,7 @@ def _own_error(row: Row) -> bool:
 
 
 def _may_be_culprit(row: Row) -> bool:
-    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or
-    a record that only one side made.
-    """
+    """Whether a row fails by a module or glue, not by inputs, noise, or being one-sided."""
     if (
         row.status is not Status.FAIL
         or (row.reason in UNMATCHED and not row.lost)
@@ -285,13 +272,12 @@ def _off(rows: Iterable[Row]) -> set[CallKey]:
 
 
 def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culprit]:
-    """Ranked by excess. Of about equal ones outputs come before glue, and a module before the
-    modules that contain it.
+    """Ranked by excess. Of about equal ones outputs come before glue, children before parents.
 
-    A buffer that the model computes itself comes first, since it is wrong before anything runs.
-    Last come another shape or kind of number, and what was computed from values that were not fed,
-    which may be the cause. Of inputs of another shape, those come first whose call gives values
-    that are ``off``. A module's culprit comes after those of its operators."""
+    Computed buffers come first, since they are wrong before anything runs. Last come another shape
+    or kind of number, and what was computed from values that were not fed, which may be the cause.
+    Of inputs of another shape, those come first if their call's outputs are ``off``. A module's
+    culprit comes after its operators'."""
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
     def key(culprit: Culprit) -> tuple[int, bool, bool, int, float, bool, int, float]:
@@ -342,13 +328,11 @@ def is_of_glue(culprit: Culprit) -> bool:
 
 
 def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
-    """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
-    incoming: dict[
-        CallKey, float
-    ] = {}  # by call: the largest excess of its inputs, and of its children's outputs
-    buffers: dict[
-        tuple[int, str], float
-    ] = {}  # by rank and module: the largest excess of its buffers until now
+    """The rows over their limit, ranked by their excess relative to that of what went in."""
+    # by call: the largest excess of its inputs, and of its children's outputs
+    incoming: dict[CallKey, float] = {}
+    # by rank and module: the largest excess of its buffers until now
+    buffers: dict[tuple[int, str], float] = {}
     culprits = []
     for row in rows:
         record = row.record
@@ -371,7 +355,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
             )
             continue
         call, parent = call_of(record), caller_of(record)
-        # whose code made it, and goes on with it
+        # the call whose code made it, and the one that goes on with it
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)
         went_in = (
             1.0
@@ -382,8 +366,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
         if _may_be_culprit(row) and jump is not None:
             culprits.append(_culprit(row, children, jump))
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
-            # after another choice values may be entirely different, which is no error of the code
-            # that computed them
+            # after another choice values may be entirely different without an error of the code
             incoming[receiver] = (
                 math.inf if is_choice(row) else max(incoming.get(receiver, 0.0), _excess(row))
             )
@@ -399,7 +382,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
         key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)),
     )
     begun = _step(backward[0]) if backward else math.inf
-    # a step after that has weights which wrong gradients made
+    # later steps have weights made of wrong gradients
     kept = [culprit for culprit in culprits if _step(culprit) <= begun]
     changed = [
         culprit
@@ -415,20 +398,14 @@ def _step(culprit: Culprit) -> int:
 
 
 def _behind(culprit: Culprit) -> bool:
-    """Whether a backward has the loss before it: the gradient that arrives from there may be that
-    of the last module inside, too.
-    """
+    """Whether its backward follows the loss: the gradient may also be the last inner module's."""
     return culprit.stage is not Stage.LOSS
 
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
-    """The same for the backward, in which errors go from the outputs to the inputs."""
-    incoming: dict[
-        CallKey | None,
-        float,
-        # by call: the largest excess of what arrived at its outputs, and of its children's
-        # gradients
-    ] = {}
+    """The same for the backward, where errors go from outputs to inputs."""
+    # by call: the largest excess of gradients that arrived at it and at its children
+    incoming: dict[CallKey | None, float] = {}
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record
@@ -456,7 +433,7 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> It
 
 
 def _jump(row: Row, before: float) -> float | None:
-    """A row's excess as a multiple of that of what went in; ``None`` if its error was passed on."""
+    """A row's excess relative to that of what went in; ``None`` if its error was passed on."""
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
     if row.reason is Reason.NON_FINITE or row.lost:
@@ -470,11 +447,10 @@ def _jump(row: Row, before: float) -> float | None:
 def scaled_first(
     culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False
 ) -> list[Culprit]:
-    """The culprits, but if all gradients are golden's times one number, one culprit for that in
-    place of one for each gradient.
+    """The culprits; if all gradients are golden's times one number, one culprit replaces theirs.
 
-    Free-running, what comes after that step has it from there. ``updated`` as for
-    ``find_culprits``: it comes first in its step only."""
+    Free-running, what comes after that step inherits it. With ``updated`` (see ``find_culprits``)
+    it comes first in its step only."""
     scaled = find_scaled(rows)
     if scaled is None:
         return culprits
@@ -501,7 +477,7 @@ def scaled_first(
 
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
-    """Each site once, with its first culprit and the number of calls that show it."""
+    """Each site once: its first culprit, and how many calls show it."""
     first: dict[tuple[Hashable, ...], Culprit] = {}
     calls: dict[tuple[Hashable, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:

@@ -18,8 +18,7 @@ from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
-#: The number of culprits whose error is described, the most elements that are read for that, and
-# the size of a sample of larger tensors.
+#: The most culprits described, elements read for one, and elements sampled of larger tensors.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 SAMPLED = 4 << 20
@@ -28,11 +27,9 @@ SAMPLED = 4 << 20
 def with_descriptions(
     culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
 ) -> list[Culprit]:
-    """The same culprits, with the settings in which their modules differ, and the shape of the first
-    few ones' errors.
+    """The culprits with settings that differ, and the first few with their errors' shape.
 
-    Errors as ``Bundle.values``.
-    """
+    Errors as ``Bundle.values``."""
     configured: dict[str, list[Option]] = {}
     for name, key, ours, theirs in other_configuration(
         golden.manifest, candidate.manifest, renamings
@@ -85,9 +82,7 @@ def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
 
 
 def _other_choices(row: Row, golden: Bundle, candidate: Bundle) -> OtherChoices:
-    """Of integers with a choice in each row, such as a token's experts: how many rows differ, and
-    the first of them.
-    """
+    """For rows of choices (a token's experts): how many differ, and the first."""
     ours, theirs = row.golden, row.candidate
     if (
         ours is None
@@ -109,7 +104,7 @@ def _other_choices(row: Row, golden: Bundle, candidate: Bundle) -> OtherChoices:
 
 @np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
 def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
-    """A record's values, or those of a sample; only these are read."""
+    """A record's values, or only those of a sample."""
     if sample is None:
         return bundle.values(record).astype(np.float64)
     dtype = DTYPES[record.dtype]
@@ -118,21 +113,19 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
 
 
 def differing_choices(row: Row) -> int:
-    """How many integers, booleans or masks of a failing row differ; 0 of any other row."""
+    """How many integers, booleans or masks of a failing row differ; 0 for other rows."""
     return differing(row.metrics) if row.metrics is not None and is_choice(row) else 0
 
 
 def is_choice(row: Row) -> bool:
-    """Whether a row is of integers or booleans that differ, or of masks that let through other
-    positions.
-    """
+    """Whether integers or booleans differ, or masks let other positions through."""
     if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
         return False
     return not DTYPES[row.golden.dtype].digits or are_masks(row)
 
 
 def are_masks(row: Row) -> bool:
-    """Whether a row is of masks of two kinds, which were measured by what they let through."""
+    """Whether a row is of masks of two kinds, measured by what they let through."""
     return (
         row.golden is not None
         and row.candidate is not None

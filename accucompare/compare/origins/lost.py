@@ -1,6 +1,4 @@
-"""Gradients and updates that only one side has: where each was lost, and whether that does any
-harm.
-"""
+"""Gradients and updates on one side only: where each was lost, and whether that does harm."""
 
 from __future__ import annotations
 
@@ -15,18 +13,17 @@ from accucompare.compare.rows import UNMATCHED, Row, Status
 #: (rank, step).
 _Step = tuple[int, int]
 
-#: (rank, step, number of the update in it).
+#: (rank, step, number of the update in the step).
 _Update = tuple[int, int, int]
 
 
 def with_effect(rows: list[Row]) -> list[Row]:
-    """The rows without those of gradients that only one side has, where that does no harm: nothing
-    else in their step is off.
+    """The rows without harmless one-sided gradients: nothing else in their step is off.
 
-    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer
-    one."""
+    If a call and one inside it return the same tensor, its gradient is lost behind the outer one.
+    """
     harmed: set[_Step] = set()
-    alone: set[CallKey | None] = set()  # calls at whose outputs a gradient arrives on one side only
+    alone: set[CallKey | None] = set()  # calls with a one-sided gradient at their outputs
     for row in rows:
         record = row.record
         if row.status is not Status.FAIL or record is None:
@@ -48,12 +45,9 @@ def with_effect(rows: list[Row]) -> list[Row]:
 
 
 def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for an update that only one side has made; of one parameter's alone,
-    what the update has made of it.
-    """
-    kept: dict[
-        _Update, set[str]
-    ] = {}  # by update: the parameters that both sides, or one alone, have updated
+    """The culprits, but one per one-sided update; a parameter's update replaces its gradient."""
+    # by update: the parameters that both sides, or one alone, have updated
+    kept: dict[_Update, set[str]] = {}
     alone: dict[_Update, set[str]] = {}
     for row in rows:
         if row.record is not None and row.record.role is Role.PARAM_UPDATE:
@@ -89,13 +83,11 @@ def _update_of(record: Record) -> _Update:
 def where_cut(
     culprits: list[Culprit], rows: Iterable[Row], culprit_of: Callable[[Row], Culprit]
 ) -> list[Culprit]:
-    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one
-    side only, where it first does not.
+    """The culprits; a lost gradient's is where autograd first follows the forward on one side only.
 
-    A step of which autograd follows nothing, as an older bundle's, says nothing of that.
+    A step that autograd does not follow at all, as in an older bundle, says nothing.
 
     Args:
-        culprits: of rows, in any order.
         rows: in execution order.
         culprit_of: the culprit that a row of the forward would be.
     """

@@ -1,6 +1,4 @@
-"""What something other than an update or a call has changed on one side alone, in a parameter or a
-buffer, as far as that is rounding.
-"""
+"""One-sided changes of parameters and buffers outside updates and calls that are mere rounding."""
 
 from __future__ import annotations
 
@@ -31,11 +29,10 @@ def small_changes(
 ) -> dict[int, PairOutcome]:
     """The outcomes of such records, by the pair's place among the pairs.
 
-    Where it is not known what was there before, as of the first change of a value, a change may be
-    too small for a side of half type; not that of all parameters.
+    If the value before is unknown, as for its first change, the change may be too small for a
+    half-type side; not if all parameters changed.
 
-    Errors as ``Bundle.values``.
-    """
+    Errors as ``Bundle.values``."""
     alone = [
         (place, pair)
         for place, pair in enumerate(pairs)
@@ -72,15 +69,13 @@ def _no_difference(remark: PairRemark) -> PairOutcome:
 
 @dataclass
 class _Side:
-    """The parameters and buffers of one side, with what was recorded of them in the order of time:
-    (step, order).
-    """
+    """The parameters and buffers of one side, with their records in time order: (step, order)."""
 
     bundle: Bundle
     records: Iterable[Record | None]
     _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
     _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
-    # ranks and steps with a parameter that something else has changed
+    # ranks and steps with a parameter changed by something else
     _changed: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -95,9 +90,7 @@ class _Side:
                 self._given[_name_of(record), record.step, record.call] = record
 
     def dtype_of(self, record: Record) -> str:
-        """The type of a parameter or buffer of this side, of which the other side has a record;
-        that one's, if this side has no such.
-        """
+        """The type of this side's parameter or buffer; the given record's if this side has none."""
         tables = (self.bundle.manifest.model.get(kind) or {} for kind in ("parameters", "buffers"))
         found = next(
             (
@@ -110,15 +103,11 @@ class _Side:
         return found if found in DTYPES else record.dtype
 
     def changed_some(self, record: Record) -> bool:
-        """Whether something else than an update has changed a parameter in the record's step on
-        this side, too.
-        """
+        """Whether, here too, something but an update changed a parameter in the record's step."""
         return (record.rank, record.step) in self._changed
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
-        """The L2 norms of a change, of the value, and of the last update; ``None`` if it is not
-        known what was there before.
-        """
+        """L2 norms of change, value and last update; ``None`` if the value before is unknown."""
         known = self._known.get(_name_of(record), {})
         earlier = [time for time in known if time < (record.step, record.order)]
         if not earlier or record.member is None or not DTYPES[record.dtype].digits:

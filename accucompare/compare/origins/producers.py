@@ -1,6 +1,4 @@
-"""Which call made a value: found from the digests, for a value that one call takes is the very one
-that another gave.
-"""
+"""Which call made a value, by digests: what one call takes is exactly what another gave."""
 
 from __future__ import annotations
 
@@ -10,23 +8,20 @@ from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 from accucompare.compare.rows import Row
 
-#: Roles of values that a call gives to whoever comes after it, and of those that it hands down to
-# the calls inside of it.
+#: Roles of values that a call gives to later ones, and that it hands down to calls inside it.
 _GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)
 
-#: What tells that two records of a step hold the same tensor.
+#: What identifies the tensor of a record within a step.
 _Tensor = tuple[int, int, str, str, tuple[int, ...]]
 
 
 def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
-    """Each row, with the number (from 1) of the latest earlier row of its step that gave this very
-    tensor to it, bit for bit, in golden.
+    """Each row, with the number (from 1) of its step's last row that gave golden this tensor.
 
-    Golden's rows come rank by rank and step by step, and only what a step's rows gave is
-    remembered, until the next one begins. ``None`` for what golden does not have, for a tensor that
-    no earlier call gave (as the sum of two branches, which glue makes), and for values that are no
-    strided tensors, as numbers: those are equal by chance."""
+    Rows come rank by rank and step by step; what a step's rows gave is forgotten after it. ``None``
+    for rows without golden, for tensors that no earlier call gave (glue sums two branches), and for
+    values that are no strided tensors, such as numbers, which are equal by chance."""
     given: dict[_Tensor, int] = {}
     handed_down: dict[tuple[CallKey, _Tensor], int] = {}
     step: tuple[int, int] | None = None

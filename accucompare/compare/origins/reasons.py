@@ -28,36 +28,32 @@ from accucompare.compare.rows import (
 
 @dataclass
 class _CallState:
-    # the call has a row of its own; its children's rows come first if it has no inputs or was left
-    # out
+    # the call has a row of its own; without inputs, or left out, its children's rows come first
     known: bool = False
-    over: bool = (
-        False  # an input of the call, or an output of a call made inside it, is over tolerance
-    )
+    # an input of the call, or an output of a call made inside it, is over tolerance
+    over: bool = False
     nonfinite: bool = False  # and one is not finite
     has_children: bool = False
 
 
 @dataclass
 class Origins:
-    """Traces errors of a free-running comparison, row by row in execution order. ``Fed`` does so
-    for a fed one.
+    """Traces errors of a free-running comparison, row by row in execution order.
 
-    This is what limits alone can tell. An output over its limit is *introduced* by a module whose
-    inputs were all within their limits; it is *glue* if the module called children that were within
-    theirs, since then its own code made the error. An input over its limit is *glue* if everything
-    that its parent had before was within limits. All else is *inherited*. An input of an outermost
-    call has no parent: it is *inputs differ* if nothing before it in its step was over its limit.
+    Limits alone decide. An output over its limit is *introduced* if all inputs of its module were
+    within theirs; *glue* if the module called children that were within theirs: then its own code
+    made the error. An input over its limit is *glue* if everything its parent had before was within
+    limits. All else is *inherited*. An outermost call's input has no parent: it is *inputs differ*
+    if nothing before it in its step was over its limit.
 
-    ``steps``: those recorded on both sides, with their ranks; ``None`` for all.
-    """
+    ``steps``: those recorded on both sides, with their ranks; ``None`` for all."""
 
     steps: Collection[tuple[int, int]] | None = None
     _calls: dict[CallKey, _CallState] = field(default_factory=dict)
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
-    # modules with a buffer, or a parameter, that is wrong, by rank
+    # by rank: modules with a wrong buffer or parameter
     _buffers: set[tuple[int, str]] = field(default_factory=set)
     _training: TrainingTrace = field(default_factory=lambda: TrainingTrace(fed=False))
 
@@ -65,7 +61,7 @@ class Origins:
         self._training.modules = self._buffers
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
-        """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
+        """The verdict, with ``OVER`` replaced by where the error comes from."""
         if is_buffer(record):
             return self._written(record, verdict)
         if record.role in TRAINING_ROLES:
@@ -157,9 +153,7 @@ NotFed = tuple[int, int, str, int, str, str]
 
 
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
-    """The values of a fed capture that were not replaced by golden's, from the manifests of its
-    ranks.
-    """
+    """The values of a fed capture that golden's did not replace, from its ranks' manifests."""
     return {
         (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
         for rank, manifest in manifests.items()
@@ -169,9 +163,7 @@ def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
 
 
 def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[OperatorKey]:
-    """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from
-    the manifests of its ranks.
-    """
+    """The operators whose inputs or outputs were not replaced by golden's, from the manifests."""
     feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
     return frozenset().union(
         *(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None)
@@ -180,17 +172,16 @@ def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[OperatorKe
 
 @dataclass
 class Fed:
-    """Traces errors of a fed candidate, row by row. Every error is a row's own, except for what
-    comes from values that were not fed.
+    """Traces errors of a fed candidate, row by row. Every error is a row's own, except what comes
+    from values that were not fed.
 
-    If an input that was not fed is over its limit, or an output of a child that was not fed, then a
-    call's own code computed with wrong values: its outputs, and its children's inputs, are
-    *inherited*. If such an input cannot be proven right, the outputs' verdicts say so
-    (``not_all_fed``).
+    If an input or a child's output that was not fed is over its limit, a call's own code computed
+    with wrong values: its outputs and its children's inputs are *inherited*. If such an input
+    cannot be proven right, the outputs' verdicts say so (``not_all_fed``).
 
-    A call's own code goes on with what it has computed itself, as a residual stream does. Of its
-    children's inputs and its outputs, only the first one over its limit is *glue*, and later ones
-    that are much further over theirs.
+    A call's own code goes on with its own results, as a residual stream does. Of its children's
+    inputs and its outputs, only the first one over its limit is *glue*, and later ones that are
+    much further over theirs.
 
     Attributes:
         not_fed: the values that were not replaced by golden's.
@@ -204,15 +195,15 @@ class Fed:
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
     _tainted: set[CallKey] = field(default_factory=set)
-    # of these, those that computed with another shape
+    # those of them that computed with another shape
     _reshaped: set[CallKey] = field(default_factory=set)
     _with_children: set[CallKey] = field(default_factory=set)
     _glue: GlueSoFar = field(default_factory=GlueSoFar)
-    # modules with a buffer, or a parameter, that stayed wrong, by rank
+    # by rank: modules with a buffer or parameter that stayed wrong
     _buffers: set[tuple[int, str]] = field(default_factory=set)
     # paths of inputs that were not fed and are not known to be right
     _unknown: dict[CallKey, set[str]] = field(default_factory=dict)
-    # calls whose own code has made an error in the forward
+    # calls with an error of their own code in the forward
     _erring: set[CallKey | None] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -275,7 +266,7 @@ class Fed:
     def _taint(
         self, record: Record, verdict: Verdict, whose: CallKey | None, reshaped: bool
     ) -> None:
-        """Note that a call goes on with a wrong value: one for which it was not given golden's.
+        """Note that a call goes on with a wrong value, not golden's.
 
         Args:
             whose: the call whose own code goes on with it.
@@ -316,9 +307,7 @@ class Fed:
 
 
 def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
-    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to
-    ``wrong``.
-    """
+    """The verdict on a computed buffer, which has no inputs; adds its module to ``wrong``."""
     if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
         wrong.add((record.rank, record.name))
     if verdict.reason is Reason.OVER:

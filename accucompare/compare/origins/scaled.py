@@ -1,10 +1,7 @@
-"""Gradients that are golden's times one number: an error of normalisation, reduction, clipping or
-loss scale, and no rounding.
+"""Gradients that are golden's times one number: normalisation, reduction, clipping, loss scale.
 
-For each tensor the factor that brings golden closest to the candidate (least squares) and what is
-left then come from what was measured: cosine, and both norms. Factors are averaged by the squared
-norms, so that a gradient that is nothing but rounding, such as that of a key's bias, has no say.
-"""
+Cosine and norms give each tensor's least-squares factor on golden, and what is left. Factors are
+averaged by squared norms, so that a gradient that is mere rounding (a key's bias) has no say."""
 
 from __future__ import annotations
 
@@ -25,11 +22,10 @@ from accucompare.compare.limits import DEFAULT_REL_L2
 from accucompare.compare.rows import Row, Status
 from accucompare.numbers import DTYPES
 
-#: A factor that is a power of two of this size or more, or one over it, is most likely a loss
-# scale.
+#: A power of two of at least this size, or one over it, is most likely a loss scale.
 _LOSS_SCALE = 256
 
-#: The largest number of ranks, or of backwards, that a factor is explained by.
+#: The largest number of ranks, or of backwards, that explains a factor.
 _MOST_PARTS = 4096
 
 
@@ -48,16 +44,13 @@ class ScaledGradients:
     """All gradients of a step are golden's times one number.
 
     Attributes:
-        factor: it.
-        spread: the root mean square of how far single factors are from it, relatively, weighed by
-            the squared norms.
+        factor: that number.
+        spread: RMS of the factors' relative distances from it, weighted by squared norms.
         count: how many gradients.
-        rank, step: of what step, the first.
-        row: where it is seen first: of the loss, or else of the largest gradient.
-        of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not
-            recorded, or is off by something else.
-        of_parameters: whether the gradients are those of parameters; else those that come out of
-            the loss.
+        rank, step: the first with it.
+        row: the first that shows it: of the loss, or else of the largest gradient.
+        of_loss: whether the loss's gradient has the factor already; ``None`` if that is unknown.
+        of_parameters: whether the gradients are of parameters, not those that come out of the loss.
     """
 
     factor: float
@@ -83,9 +76,7 @@ class ScaledGradients:
 
 
 def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
-    """The first step of which all gradients are golden's times a number that is not 1; ``None`` if
-    there is none.
-    """
+    """The first step whose gradients are golden's times a number other than 1, if any."""
     steps: dict[tuple[int, int], tuple[list[Row], list[Row]]] = {}
     for row in rows:
         record = row.record
@@ -99,7 +90,7 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, FEWEST_GRADIENTS)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            # by the loss, if its gradient has the factor already
+            # the loss makes the factor if its gradient has it already
             made = next(filter(scaled.holds, of_loss), None)
             right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
             return replace(
@@ -113,10 +104,9 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
 
 
 def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None:
-    """The factor that all have in common, its spread, and the row of the largest gradient.
+    """The factor common to all, its spread, and the row of the largest gradient.
 
-    Of fewer gradients than tell of all, the values of each must have it as exactly.
-    """
+    If these are too few gradients to tell, each one's values must have the factor as exactly."""
     if not any(row.status is Status.FAIL for row in rows):
         return None
     measured = []
@@ -174,7 +164,6 @@ def _allowed(row: Row) -> float:
 
 
 def _dtypes(row: Row) -> list[str]:
-    """The floating types of both sides."""
     return [
         record.dtype
         for record in (row.golden, row.candidate)
@@ -183,9 +172,7 @@ def _dtypes(row: Row) -> list[str]:
 
 
 def _factor(row: Row) -> tuple[float, float] | None:
-    """The factor on golden that comes closest to the candidate, and what is left then, relative to
-    the candidate; ``None`` if unknown.
-    """
+    """The least-squares factor on golden, and what is left relative to the candidate."""
     ours, theirs, metrics = row.golden, row.candidate, row.metrics
     if (
         ours is None
@@ -212,9 +199,7 @@ def _factor(row: Row) -> tuple[float, float] | None:
 
 
 def _by_extrema(row: Row, ratio: float) -> tuple[float, float] | None:
-    """The same of statistics alone: the ratio of the norms, if smallest and largest value have it,
-    too.
-    """
+    """The same by statistics: the ratio of the norms, if the extrema have it too."""
     assert row.golden is not None
     assert row.candidate is not None
     ours, theirs = row.golden.statistics, row.candidate.statistics

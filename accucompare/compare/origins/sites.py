@@ -32,28 +32,23 @@ class Culprit:
     """Where an error is made.
 
     Attributes:
-        name, call: the module call; of glue, the call in whose own code it is.
-        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its
+        name, call: the module call; for glue, the call whose own code it is.
+        site: ``"module"``; ``"glue"`` for the module's own code between, before or after its
             children; ``"operator"``; or ``"buffer"`` for one that the model computes itself.
         before: for glue, the child that got the wrong value (``""`` at the module's end).
         row: the row that shows it.
-        size: how many times as large as expected the error is, by which culprits are ranked: its
-            excess, or else its ``over_limit``.
-        reason: why it is a culprit.
-        jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is
-            no baseline.
+        size: ranks culprits by error over what is expected: excess, or else ``over_limit``.
+        jump: free-running, the excess relative to that of what went in, if there is a baseline.
         operator: the operator, or what it takes.
-        difference: what the two sides run or give differently there, if that explains the error.
-        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row``
-            is of the largest, and where steps train, of the first step's largest.
-        shape: what its error looks like, of the first few.
-        seen_in: of an operator's culprit, where else to look.
-        configured: the module's own numbers and strings that differ from golden's, such as
-            ``approximate``.
-        scaled: if all gradients are golden's times one number: that number and what is known of it.
-        cut: whether autograd's graph was cut there in the forward, so that only one side has the
-            gradient that ``row`` is of.
-        whole: whether an update is meant as a whole, of which ``row`` is the first parameter's.
+        difference: what the two sides run or give differently, if that explains the error.
+        seen: how many calls, in all steps and ranks, show an error; ``row`` has the largest (in
+            training, the first step's largest).
+        shape: what the error looks like, for the first few culprits.
+        seen_in: for an operator, where else to look.
+        configured: the module's numbers and strings that differ from golden's (``approximate``).
+        scaled: the one number, and what is known of it, if all gradients are golden's times it.
+        cut: whether autograd's graph was cut there, so that only one side has ``row``'s gradient.
+        whole: whether a whole update is meant; ``row`` is its first parameter's.
     """
 
     name: str
@@ -81,14 +76,12 @@ class Culprit:
 
     @property
     def over_limit(self) -> float | None:
-        """The error as a multiple of the limit that judged it (``row.verdict.used``); ``None`` if
-        there is none.
-        """
+        """The error as a multiple of the limit that judged it (``row.verdict.used``)."""
         return self.row.verdict.used
 
     @property
     def stage(self) -> Stage:
-        """The part of a step that its error is made in."""
+        """The part of a step in which its error is made."""
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
@@ -110,7 +103,7 @@ class Culprit:
 
     @property
     def buffer(self) -> str:
-        """The qualified name of a computed buffer; ``""`` for any other site."""
+        """The qualified name of a computed buffer; ``""`` for other sites."""
         if self.site != "buffer" or self.row.record is None:
             return ""
         return ".".join(part for part in (self.name, self.row.record.path) if part)

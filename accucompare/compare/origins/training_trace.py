@@ -1,10 +1,10 @@
 """Where errors of a backward and of an update come from.
 
-A backward goes through the calls in the other direction: what arrives at an output
-(``grad_output``) was made by the code behind it, its parent's or the loss; what a call adds to the
-gradients of its inputs (``grad_input``) and parameters (``call_grad``) it makes itself. A
-parameter's whole gradient (``param_grad``) is the sum of those. An update is made of that, of the
-parameter and of the optimizer's state."""
+A backward goes through the calls in the other direction. The code behind an output (its parent's or
+the loss) made the gradient that arrives there (``grad_output``). A call itself makes what it adds
+to the gradients of its inputs (``grad_input``) and parameters (``call_grad``). A parameter's whole
+gradient (``param_grad``) is the sum of those. An update is made of that, the parameter and the
+optimizer's state."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 _STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 
-#: What a gradient is that of, by its role.
+#: The role of the value that a gradient belongs to.
 _VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 
 
 def updated_parameter(record: Record) -> str:
-    """The qualified name of the parameter that a record of an update is about, also of the
-    optimizer's state of it.
-    """
+    """The qualified name of the parameter that an update, or its optimizer state, is about."""
     return (
         parameter_of(replace(record, path=record.path.partition(".")[0]))
         if record.role in _STATES
@@ -50,39 +48,39 @@ class TrainingTrace:
 
     Attributes:
         fed: whether each call, and each update, was given golden's values.
-        not_fed: which were not, as ``accucompare.compare.origins.reasons.NotFed`` has them.
-        modules: by rank, those whose code computes with a value that was wrong before; is added to.
+        not_fed: exceptions, as in ``accucompare.compare.origins.reasons.NotFed``.
+        modules: by rank, modules that compute with a value that was wrong before; is added to.
     """
 
     fed: bool
     not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
     modules: set[tuple[int, str]] = field(default_factory=set)
-    # free-running: steps of which something is over its limit
+    # free-running: steps with something over its limit
     _over: set[tuple[int, int]] = field(default_factory=set)
-    # steps of which an update was made of other values than golden's
+    # steps with an update made of other values than golden's
     _other: set[tuple[int, int]] = field(default_factory=set)
     # calls whose backward went on with a wrong gradient
     _tainted: set[CallKey] = field(default_factory=set)
     _glue: GlueSoFar = field(default_factory=GlueSoFar)
-    # with a part of its gradient over its limit, or alone
+    # with a part of its gradient over its limit, or one-sided
     _parameters: set[tuple[int, int, str]] = field(default_factory=set)
     # parameters with a gradient on one side only
     _without: set[tuple[int, int, str]] = field(default_factory=set)
-    # values of the forward that only one side has
+    # values of the forward on one side only
     _alone: set[tuple[CallKey, Role, str]] = field(default_factory=set)
-    # calls whose backward goes on without a gradient that only one side has
+    # calls whose backward lacks a gradient that only one side has
     _lost: set[CallKey] = field(default_factory=set)
-    # by rank: parameters that only one side has updated
+    # by rank: parameters updated on one side only
     _not_updated: set[tuple[int, str]] = field(default_factory=set)
-    # by rank: the first step whose update has made an error of its own
+    # by rank: the first step with an error of its update's own
     _wrote: dict[int, int] = field(default_factory=dict)
     # steps with another number in an optimizer's parameter groups
     _groups: set[tuple[int, int]] = field(default_factory=set)
-    # by rank: state that an update has made over its limit
+    # by rank: state that an update made over its limit
     _states: set[tuple[int, str]] = field(default_factory=set)
     # by rank: parameters with an update over its limit
     _wrong_updates: set[tuple[int, str]] = field(default_factory=set)
-    # steps of which the update was recorded
+    # steps with a recorded update
     _updated: set[tuple[int, int]] = field(default_factory=set)
 
     def forward(self, record: Record, verdict: Verdict) -> None:
@@ -93,7 +91,7 @@ class TrainingTrace:
             self._over.add((record.rank, record.step))
 
     def before_node(self, record: Record) -> bool:
-        """Whether what a node of a call's backward computes with was wrong before."""
+        """Whether an input of a backward node was wrong before."""
         return call_of(record) in self._tainted or (
             not self.fed and (record.rank, record.step) in self._over
         )
@@ -104,9 +102,7 @@ class TrainingTrace:
         """The verdict with its reason made exact.
 
         Args:
-            record, verdict: of the row.
-            own_forward: whether the code that made the value has made an error in the forward, too;
-                its derivative is another, then.
+            own_forward: whether the value's code erred in the forward too: its derivative differs.
             has_children: whether the record's call made calls itself.
         """
         if record.role in GRADIENT_ROLES:
@@ -151,11 +147,9 @@ class TrainingTrace:
     def _gradient_alone(
         self, record: Record, verdict: Verdict, call: CallKey, parent: CallKey | None
     ) -> Verdict:
-        """The verdict on a gradient that only one side has: autograd's graph was cut where it
-        begins, and everything before lacks it.
+        """The verdict on a one-sided gradient; it begins where autograd's graph was cut.
 
-        So it begins where the code that makes it has all that arrives there, and the value that it
-        is the gradient of is on both sides."""
+        There its code has all arriving gradients, and both sides have its forward value."""
         arrives = record.role is Role.GRAD_OUTPUT
         source, receiver = (parent, call) if arrives else (call, parent)
         before = source in self._lost
@@ -171,11 +165,9 @@ class TrainingTrace:
         return verdict if before else verdict.beginning()
 
     def _wanders(self, record: Record, given: bool) -> bool:
-        """Whether a value was made by an update of other gradients than golden's, which says
-        nothing of its code (Adam: 1e-5 gives 1.5e-2).
+        """Whether an update of other gradients made a value, which then says nothing of its code.
 
-        Numbers, such as learning rates and step counters, do not wander.
-        """
+        Numbers, such as learning rates and step counters, do not wander."""
         if not given:
             return (record.rank, record.step) in self._other
         return (
@@ -185,9 +177,7 @@ class TrainingTrace:
         )
 
     def _after_wrong_steps(self, record: Record) -> bool:
-        """Whether updates of steps that were not recorded made the state of a parameter, after one
-        in which something was wrong.
-        """
+        """Whether unrecorded updates made a parameter's state after a step with an error."""
         before = [step for rank, step in self._over if rank == record.rank and step < record.step]
         return bool(before) and (record.rank, record.step - 1) not in self._updated
 
@@ -216,7 +206,7 @@ class TrainingTrace:
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if record.role is Role.PARAM_CHANGED:
             return self._changed(record, verdict)
-        # one side says that there is none
+        # one side says that there is no gradient
         if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
@@ -230,7 +220,7 @@ class TrainingTrace:
             )
         of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
-            # nor was it set to zero
+            # a gradient that was not used in an update was not set to zero either
             inherited = {
                 Role.PARAM_GRAD: (
                     parameter in self._parameters or parameter[::2] in self._not_updated
@@ -269,11 +259,9 @@ class TrainingTrace:
         return verdict
 
     def _changed(self, record: Record, verdict: Verdict) -> Verdict:
-        """The verdict on a parameter that something other than an update has changed, on one side
-        or on both.
+        """The verdict on a parameter that something but an update changed, on one side or both.
 
-        Of a parameter whose update was wrong before, that is no error of its own: clamping may do
-        more there."""
+        After a wrong update that is no error of its own: clamping may do more there."""
         parameter = record.rank, parameter_of(record)
         before = parameter in self._wrong_updates or parameter in self._not_updated
         if verdict.reason is Reason.OVER:
@@ -297,9 +285,7 @@ class TrainingTrace:
     def _update_alone(
         self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]
     ) -> Verdict:
-        """The verdict on what only one side has of an update. It begins there unless a part of the
-        parameter's gradient was alone, too.
-        """
+        """The verdict on a one-sided part of an update; it begins there unless its gradient did."""
         if record.role in _STATES:  # of two optimizers one may keep what the other does not
             return verdict
         self._over.add(parameter[:2])
@@ -322,36 +308,32 @@ _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Ro
 
 @dataclass
 class Terms:
-    """How much larger than their sum the terms are that a gradient or an update is made of, from
-    golden's statistics, in execution order.
+    """How much larger golden's terms of a gradient or an update are than their sum.
 
-    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero,
-    but for rounding. An update is rounded as the parameter is that it is added to. What a call
-    writes into a buffer may be a mean of what it was given: zero but for rounding, if that comes
-    from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the
-    square root of n."""
+    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero but
+    for rounding. An update is rounded as its parameter is. What a call writes into a buffer may be
+    a mean of its inputs: after a normalisation, zero but for rounding. A mean of n terms has one
+    term's rounding, divided by the square root of n."""
 
-    # L2 norm of all that arrived at the outputs of a call
+    # L2 norm of all that arrived at a call's outputs
     _arrived: dict[CallKey, float] = field(default_factory=dict)
-    # and at one of its nodes
+    # the same at one of its nodes
     _nodes: dict[tuple[CallKey, str, int], float] = field(default_factory=dict)
     # of the terms of a parameter's gradient
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)
     # L2 norm of a parameter before an update
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)
-    # of this step: L2 norm and size of what calls were given
+    # in this step: L2 norm and size of what calls were given
     _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)
     # how many values each sum of a module has
     _summed: dict[str, int] = field(default_factory=dict)
-    # how many values arrived at an output of a module
+    # how many values arrived at a module's output
     _elements: dict[str, int] = field(default_factory=dict)
-    # of a recurrent module's sequences, the mean
+    # mean length of a recurrent module's sequences
     _length: dict[str, float] = field(default_factory=dict)
 
     def summed(self, record: Record) -> int:
-        """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no
-        output of it was recorded before.
-        """
+        """How many values a ``SUMMED`` module sums for a channel or sample; 0 if unknown."""
         if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
             each = record.shape[SUMMED[record.type]]
             self._summed[record.name] = max(
@@ -360,9 +342,7 @@ class Terms:
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
     def added(self, record: Record) -> int:
-        """Of how many terms each value of a bias's gradient is the sum; 0 of any other record, or
-        if what arrived was not recorded.
-        """
+        """How many terms a bias's gradient sums; 0 for other records, or if unknown."""
         if record.role is Role.GRAD_OUTPUT:
             self._elements[record.name] = max(
                 self._elements.get(record.name, 0), math.prod(record.shape)
@@ -372,9 +352,7 @@ class Terms:
         return self._elements.get(record.name, 0) // max(record.shape[0], 1)
 
     def roundings(self, record: Record) -> float:
-        """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators
-        compose each of its steps.
-        """
+        """How many roundings a value takes in a ``RECURRENT`` module composed of operators."""
         if record.role is Role.OUTPUT and len(record.shape) > 1:
             if record.path == "0" or record.path.startswith("0."):
                 self._length[record.name] = math.prod(record.shape[:-1])
@@ -388,7 +366,7 @@ class Terms:
         return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
 
     def give(self, record: Record) -> None:
-        """Remember an input of a call, which may come to be a term of a buffer's update."""
+        """Remember an input of a call; it may become a term of a buffer's update."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
         call = call_of(record)
         if self._given and next(iter(self._given))[:2] != call[:2]:

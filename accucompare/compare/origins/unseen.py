@@ -1,33 +1,31 @@
 """Rows that could not be compared and may hide an error, so that there is no all-clear.
 
-**On the way.** A call is judged by the rows of its outputs. An output without data to compare
-(nested, sparse, quantized, inside vmap, unreadable) is not judged, nor one with NaN or Inf on both
-sides in places that statistics and sketches do not tell, and later code may make its error small: a
-normalisation, a wide limit. An opaque object may hold such values. It counts if nothing else that
-the call returns is compared, and something after the call is. So a cache beside the hidden states
-hides nothing, nor does an object that the whole model returns at its end. Inputs do not count,
-since their errors show in the outputs.
+**On the way.** A call is judged by its outputs. Not judged is an output without data to compare
+(nested, sparse, quantized, inside vmap, unreadable), or with NaN or Inf on both sides in places
+that statistics and sketches do not tell. Later code may make its error small: a normalisation, a
+wide limit. An opaque object may hold such values; it counts if nothing else that the call returns
+is compared, and something after the call is. So a cache beside the hidden states hides nothing, nor
+does an object that the whole model returns. Inputs do not count, since their errors show in the
+outputs.
 
-**Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its
-backward. That of a parameter hides nothing where the update that was made of it agrees. Fed, an
-update that is over its limit and could not be judged hides an error, too.
+**Gradients.** A gradient without data (a sparse one) counts: outputs say nothing about the
+backward. A parameter's hides nothing if the update made of it agrees. Fed, an update over its limit
+that could not be judged counts, too.
 
 **Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing
 can judge the row.
 
-**Many.** If more than half of the tensors could not be compared, of whatever kind, too little was
-compared.
+**Many.** If more than half of the tensors could not be compared, too little was compared.
 
-**Too far.** Free-running, an update is made of other gradients than golden's, and says little of
-its code (Adam turns 1e-5 of a gradient into 1.5e-2 of an update): a row of it over its limit is not
-judged. All of a step's updates together are: an optimizer that takes the sign of a gradient turns
-those of a share of the elements that is about the gradient's error, so that the whole is off by
-twice that share's root. And parameters that such updates have made are never further off than a
-free-running value may be.
+**Too far.** Free-running, an update is made of other gradients than golden's and says little about
+its code (Adam turns 1e-5 of a gradient into 1.5e-2 of an update): a row over its limit is not
+judged. A step's updates together are. An optimizer that takes signs flips a share of the elements
+that is about the gradient's error, so the whole is off by twice that share's root. Parameters made
+by such updates are never further off than a free-running value may be.
 
-**Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. For a
-fed candidate everything compared inside it must be golden's too, since an error there was replaced
-by golden's values and went no further."""
+**Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. Fed,
+everything compared inside it must be golden's too, since golden's values replaced any error there.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +49,16 @@ from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
-#: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no
-# values that could be wrong.
+#: Layouts of tensors listed without data. A meta tensor is not among them: it has no values.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
-#: What is judged as a whole where its parts cannot be.
+#: What is judged as a whole if its parts cannot be.
 _SUMMED_UP = (Role.PARAM_UPDATE, Role.PARAM_BEFORE, Role.PARAM_CHANGED)
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """The first row that could not be compared and may hide an error, and the number of rows that
-    may hold uncompared values.
-    """
+    """The first row that could not be compared and may hide an error, and how many there are."""
 
     first: Row
     count: int
@@ -74,7 +69,6 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
 
     Args:
         rows: in execution order.
-        fed: whether the candidate was fed.
         dtype: the coarsest floating type that a side computes in.
     """
     if far := _too_far(rows, dtype):
@@ -101,10 +95,8 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
 
 
 def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
-    """The rows of updates that were not judged, of those whose sum is further off than other
-    gradients make it.
-    """
-    # squares of L2 norms: of golden's values, by rank and step
+    """The unjudged rows of updates, if their sum is further off than other gradients make it."""
+    # by rank and step: squares of L2 norms of golden's values
     sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(float)
     # of the errors that were not judged
     errors: defaultdict[tuple[int, int, Role], float] = defaultdict(float)
@@ -133,11 +125,10 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
 
 
 def without_output(rows: Iterable[Row]) -> Row | None:
-    """The first input of the whole model of a step in which it returned nothing, or objects alone,
-    so that no row tells what it computed.
+    """The first input of a step in which the whole model returned nothing, or only objects.
 
-    What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data``
-    is written into unseen."""
+    Arguments and buffers that it wrote to (``out=``) also tell what it computed, and so do
+    gradients; writes through ``.data`` are not seen."""
     given: dict[CallKey, Row] = {}
     returned: set[CallKey] = set()
     trained: set[tuple[int, int]] = set()
@@ -162,9 +153,7 @@ def without_output(rows: Iterable[Row]) -> Row | None:
 
 
 def _holds_values(row: Row) -> bool:
-    """Whether a row without data to compare may hold computed values. A row of one side only does
-    not, nor an object that is an input.
-    """
+    """Whether a row without data may hold computed values, not one-sided or an input object."""
     ours, theirs = row.golden, row.candidate
     if row.verdict.chosen:
         return True
@@ -210,9 +199,8 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
         and row.golden is not None
         and row.golden.role is Role.PARAM_UPDATE
     }
-    last: dict[
-        tuple[int, int], int
-    ] = {}  # the order of the last row that was compared, by rank and step
+    # the order of the last row that was compared, by rank and step
+    last: dict[tuple[int, int], int] = {}
     for row in rows:
         if row.status is Status.PASS and row.golden is not None:
             step = row.golden.rank, row.golden.step
@@ -239,7 +227,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
 
 
 def _not_finite(row: Row) -> bool:
-    """Whether both sides hold NaN or Inf, in places that nothing tells."""
+    """Whether both sides hold NaN or Inf in unknown places."""
     return all(
         each is not None
         and each.statistics is not None

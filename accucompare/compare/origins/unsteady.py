@@ -1,6 +1,4 @@
-"""Where golden itself is not deterministic, as its second capture shows. Later values differ for
-that reason alone.
-"""
+"""Where golden is not deterministic, as its second capture shows; later values then differ."""
 
 from __future__ import annotations
 
@@ -11,20 +9,18 @@ from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The records of golden's second capture that show, for a *fed* comparison, whether the code
-    that made a value is deterministic.
+    """Golden's second capture where it shows, for a *fed* diff, whether code is deterministic.
 
-    Golden's own captures were not fed: after a random number that differs, everything differs,
+    Golden's own captures were not fed: after one different random number everything differs,
     although each module is deterministic. A fed candidate got the first capture's values, so its
     errors are its own. So ignore a value of the second capture if its code received different
     inputs there: arguments, or results of the calls it made.
 
     Args:
-        golden: the records.
-        again: those of the second capture.
+        again: the records of the second capture.
     """
     kept: dict[Key, Record] = {}
-    changed: set[CallKey] = set()  # calls whose own code has got other values in the second capture
+    changed: set[CallKey] = set()  # calls whose code got other values in the second capture
     for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):
         call, caller = call_of(record), caller_of(record)
         source, to = (caller, call) if record.role is Role.INPUT else (call, caller)

@@ -1,27 +1,24 @@
-"""Values that the two sides hand on in another form, and that what both compute of them vouches
-for: refactorings, and no faults.
+"""Values that the two sides hand on in different forms: refactorings, if what follows agrees.
 
-A refactoring passes a flag, returns attention weights, calls a module that the other side does
-without, or gives a mask of another kind. Such a value matters by what is computed of it. What goes
-into a call is vouched for by that call; what comes out of a call, or belongs to a call that one
-side alone makes, by the call around it, whose code goes on with it. A call vouches if all of its
-outputs that both sides have are within their limits, and so is all that it hands to the calls
-inside it. The value is then listed, and fails nothing.
+A refactoring passes a flag, returns attention weights, calls a module that the other side lacks, or
+gives a mask of another kind. Such a value matters only by what is computed of it. The receiving
+call vouches for what goes in. The call around, whose code goes on, vouches for what comes out and
+for a call that one side alone makes. A call vouches if all its outputs that both sides have are
+within their limits, and so is all that it hands to calls inside it. The value is then listed, and
+fails nothing.
 
-- A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients
-  around it agree too. So it is with the values of a module that one side alone calls, but not if
-  both call it, and one of them more often.
+- A *one-sided* value becomes ``ONE_SIDED``, and so does its gradient if the gradients around it
+  agree too. The same holds for the values of a module that one side alone calls, but not if both
+  call it, one of them more often.
 - An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a
-  mask that lets through other positions, something else has to make up for that: what is computed
-  of it must be bit for bit golden's.
-- What calls of each side *add to the gradient of one parameter*, but other calls, is vouched for by
-  the whole gradient: a tied weight is used by a module of its own, or by the code around that.
-- A *number of a parameter group* that one version of an optimizer has and the other lacks is
-  vouched for by the updates of its step.
+  mask that lets through other positions, what is computed of it must be bit for bit golden's.
+- If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
+  weight is used by a module of its own, or by the code around it.
+- If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
-A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing
-vouches for what the model itself returns or is given, for a gradient of what both sides have, or
-for what an update leaves behind."""
+For a tensor that is handed on, all receiving calls vouch, or none does. Nothing vouches for what
+the model itself returns or is given, for a gradient of what both sides have, or for what an update
+leaves behind."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
-#: What a gradient is the gradient of.
+#: The role of the value that a gradient belongs to.
 _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 
 #: What no call hands on.
@@ -53,17 +50,16 @@ _AFTERWARDS = (*UPDATE_ROLES, *BUFFER_ROLES, *SERIES_ROLES)
 #: (rank, step, name).
 _Module = tuple[int, int, str]
 
-#: A value of a module call: the call, its role, and its path.
+#: A value of a module call: the call, its role, its path.
 _Value = tuple[CallKey, Role, str]
 
 
 def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
-    """The rows, with those that what is computed of them vouches for as ``ONE_SIDED`` or
-    ``NOT_COMPARABLE``, which are no failures.
+    """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE`` and fail nothing.
 
     Args:
         rows: in execution order, each with its reason.
-        parameters: golden's that the candidate has by another first name, each with that.
+        parameters: golden's names to the candidate's other first names.
     """
     asked = [
         row
@@ -101,7 +97,7 @@ def _listed(row: Row) -> Row:
 
 
 def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
-    """(rank, step) of updates of which every parameter's agrees."""
+    """(rank, step) of updates in which every parameter agrees."""
     agree: dict[tuple[int, int], bool] = {}
     for row in rows:
         if row.record is not None and row.record.role is Role.PARAM_UPDATE:
@@ -111,14 +107,10 @@ def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
 
 
 def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[int]:
-    """Rows, by id, of what one side's call adds to a parameter's gradient, and another call of the
-    other side, if the sum of all agrees.
+    """Rows, by id, of what different calls add to a parameter's gradient, if the sums agree.
 
-    Where no update was made, so that the sum was not recorded, they have to be bit for bit the
-    same.
-
-    One side uses a tied weight in a module of its own, the other in the code around that.
-    """
+    Without an update the sum was not recorded; then the parts must agree bit for bit. For example,
+    one side uses a tied weight in a module of its own, the other in the code around it."""
     names = {new: old for old, new in parameters.items()}
     parts: dict[tuple[int, int, str], list[Row]] = {}
     agree: dict[tuple[int, int, str], bool] = {}
@@ -150,7 +142,7 @@ def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[
 
 
 def _same_bits(*rows: Row) -> bool:
-    """Whether rows of one side each are known to hold the same bits."""
+    """Whether one-sided rows are known to hold the same bits."""
     records = [row.record for row in rows if row.record is not None]
     return (
         all(record.digest for record in records)
@@ -159,9 +151,7 @@ def _same_bits(*rows: Row) -> bool:
 
 
 def _step_of_setting(row: Row) -> tuple[int, int] | None:
-    """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other
-    row.
-    """
+    """(rank, step) of a one-sided number of a parameter group; ``None`` for other rows."""
     record = row.record
     alone = row.golden is None or row.candidate is None
     return (
@@ -170,7 +160,7 @@ def _step_of_setting(row: Row) -> tuple[int, int] | None:
 
 
 def _content(row: Row) -> tuple[str | None, str | None] | int:
-    """The tensors that a row is of, by their digests; for any other value the row itself."""
+    """The digests of a row's tensors; for any other value the row itself."""
     sides = row.golden, row.candidate
     if any(
         record is not None and (record.layout is not Layout.STRIDED or record.digest is None)
@@ -186,9 +176,7 @@ def _value(record: Record) -> _Value:
 
 
 def _is_of_another_form(row: Row) -> bool:
-    """Whether a row is of an argument that each side gives in a form of its own, and fails for
-    that.
-    """
+    """Whether a row fails because each side gives an argument in its own form."""
     ours, theirs = row.golden, row.candidate
     if (
         ours is None
@@ -213,25 +201,16 @@ def _is_flag(golden: Record, candidate: Record) -> bool:
 
 
 class _Calls:
-    """Which module calls both sides made, and whether what both have of them agrees, forward and
-    backward.
-    """
+    """Which module calls both sides made, and whether they agree, forward and backward."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         # golden's, the candidate's
-        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = (
-            {},
-            {},
-        )
+        self._callers: tuple[dict[CallKey, CallKey | None], dict[CallKey, CallKey | None]] = {}, {}
         self._golden: dict[CallKey, CallKey] = {}  # by the candidate's call
         # by both sides, by golden's names and by the candidate's
-        self._called: tuple[set[_Module], set[_Module]] = (
-            set(),
-            set(),
-        )
-        self._agree: dict[
-            tuple[CallKey, bool], bool
-        ] = {}  # by golden's call, and whether its backward
+        self._called: tuple[set[_Module], set[_Module]] = set(), set()
+        # by golden's call, and whether its backward
+        self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
@@ -270,9 +249,7 @@ class _Calls:
         self._agree[part] = row.status is Status.PASS and self._agree.get(part, True)
 
     def vouch_for(self, row: Row, alone: Collection[_Value]) -> bool:
-        """Whether what both sides compute of a row agrees. ``alone``: the values of one side, and
-        of another form.
-        """
+        """Whether what both compute of a row agrees. ``alone``: one-sided or other-form values."""
         record = row.record
         assert record is not None
         if is_operator(record) or record.role not in (

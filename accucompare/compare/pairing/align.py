@@ -1,6 +1,4 @@
-"""Pairs golden's records with the candidate's. Never raises: a record without partner is listed
-with the nearest name.
-"""
+"""Pairs golden's records with the candidate's. Never raises: unpaired ones get the nearest name."""
 
 from __future__ import annotations
 
@@ -14,14 +12,12 @@ import msgspec
 from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
 from accucompare.errors import UsageError
 
-#: Seconds that a pattern may take for one name. A pattern that backtracks without end would take
-#: years.
+#: Seconds that a pattern may take for one name; backtracking could take years.
 PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
 
-#: The names of the positional parameters of each class's ``forward``, by class name; a manifest's
-#: ``model["signatures"]``.
+#: ``forward``'s positional parameters by class: a manifest's ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
 
 
@@ -42,8 +38,7 @@ class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True)
 class Renaming:
-    """One ``--map OLD=NEW``: golden's names that match OLD are looked for under NEW in the
-    candidate.
+    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate.
 
     Attributes:
         itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
@@ -58,7 +53,7 @@ class Renaming:
     def parse(cls, text: str) -> Renaming:
         """Read ``OLD=NEW``.
 
-        OLD and NEW are globs, the n-th ``*`` of NEW standing for what the n-th ``*`` of OLD matched
+        OLD and NEW are globs; the n-th ``*`` of NEW stands for what the n-th ``*`` of OLD matched
         (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in
         front, OLD is a regular expression for the whole name and NEW its replacement
         (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
@@ -122,18 +117,18 @@ def pair_records(
 ) -> list[Pair]:
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
-    An input that one side passes by position and the other by name is paired by its name in the
-    signature. So is a tensor that one side returns as it is, and the other as the first of a tuple.
+    An input passed by position on one side and by name on the other is paired by its name in the
+    signature. A tensor is also paired with the first of a returned tuple.
 
     Args:
         golden, candidate: their records, in execution order.
         renamings: of golden's layers.
         signatures: golden's and the candidate's.
-        parameters: golden's that the candidate has by another first name, each with that.
+        parameters: golden's names to the candidate's other first names.
 
     Returns:
-        One pair per record of either side, in golden's order. A candidate's record without partner
-        comes after the pair of the record before it in the candidate.
+        One pair per record of either side, in golden's order; the candidate's unpaired records
+        follow the one before them.
     """
     by_key, candidate, renamings = (
         {record.key: record for record in golden},
@@ -190,15 +185,13 @@ def by_argument(
     renamings: Sequence[Renaming],
     signatures: tuple[Signatures, Signatures],
 ) -> dict[Key, Record]:
-    """Pair inputs of one call that are the same argument of ``forward``: one side has it at ``0``,
-    the other at ``hidden_states``.
+    """The candidate's inputs, by golden's keys, that are the same argument of one call.
+
+    One side has it at ``0``, the other at ``hidden_states``.
 
     Args:
         golden, candidate: the records that have no partner of the same path.
         renamings, signatures: as for ``pair_records``.
-
-    Returns:
-        The candidate's record by golden's key.
     """
     theirs = {
         _by_name(record, signatures[1], signatures[0]): record
@@ -222,18 +215,14 @@ _TUPLED = {"": "0", "0": ""}
 
 
 def tupled(role: Role, path: str) -> str | None:
-    """The other path that an output may have: a refactoring returns ``x`` in place of ``(x,)``;
-    ``None`` for any other value.
-    """
+    """An output's other path: ``x`` may be ``(x,)`` after a refactoring. ``None`` for others."""
     return _TUPLED.get(path) if role in (Role.OUTPUT, Role.GRAD_OUTPUT) else None
 
 
 def _in_a_tuple(
     golden: Iterable[Record], candidate: Mapping[Key, Record], renamings: Sequence[Renaming]
 ) -> dict[Key, Record]:
-    """Pair the outputs that one side returns in a tuple, and the other as they are: the candidate's
-    record by golden's key.
-    """
+    """The candidate's record by golden's key, for outputs that only one side returns in a tuple."""
     partners: dict[Key, Record] = {}
     for record in golden:
         if not candidate or (path := tupled(record.role, record.path)) is None:
@@ -246,18 +235,14 @@ def _in_a_tuple(
 
 
 def _by_name(record: Record, own: Signatures, other: Signatures) -> Key:
-    """An input's key with the argument's name in its path. The other side's signature is used if
-    the bundle has none.
-    """
+    """An input's key with the argument's name in its path, by either side's signature."""
     return record.key._replace(
         path=argument_path(record.path, own.get(record.type) or other.get(record.type) or ())
     )
 
 
 def argument_path(path: str, names: Sequence[str]) -> str:
-    """An input's path with its argument's name instead of its position: ``0.1`` becomes
-    ``hidden_states.1``.
-    """
+    """An input's path by its argument's name: ``0.1`` becomes ``hidden_states.1``."""
     position, dot, rest = path.partition(".")
     if not position.isdecimal() or int(position) >= len(names):
         return path
@@ -280,9 +265,7 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
 
 
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """The new name of a parameter or buffer, by its layer's renaming or its own; ``None`` if no
-    renaming matches.
-    """
+    """A parameter's or buffer's new name, by its layer's renaming or its own."""
     layer, _, own = name.rpartition(".")
     for renaming in renamings:
         if (new := renaming.apply(layer)) is not None:
@@ -292,15 +275,14 @@ def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
     return None
 
 
-#: What is known by the name of a parameter.
+#: What is known by a parameter's name.
 _OF_PARAMETERS = (Role.CALL_GRAD, *UPDATE_ROLES)
 
 
 def with_parameter(
     key: Key, parameters: Mapping[str, str], renamed: Key | None = None
 ) -> Key | None:
-    """The key of a record of a parameter, its gradient or its update, under another first name;
-    ``None`` if that has no other.
+    """The key of a parameter's record under its other first name; ``None`` if it has none.
 
     Args:
         key: golden's.
@@ -330,17 +312,13 @@ def claims(
     renamings: Sequence[Renaming],
     new_name: Rename = rename,
 ) -> dict[str, list[str]]:
-    """Which of golden's names stand for each name of a model: those renamed to it first, then the
-    equal one.
+    """Golden's names by each name of a model: those renamed to it first, then the equal one.
+
+    Several are a clash; the first wins.
 
     Args:
-        names: golden's.
-        own: the model's. A renaming that leads to none of these is not applied.
-        renamings: of golden's names.
-        new_name: how they apply.
-
-    Returns:
-        Golden's names by the model's name. Several are a clash, which the first wins.
+        own: the model's names. A renaming that leads to none of these is not applied.
+        new_name: how the renamings apply.
     """
     claimants: dict[str, list[str]] = {}
     kept = []
@@ -351,7 +329,7 @@ def claims(
         else:
             kept.append(name)
     for name in kept:
-        # a layer that was mapped to the root takes its place
+        # a layer mapped to the root takes its place
         if name in own and not (name == "" and name in claimants):
             claimants.setdefault(name, []).append(name)
     return claimants
@@ -363,7 +341,7 @@ def counterparts(
     renamings: Sequence[Renaming],
     new_name: Rename = rename,
 ) -> dict[str, str]:
-    """The model's name for each of golden's names that it has. Arguments as for ``claims``."""
+    """The model's name for each of golden's that it has. Arguments as for ``claims``."""
     return {
         claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()
     }

@@ -1,10 +1,9 @@
-"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, an equation
-solver's steps.
+"""Shapes and numbers of calls that rounding alone can change: kept boxes, a solver's steps.
 
-The baseline shows where. If its shape or its number of calls is not golden's, the candidate's may
-differ too, and neither its shape nor its values there show a bug. How far they may differ is judged
-as for a choice among nearly equal values (``judge``): such counts are about Poisson variables. Such
-a row is not comparable, so it does not pass either."""
+The baseline shows where: if its shape or number of calls is not golden's, the candidate's may
+differ too, and neither its shape nor its values there show a bug. As for choices among nearly equal
+values (``judge``), such counts are roughly Poisson, which limits how far they may differ. Such a
+row is not comparable, so it does not pass either."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ def most_changed(different: float) -> float:
 
 
 def _may_be(golden: int, candidate: int, baseline: int) -> bool:
-    """Whether the baseline shows that rounding may change golden's count to the candidate's."""
+    """Whether the baseline shows that rounding may turn golden's count into the candidate's."""
     return golden == candidate or (
         golden != baseline and abs(candidate - golden) <= most_changed(abs(baseline - golden))
     )
 
 
 def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> ByRounding | None:
-    """How rounding changes the shape of a value; ``None`` if it does not, or not by so much."""
+    """How rounding changes a value's shape; ``None`` if it does not, or not that much."""
     if (
         baseline is None
         or baseline.shape == golden.shape
@@ -48,11 +47,9 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
-    """The calls that got inputs of another shape in the baseline. It could not be fed there, so it
-    shows nothing about the call itself.
+    """The calls whose inputs have another shape in the baseline, which therefore was not fed.
 
     Args:
-        golden: the records.
         baselines: the baseline's record for each of golden's.
     """
     inputs = (record for record in golden if record.role is Role.INPUT and record.key in baselines)
@@ -60,9 +57,7 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
-    """Whether limits must judge an output: the candidate's call was fed and gave golden's shape,
-    the baseline's was not fed.
-    """
+    """Whether limits judge: the candidate's call gave golden's shape, the baseline's was unfed."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False
@@ -75,12 +70,7 @@ def _call(record: Record) -> _Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """How often each module is called in a step, in golden, candidate and baseline.
-
-    Attributes:
-        golden, candidate, baseline: the number of calls by rank, step and name.
-        renamings: of golden's names.
-    """
+    """How often each module is called in a step, by rank, step and name."""
 
     golden: Mapping[_Module, int]
     candidate: Mapping[_Module, int]
@@ -98,7 +88,7 @@ class Calls:
         return cls(_counted(golden), _counted(candidate), _counted(baseline), renamings)
 
     def chosen(self, pair: Pair) -> ByRounding | None:
-        """How rounding changes the number of calls, if that is why one side alone has a record."""
+        """How rounding changes the number of calls, if that explains a one-sided record."""
         record = pair.record
         if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return None

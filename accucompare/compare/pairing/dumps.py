@@ -1,9 +1,8 @@
-"""What only one side has since the other was imported from the dump of another tool, which cannot
-record it, or records it otherwise.
+"""What only one side has because the other is a tool's dump, which records it otherwise or not.
 
 That is no difference. Each rule goes by what the tool can record, or by what its dump proves: that
-a call handed its input on, that two names are of one parameter. Whatever none of them explains
-stays missing, or extra."""
+a call handed its input on, that two names are of one parameter. Anything unexplained stays missing,
+or extra."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from accucompare.compare.pairing.align import Pair
 from accucompare.compare.remarks import BareRemark, DumpGap, NotInDump, PairRemark, SameParameter
 from accucompare.numbers import Statistics
 
-#: What a single output is called by a dump that does not tell a tensor from a tuple of one.
+#: Paths of a single output in a dump that does not tell a tensor from a tuple of one.
 _ALONE, _FIRST = "", "0"
 _OF_OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
 _OF_INPUTS = (Role.INPUT, Role.GRAD_INPUT)
@@ -28,15 +27,10 @@ _Values = tuple[str, tuple[int, ...], str | Statistics]
 
 
 def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Record]:
-    """The records of an imported bundle, with what is alone without a path at the other side's.
+    """An imported bundle's records; a lone one without a path gets the other side's path.
 
-    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor by which position
-    or name a call is given its only input.
-
-    Args:
-        records: of the imported bundle.
-        others: of the other side.
-    """
+    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor the position or
+    name of a call's only input."""
     paths: dict[tuple[_Call, Role], set[str]] = {}
     for record in others:
         if record.role in (*_OF_OUTPUTS, *_OF_INPUTS) and record.layout is not Layout.OPAQUE:
@@ -59,9 +53,7 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
 
 
 def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairRemark]:
-    """Why records have no partner, where the other side's tool explains it: by the pair's place
-    among the pairs.
-    """
+    """Why records have no partner, if the other side's tool explains it: by the pair's place."""
     sides = golden.manifest.options.imported, candidate.manifest.options.imported
     if sides == (None, None):
         return {}
@@ -76,7 +68,7 @@ def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[i
 
 @dataclass(frozen=True)
 class _Modules:
-    """The names of a model's modules, and those that have others inside."""
+    """The names of a model's modules, and those with children."""
 
     names: frozenset[str]
     with_children: frozenset[str]
@@ -96,9 +88,7 @@ class _Modules:
 def _not_recorded(
     pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]
 ) -> PairRemark | None:
-    """Why the tool of the other side has no counterpart of a record; ``None`` if it should have
-    one, or has.
-    """
+    """Why the other side's tool has no counterpart of a record; ``None`` if it should, or does."""
     record = pair.record
     theirs, ours = sides if pair.golden is None else sides[::-1]
     if None not in (pair.golden, pair.candidate):
@@ -139,13 +129,12 @@ def _otherwise(
     pairs: Sequence[Pair],
     other: Bundle,
 ) -> list[PairRemark | None]:
-    """Why the other side, a capture, has no counterpart of a record of the imported one.
+    """Why the other side, a capture, has no counterpart of an imported record.
 
     Args:
         imported: the imported side's record of each pair.
         explained: what is explained already.
-        pairs: of both sides.
-        other: the other side.
+        other: the capture.
     """
     arrived: dict[_Call, set[_Values]] = {}
     shared: dict[tuple[int, int, _Values], str] = {}
@@ -189,6 +178,6 @@ def _call(record: Record) -> _Call:
 
 
 def _values(record: Record) -> _Values | None:
-    """What tells that two records hold the same values: their digest, or else their statistics."""
+    """What identifies a record's values: their digest, or else their statistics."""
     content = record.digest or record.statistics
     return None if content is None else (record.dtype, record.shape, content)

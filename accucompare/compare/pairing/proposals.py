@@ -1,11 +1,10 @@
 """Which ``--map`` options pair golden's modules with those of another version of the model.
 
-**Proposed** is the shortest list of maps that a greedy search finds. A map renames one prefix to
-another. The search takes the map that pairs the most unmatched modules, and so on. Two modules are
-paired only if the parameters that both have agree in shape and, if fingerprints are known, in
-value; if their classes or their children may be the same; and if no other module loses its partner.
-If several choices are equal in all this, the order in the model decides, unless the names favour
-another choice: then nothing is proposed for them. Maps are of modules. A parameter with another
+A map renames one prefix to another. A greedy search takes the map that pairs the most unmatched
+modules, and so on; the shortest list found is **proposed**. Two modules are paired only if their
+shared parameters agree in shape and, if fingerprints are known, in value; if their classes or their
+children may be the same; and if no other module loses its partner. Among equal choices the order in
+the model decides; if the names favour another one, nothing is proposed. A parameter with another
 name inside its module has to be mapped by hand, by its whole name."""
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from accucompare.compare.pairing.align import Renaming, rename
 from accucompare.compare.pairing.renames import Model
 from accucompare.numbers import same_fingerprint
 
-#: The most maps that are proposed, that are tried for each, and the most equal modules or equal
-#: maps among which one is chosen.
+#: The most maps proposed, maps tried for each, and equal modules or maps to choose one from.
 MOST_MAPS = 16
 MOST_TRIED = 100
 MOST_ALIKE = 200
@@ -29,19 +27,14 @@ MOST_ALIKE = 200
 def propose(
     golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True
 ) -> list[str]:
-    """Maps that pair golden's unmatched modules with unmatched ones of another model, the most
-    exact first.
+    """``OLD=NEW`` maps of golden's unmatched modules to another model's, the most exact first.
 
     Args:
         golden: the model that golden was captured from.
         own: the other model.
         renamings: maps that are already in force; they come first.
-        fingerprints: whether the values of parameters must be equal if both are known. Otherwise
-            only shapes and classes decide, and nothing is proposed unless it pairs most of golden's
-            parameters.
-
-    Returns:
-        OLD=NEW texts.
+        fingerprints: whether parameters' known values must be equal. Otherwise only shapes and
+            classes decide, and nothing is proposed unless it pairs most of golden's parameters.
     """
     if not renamings and not set(golden.get("modules") or ()) - set(own.get("modules") or ()):
         return []  # all of golden's names are there
@@ -58,7 +51,7 @@ def propose(
 
 @dataclass(frozen=True)
 class _Side:
-    """A model's modules in order, with the parameters and the children of each."""
+    """A model's modules in order, with each one's parameters and children."""
 
     place: dict[str, int]  # by name, the number of the module
     classes: Mapping[str, str]
@@ -101,13 +94,11 @@ class _Search:
         }
         self._fingerprints = fingerprints
         self._applied: dict[str, dict[str, str]] = {}  # by map: the new names of golden's modules
-        self._most: dict[
-            tuple[bool, str], tuple[int, int]
-        ] = {}  # by side and glob: numbers of parameters and modules that it matches
+        # by side and glob: numbers of parameters and modules that it matches
+        self._most: dict[tuple[bool, str], tuple[int, int]] = {}
         self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
-        """The maps, the most exact first."""
         maps: list[str] = []
         refused: set[str] = set()
         for _ in range(2 * MOST_MAPS):
@@ -127,9 +118,7 @@ class _Search:
         return maps
 
     def pairs(self, maps: Sequence[str]) -> _Pairs:
-        """The model's module for each of golden's. Modules of one name whose parameters have
-        different shapes are not paired.
-        """
+        """The model's module for each of golden's; none if a parameter's shape differs."""
         pairs: _Pairs = {}
         taken: set[str] = set()
         for name in self.golden.place:
@@ -189,9 +178,7 @@ class _Search:
         return None if best is None else best[1]
 
     def _with(self, text: str, maps: list[str], before: _Pairs) -> _Pairs | None:
-        """The pairs with one more map; ``None`` if that would pair modules that cannot be the same,
-        or separate a pair.
-        """
+        """The pairs with one more map; ``None`` if it pairs different modules or splits a pair."""
         maps = _most_exact_first([*maps, text])
         after = self.pairs(maps)
         if not before.keys() <= after.keys():
@@ -211,9 +198,7 @@ class _Search:
         return None if wrong else after
 
     def _rivals(self, text: str, maps: list[str], before: _Pairs) -> set[str] | None:
-        """The maps that would pair as much in another way, if neither order nor names decide;
-        ``None`` if there is no doubt.
-        """
+        """Equally good maps, if neither order nor names decide; ``None`` if there is no doubt."""
         after = self._with(text, maps, before)
         assert after is not None
         ours, theirs = self._first(before, after)
@@ -258,7 +243,7 @@ class _Search:
         return set(rivals.values())
 
     def _likely(self, pairs: _Pairs) -> Iterator[tuple[str, str]]:
-        """Pairs of modules without partner that may be the same."""
+        """Unpaired modules that may be the same."""
         ours = [name for name in self.golden.place if name not in pairs]
         taken = set(pairs.values())
         theirs = [name for name in self.own.place if name not in taken]
@@ -280,9 +265,8 @@ class _Search:
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values: dict[
-            tuple[str, str], list[str]
-        ] = {}  # by digests of their first parameter; without one they may be any
+        # by digests of their first parameter; without one they may be any
+        values: dict[tuple[str, str], list[str]] = {}
         for name in (name for names in kinds.values() for name in names if self._fingerprints):
             for key in _digests(self.own.own[name]) or [("", "")]:
                 values.setdefault(key, []).append(name)
@@ -309,9 +293,7 @@ class _Search:
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What two modules must have in common: names and shapes of parameters; without
-        fingerprints the class too.
-        """
+        """What two modules must share: parameters' names, shapes; the class, if no fingerprints."""
         place = side is self.golden, name
         if place not in self._kinds:
             shapes = frozenset(
@@ -321,7 +303,7 @@ class _Search:
         return self._kinds[place]
 
     def _alike(self, ours: str, theirs: str, pairs: _Pairs, of_golden: bool) -> list[str]:
-        """The modules of one side, without partner, that may take the place of this pair's."""
+        """One side's unpaired modules that could replace this pair's."""
         side, name = (self.golden, ours) if of_golden else (self.own, theirs)
         kind = self._kind(side, name)
         taken = pairs.keys() if of_golden else set(pairs.values())
@@ -349,7 +331,6 @@ class _Search:
         )
 
     def _may_be(self, ours: str, theirs: str) -> bool:
-        """Whether two modules can be the same."""
         if self._differ(ours, theirs):
             return False
         if self.golden.classes.get(ours) == self.own.classes.get(theirs):
@@ -363,7 +344,7 @@ class _Search:
         )
 
     def _first(self, before: _Pairs, after: _Pairs) -> tuple[str, str]:
-        """The first new pair, of modules with parameters if there is one."""
+        """The first new pair, with parameters if there is one."""
         new = [(ours, theirs) for ours, theirs in after.items() if before.get(ours) != theirs]
         return min(new, key=lambda pair: (not self.golden.own[pair[0]], self.golden.place[pair[0]]))
 
@@ -388,9 +369,7 @@ class _Search:
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """The maps of one prefix to another that turn the first name into the second, with and
-        without ``*`` for numbers.
-        """
+        """Maps of a prefix that turn ``ours`` into ``theirs``, also with ``*`` for numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])
@@ -415,9 +394,7 @@ def _with_stars(old: list[str], new: list[str], end: list[str]) -> Iterator[str]
 def _by_parent(
     golden: _Side, ours: list[str], own: _Side, theirs: list[str], pairs: _Pairs
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Modules without parameters and partner whose parents are paired: those of one class together,
-    in order.
-    """
+    """Unpaired modules without parameters but with paired parents, each class in order."""
     groups: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
     for name in ours:
         parent = pairs.get(_parent(name))

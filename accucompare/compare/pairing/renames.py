@@ -1,6 +1,4 @@
-"""Modules that have other names in another version of a model: what ``--map`` options do to
-golden's names.
-"""
+"""Modules with other names in another version of a model: what ``--map`` does to golden's names."""
 
 from __future__ import annotations
 
@@ -53,15 +51,12 @@ def advice(maps: Sequence[str]) -> str:
 
 
 def signatures_of(golden: Model, own: Model) -> tuple[Signatures, Signatures]:
-    """The positional parameters of each class's ``forward``, as far as the two manifests have
-    them."""
+    """The positional parameters of each class's ``forward``, as far as the manifests have them."""
     return golden.get("signatures") or {}, own.get("signatures") or {}
 
 
 def renamed_model(golden: Model, own: Model, renamings: Sequence[Renaming]) -> dict[str, Any]:
-    """Golden's tables under another model's names; entries that the other model lacks keep golden's
-    name.
-    """
+    """Golden's tables under another model's names; what the model lacks keeps golden's name."""
     tables = {kind: _renamed_table(golden, own, renamings, kind) for kind in _KINDS}
     if renamings:
         for kind, new_name in (("aliases", rename), ("tied", rename_parameter)):
@@ -90,12 +85,10 @@ def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model
     """Refuse maps that have no effect or are ambiguous.
 
     Args:
-        renamings: the maps.
         sides: pairs of golden's model and the model that it is fed to or that takes over its state.
 
     Raises:
-        UsageError: if one matches none of golden's names, or leads to none of the model's, or if
-            two of golden's names become one.
+        UsageError: if one matches no name, leads to none, or gives two of golden's names one.
     """
     for renaming in renamings:
         targets = [
@@ -142,9 +135,7 @@ def renaming_matches(renaming: Renaming, model: Model) -> bool:
 
 
 def _targets(renaming: Renaming, golden: Model) -> Iterator[tuple[str, str]]:
-    """The new names that a map gives to golden's modules, parameters and buffers, each with its
-    table's name.
-    """
+    """A map's new names of golden's modules, parameters and buffers, each with its table's name."""
     for kind, new_name in _KINDS.items():
         for name in golden.get(kind) or {}:
             new = new_name(name, [renaming])

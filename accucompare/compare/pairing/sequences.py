@@ -1,11 +1,9 @@
-"""Aligns the operators of two module calls as sequences, so that one operator more or less does not
-shift the others.
+"""Aligns the operators of two module calls as sequences: one more does not shift the others.
 
 Two operators may be paired if they have the same name and take tensors of the same shapes and
-kinds. Of all ways to pair them in order, the one with the most pairs is taken. Of those with about
-as many, it is the one in which most pairs have the same numbers and strings, then the most similar
-values, then the same source lines. The calls that a module makes are aligned together with its
-operators."""
+kinds. The alignment with the most pairs is taken. Among those with about as many, the most pairs
+with the same numbers and strings decide, then the most similar values, then the same source lines.
+The calls that a module makes are aligned together with its operators."""
 
 from __future__ import annotations
 
@@ -22,14 +20,12 @@ from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
 from accucompare.numbers import DTYPES
 
-#: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for
-#: equal source lines.
+#: The worth of a pair, plus that of equal numbers and strings, similar values, equal lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
 
-#: Operators of a call that are aligned at a time. The best alignment takes time and memory
-#: proportional to the square. Longer sequences are aligned well if no more than about half as many
-#: operators follow each other on one side only.
+#: Operators of a call that are aligned at a time: time and memory grow with the square. Longer
+#: sequences are aligned well if one-sided runs are shorter than about half of this.
 SEQUENCE_WINDOW = 1 << 12
 
 #: (rank, step, name, call index).
@@ -50,12 +46,12 @@ class _Step:
 
     @property
     def key(self) -> Hashable:
-        """What two steps must have in common to be paired."""
+        """What two steps must share to be paired."""
         return self.name, tuple((each.part, each.shape, _kind(each)) for each in self.tensors)
 
     @property
     def sizes(self) -> list[float]:
-        """Norm and extrema of each tensor; zeros if they are unknown."""
+        """Norm and extrema of each tensor; zeros if unknown."""
         known = [each.statistics for each in self.tensors]
         sizes = [(each.l2, each.min, each.max) if each else (None, None, None) for each in known]
         return [0.0 if value is None else float(value) for each in sizes for value in each]
@@ -68,9 +64,7 @@ def align_operators(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """``pair_records`` for free-running captures: operators are paired in sequence, not by their
-    numbers.
-    """
+    """``pair_records`` for free-running captures: operators pair in sequence, not by number."""
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = pair_records(golden, numbered, renamings, signatures, parameters)
@@ -87,11 +81,9 @@ def align_operators(
 def numbered_as(
     golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()
 ) -> list[Record]:
-    """A capture's records with operators numbered as golden's that they are paired with; all others
-    get higher numbers.
+    """A capture's records; paired operators get golden's numbers, others higher ones.
 
-    A fed capture numbers them so itself.
-    """
+    A fed capture numbers them so itself."""
     candidate = list(candidate)
     if not any(record.role in OPERATOR_ROLES for record in candidate):
         return candidate
@@ -151,7 +143,7 @@ def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int
 def numbered_nodes(
     golden: Iterable[Record], nodes: Iterable[tuple[str, int, str]]
 ) -> dict[tuple[str, int], int]:
-    """The numbers of autograd nodes among golden's of a module call, as ``numbered_as`` gives them.
+    """A module call's autograd nodes, numbered among golden's as ``numbered_as`` does.
 
     Args:
         golden: the records of golden's nodes, in their order.
@@ -162,7 +154,7 @@ def numbered_nodes(
 
 
 def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
-    """What each module call that ran operators did, in its order."""
+    """What each module call that ran operators did, in order."""
     sequences: dict[_Call, dict[tuple[str, int], _Step]] = {}
     calls: set[_Call] = set()
     for record in records:
@@ -186,7 +178,7 @@ def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
 
 
 def aligned(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The places of golden's and of the candidate's steps that are paired, in order."""
+    """The places of golden's and the candidate's steps that are paired, in order."""
     first = 0
     while first < min(len(golden), len(candidate)) and _is_same(golden[first], candidate[first]):
         first += 1
@@ -217,9 +209,7 @@ def _is_same(golden: _Step, candidate: _Step) -> bool:
 
 
 def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The best pairs. Long sequences are aligned window by window; of each window the pairs far
-    from its end are kept.
-    """
+    """The best pairs, window by window; each window keeps the pairs far from its end."""
     aligned_pairs: list[tuple[int, int]] = []
     ours = theirs = 0
     while ours < len(golden) and theirs < len(candidate):
@@ -241,14 +231,11 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
 
 
 def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The pairs of the largest total worth, as for a longest common subsequence; of equal ones the
-    first.
-    """
+    """The pairs of largest total worth, like a longest common subsequence; the first if equal."""
     alike = _Alike.by_key(candidate)
     # the worth of golden's steps until now and each first part of the candidate's
     best: _Integers = np.zeros(len(candidate) + 1, np.int64)
-    # for each of golden's, packed: where it adds nothing; and where the candidate's last adds
-    # nothing
+    # for each of golden's, packed: where it adds nothing; where the candidate's last adds nothing
     alone = []
     for step in golden:
         row = best.copy()
@@ -311,8 +298,7 @@ class _Alike:
 
 
 def _distances(golden: list[float], candidates: _Floats) -> _Floats:
-    """The mean distance of norms and extrema, relative to the larger of the two; 0 without
-    tensors."""
+    """The mean relative distance of norms and extrema; 0 without tensors."""
     if not golden:
         return np.zeros(len(candidates))
     ours = np.array(golden)

@@ -1,8 +1,7 @@
-"""Parameters that have several names: a tied weight, or a module under several names. Two models
-may tie the same ones by other names.
+"""Parameters with several names: a tied weight, or a module under several names.
 
-A manifest's ``aliases`` and ``tied`` lead from each further name, of modules and of parameters, to
-the first."""
+Two models may tie the same ones by other names. A manifest's ``aliases`` and ``tied`` lead from
+each further name, of modules and of parameters, to the first."""
 
 from __future__ import annotations
 
@@ -13,14 +12,12 @@ from accucompare.compare.pairing.align import Renaming, counterparts, rename_par
 from accucompare.compare.pairing.renames import Model, renamed_model
 from accucompare.numbers import same_fingerprint
 
-#: The tables of a manifest's ``model`` whose entries may have several names.
+#: The tables of a manifest's ``model`` with entries that may have several names.
 _TABLES = ("parameters", "buffers")
 
 
 def first_name(name: str, model: Model) -> str:
-    """The first name that a model has for a parameter or buffer; the name itself of one that it
-    does not have.
-    """
+    """A model's first name of a parameter or buffer; the name itself if the model lacks it."""
     aliases, tied = model.get("aliases") or {}, model.get("tied") or {}
     for _ in aliases:  # a name may lead through several
         module = next((each for each in _around(name) if each in aliases), None)
@@ -38,12 +35,10 @@ def _around(name: str) -> Iterator[str]:
 
 
 class SharedNames:
-    """Which parameters and buffers of two models are the same ones by other names."""
+    """Parameters and buffers that two models share under different names."""
 
     def __init__(self, golden: Model, own: Model) -> None:
-        """``golden``: under the other model's names, see
-        ``accucompare.compare.pairing.renames.renamed_model``.
-        """
+        """``golden``: under the other model's names (``compare.pairing.renames.renamed_model``)."""
         self._models = golden, own
         self._tables = [
             {name: entry for kind in _TABLES for name, entry in (side.get(kind) or {}).items()}
@@ -58,9 +53,7 @@ class SharedNames:
                 of_first.setdefault(first, []).append(name)
 
     def other(self, name: str, golden: bool = True) -> str | None:
-        """The first name by which the other model has a parameter; ``None`` if it lacks it.
-        ``golden``: whether the name is golden's.
-        """
+        """The other model's first name of a parameter. ``golden``: whether ``name`` is golden's."""
         mine, others = (0, 1) if golden else (1, 0)
         names = self._all[mine].get(self._firsts[mine].get(name, ""), ())
         found = (
@@ -78,9 +71,7 @@ class SharedNames:
         )
 
     def other_firsts(self) -> dict[str, str]:
-        """Golden's first names of parameters that the other model has by another first name, each
-        with that.
-        """
+        """Golden's first names of parameters to the other model's, where they differ."""
         firsts = (name for name in self._tables[0] if self._firsts[0].get(name) == name)
         found = {name: other for name in firsts if (other := self.other(name)) is not None}
         times = Counter(found.values())
@@ -88,9 +79,7 @@ class SharedNames:
 
 
 def other_names(golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> dict[str, str]:
-    """Golden's parameters that another model has by another first name, renamed or tied otherwise:
-    that name, by golden's.
-    """
+    """Another model's first names by golden's parameters, where renamed or tied otherwise."""
     renamed = {}
     if renamings:
         renamed = counterparts(

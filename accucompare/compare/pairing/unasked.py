@@ -1,4 +1,4 @@
-"""What only one side has since the other was not asked to record it: that is no difference."""
+"""What one side lacks because it was not asked to record it: no difference."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from accucompare.selection import Steps
 
 
 def not_asked(pair: Pair, golden: Options, candidate: Options) -> NotAsked | None:
-    """Why one side has no such record: it was not asked for it, by ``--roles`` or ``--steps``;
-    ``None`` if it was.
-
-    Args:
-        pair: a record without partner.
-        golden, candidate: the options of the two captures.
-    """
+    """Why a side was not asked for an unpaired record (``--roles``, ``--steps``), if so."""
     record, group = pair.record, GROUP_OF.get(pair.record.role)
     asked = golden if pair.golden is None else candidate
     if asked.roles is not None and group is not None and group not in asked.roles:

@@ -10,9 +10,8 @@ class OtherChoices:
     """Integers, booleans or masks that differ.
 
     Attributes:
-        off, rows: where each row is a choice, such as a token's experts: how many rows differ, of
-            how many; 0 if that is not known.
-        first: the index of the first of them.
+        off, rows: how many rows of choices (a token's experts) differ, of how many; 0 if unknown.
+        first: the index of the first one.
     """
 
     off: int = 0
@@ -25,8 +24,7 @@ class ErrorShape:
     """The shape of an error.
 
     Attributes:
-        words: at most three facts: what is not finite, then where the error is, then what it is.
-            Empty if nothing is certain.
+        words: at most three facts: what is not finite, where the error is, what it is.
         hints: at most two: what such an error comes from.
     """
 

@@ -1,7 +1,6 @@
-"""The remarks on a pair of records. No remark repeats what the row itself tells (shapes, types).
+"""Remarks on a pair of records. None repeats what the row itself tells (shapes, types).
 
-``golden`` of a remark: whether it is about golden, not the candidate.
-"""
+``golden`` of a remark: whether it is about golden, not the candidate."""
 
 from __future__ import annotations
 
@@ -57,11 +56,11 @@ class BareRemark(str, Enum):
 
 
 class _Fact(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """What a cluster's worker sends back tells its class."""
+    """A remark whose class a cluster's worker sends along."""
 
 
 class DumpGap(str, Enum):
-    """Why a dump of another tool has no counterpart of a record, or the other side none of its."""
+    """Why a dump of another tool, or the side opposite it, lacks a record."""
 
     NAME_ALONE = "name alone"
     HASH_KIND = "kind of hash"
@@ -75,7 +74,7 @@ class DumpGap(str, Enum):
 
 
 class NotInDump(_Fact, frozen=True):
-    """``tool`` is the format's name, ``kind`` that of the hash that it lacks."""
+    """``tool`` is the format's name, ``kind`` the hash that it lacks."""
 
     gap: DumpGap
     tool: str
@@ -136,7 +135,7 @@ class NeverCalled(_Fact, frozen=True):
 
 
 class Saturated(_Fact, frozen=True):
-    """How many of the candidate's values are its type's largest, where golden is larger."""
+    """How many of the candidate's values are its type's largest while golden's are larger."""
 
     count: int
 
@@ -149,7 +148,7 @@ class NoneMayDiffer(_Fact, frozen=True):
 
 
 class OtherMasks(_Fact, frozen=True):
-    """How many positions two masks of different kinds let through otherwise."""
+    """How many positions two masks of different kinds treat differently."""
 
     different: int
     elements: int
@@ -168,13 +167,13 @@ class BeyondLikeBaseline(_Fact, frozen=True):
 
 
 class MissingCast(_Fact, frozen=True):
-    """The candidate computes in a wider type than the baseline, whose type this is."""
+    """The candidate computes in a wider type than the baseline's, this one."""
 
     dtype: str
 
 
 class ChoicesApart(_Fact, frozen=True):
-    """How many integers differ, and how far apart they are in L2 norm, as is the baseline."""
+    """How many integers differ, and the L2 distances of candidate and baseline."""
 
     different: int
     elements: int
@@ -183,7 +182,7 @@ class ChoicesApart(_Fact, frozen=True):
 
 
 class ChoicesChanged(_Fact, frozen=True):
-    """How many integers differ, and how many of the baseline's."""
+    """How many integers differ, in the candidate and in the baseline."""
 
     different: int
     elements: int
@@ -191,14 +190,14 @@ class ChoicesChanged(_Fact, frozen=True):
 
 
 class RunsApart(_Fact, frozen=True):
-    """Two runs of golden, or of the candidate, are so far apart, relative to golden's norm."""
+    """Two runs of one side are this far apart, relative to golden's norm."""
 
     golden: bool
     apart: float
 
 
 class FewCarryNorm(_Fact, frozen=True):
-    """So many elements carry golden's norm, and the limit is that of so few."""
+    """Few elements carry golden's norm, so the limit is that of so few."""
 
     few: float
     elements: int
@@ -214,14 +213,14 @@ class BeyondLastPlace(_Fact, frozen=True):
 
 
 class OneFactor(_Fact, frozen=True):
-    """The factors on golden's gradient that candidate and baseline have."""
+    """The candidate's and the baseline's factors on golden's gradient."""
 
     candidate: float
     baseline: float
 
 
 class NoReference(_Fact, frozen=True):
-    """Two runs of golden's own code are so far apart."""
+    """Two runs of golden's own code are too far apart."""
 
     apart: float
 
@@ -233,22 +232,21 @@ class NotReproduced(_Fact, frozen=True):
 
 
 class FreeUpdates(_Fact, frozen=True):
-    """How far off the baseline is at most, in how many steps; updates of other gradients made the
-    weights."""
+    """The baseline's largest error in so many steps whose weights came from free updates."""
 
     most: float
     steps: int
 
 
 class LeavesAsItIs(_Fact, frozen=True):
-    """So small a change may leave the value of a side as it is, in this type."""
+    """A side's type may round a change this small to nothing."""
 
     golden: bool
     dtype: str
 
 
 class RoundedAway(_Fact, frozen=True):
-    """A change between two updates on one side alone, by no more than rounding."""
+    """A one-sided change between two updates, no larger than rounding."""
 
     rel_l2: float
 

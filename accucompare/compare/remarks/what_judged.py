@@ -25,7 +25,7 @@ class DefaultOfDtype(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
 
     Attributes:
         dtype: the row of the table.
-        before: whether values before have passed through it, and these are of another.
+        before: whether earlier values had this type; these have another.
         of_step: whether it is for a number of a step.
     """
 
@@ -48,8 +48,7 @@ class LimitsOfPair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=T
     """The limits of a tolerance, all of which judged; ``None`` is no limit.
 
     Attributes:
-        source: where they come from.
-        by_default: whether they are no user's.
+        by_default: whether they are not the user's.
         unjudged: why no baseline judges.
     """
 
@@ -75,7 +74,7 @@ class LimitKind(str, Enum):
 
 
 class LimitOfKind(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """One limit, which took the tolerance's place."""
+    """A single limit, in place of the tolerance."""
 
     kind: LimitKind
     most: float

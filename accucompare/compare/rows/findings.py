@@ -1,8 +1,6 @@
-"""The findings of pre-flight: what differs in how the bundles were captured, and what was asked in
-vain.
+"""The findings of pre-flight: what differs in how bundles were captured, and unused options.
 
-``side`` is the bundle that is beside golden: the candidate, or the baseline.
-"""
+``side`` is the bundle beside golden: the candidate, or the baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from accucompare.selection import Mode
 
 
 class About(str, Enum):
-    """What a finding is about, if a decision depends on that."""
+    """What a finding is about, if a decision depends on it."""
 
     GIVEN = "given"  # weights and inputs, which alone explain any difference
     WEIGHTS = "weights"  # of these, parameters that hold other values
@@ -24,14 +22,13 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
-    # a part of the state that a capture started from, which it lacked; a module that feeding has
-    # changed
+    # missing parts of the state that a capture started from; a module that feeding changed
     UNVERIFIED = "unverified"
     OTHER = "other"
 
 
 class BesideGolden(str, Enum):
-    """One of the two bundles that a finding is about."""
+    """The bundle beside golden that a finding is about."""
 
     GOLDEN = "golden"
     CANDIDATE = "candidate"
@@ -39,7 +36,7 @@ class BesideGolden(str, Enum):
 
 
 class CaptureSetting(Enum):
-    """A setting that two captures should share: the section of the manifest, and the key in it."""
+    """A setting that two captures should share: its section and key in the manifest."""
 
     TRAINING = ("model", "training")
     DROPOUT = ("model", "active_dropout")
@@ -60,8 +57,7 @@ class CaptureSetting(Enum):
 
 @dataclass(frozen=True)
 class CaptureStopped:
-    """A capture of a rank did not run to its end; ``error`` is ``None`` if it was killed, or is
-    still running."""
+    """A rank's capture stopped early; ``error`` is ``None`` if it was killed, or still runs."""
 
     side: BesideGolden
     rank: int | None
@@ -72,7 +68,7 @@ class CaptureStopped:
 
 @dataclass(frozen=True)
 class RanksMissing:
-    """Ranks of which a bundle has nothing."""
+    """Ranks that a bundle lacks."""
 
     side: BesideGolden
     missing: tuple[int, ...]
@@ -90,7 +86,7 @@ class HeldInMode:
 
 @dataclass(frozen=True)
 class ImportedDump:
-    """A bundle was made of another tool's dump, which does not tell some settings."""
+    """A bundle made of another tool's dump, which does not tell some settings."""
 
     side: BesideGolden
     format: str
@@ -99,7 +95,7 @@ class ImportedDump:
 
 @dataclass(frozen=True)
 class OtherSteps:
-    """How many steps, of how many ranks, each side holds."""
+    """How many steps, and of how many ranks, each side holds."""
 
     golden: tuple[int, int]
     other: tuple[int, int]
@@ -111,7 +107,7 @@ class OtherSteps:
 
 @dataclass(frozen=True)
 class DigestTable:
-    """What digests are of: ``parameters``, ``buffers`` or ``inputs``; of these the steps."""
+    """What digests are of: ``parameters``, ``buffers``, or the ``inputs`` of some steps."""
 
     kind: str
     rank: int | None = None
@@ -120,7 +116,7 @@ class DigestTable:
 
 @dataclass(frozen=True)
 class WeightsOfSteps:
-    """The weights of the two are those of different steps."""
+    """The two bundles hold the weights of different steps."""
 
     rank: int | None
     golden: int | None
@@ -130,7 +126,7 @@ class WeightsOfSteps:
 
 @dataclass(frozen=True)
 class OtherDigests:
-    """Of ``shared`` entries of a table these hold other values."""
+    """The entries of a table, ``shared`` in all, that hold other values."""
 
     table: DigestTable
     names: tuple[str, ...]
@@ -139,13 +135,12 @@ class OtherDigests:
 
 @dataclass(frozen=True)
 class OtherTypes:
-    """Entries that have another type.
+    """Entries with another type.
 
     Attributes:
         golden, other: the types.
-        known: whether they are known to be the same after rounding; else they are too different to
-            say.
-        names, shared: which, and of how many; no names if all of golden's type have changed.
+        known: whether they are known to be equal after rounding; else that is unknown.
+        names, shared: which, and of how many; no names if all of golden's type changed.
     """
 
     table: DigestTable
@@ -167,7 +162,7 @@ class OneSidedEntries:
 
 @dataclass(frozen=True)
 class ComputedOtherwise:
-    """A buffer that the model computes itself, and otherwise than golden's did."""
+    """A buffer that the model computes itself, differently from golden's."""
 
     name: str
     rank: int | None
@@ -191,7 +186,7 @@ class SettingDiffers:
 
 @dataclass(frozen=True)
 class VersionDiffers:
-    """A package of another version; ``None`` where it is not installed."""
+    """Another version of a package; ``None`` if not installed."""
 
     package: str
     golden: str | None
@@ -238,7 +233,7 @@ class FlagDiffers:
 
 @dataclass(frozen=True)
 class LowerPrecision:
-    """Flags by which a side may compute float32 in fewer bits."""
+    """Flags that let a side compute float32 in fewer bits."""
 
     side: BesideGolden
     flags: tuple[str, ...]
@@ -246,7 +241,7 @@ class LowerPrecision:
 
 @dataclass(frozen=True)
 class Saturates:
-    """A flag by which a side saturates, and what it does."""
+    """A flag that makes a side saturate, and its effect."""
 
     side: BesideGolden
     effect: str
@@ -255,7 +250,7 @@ class Saturates:
 
 @dataclass(frozen=True)
 class NotFedValues:
-    """How many values of golden were not fed, and some of them: module, role, and why."""
+    """How many of golden's values were not fed, and some of them: module, role, and why."""
 
     count: int
     places: tuple[tuple[str, str, str], ...]
@@ -263,7 +258,7 @@ class NotFedValues:
 
 @dataclass(frozen=True)
 class ScalerDiffers:
-    """By what each side scales its losses; ``None`` if it does not."""
+    """Each side's loss scale; ``None`` if it has none."""
 
     golden: float | None
     other: float | None
@@ -287,7 +282,7 @@ class CaptureNote:
 
 @dataclass(frozen=True)
 class StateMissing:
-    """A capture started from a step of a bundle without a component of its state, and why."""
+    """A capture started from a bundle's step without a component of its state, and why."""
 
     side: BesideGolden
     rank: int | None
@@ -299,7 +294,7 @@ class StateMissing:
 
 @dataclass(frozen=True)
 class FeedingChanged:
-    """A module call that feeding itself has changed."""
+    """A module call that feeding itself changed."""
 
     side: BesideGolden
     rank: int | None
@@ -316,12 +311,11 @@ class FeedingChanged:
 
 @dataclass(frozen=True)
 class RefusedBaseline:
-    """A baseline that may not judge, since it did not run golden's code; or one that could not be
-    captured here for that reason.
+    """A baseline that may not judge, or could not be captured here: it is not golden's code.
 
     Attributes:
-        path: of its bundle; ``None`` if there is none.
-        why: the differences of its code.
+        path: its bundle, if there is one.
+        why: how its code differs.
         cure: the command that captures a proper one, to be run where golden was captured.
     """
 
@@ -332,7 +326,7 @@ class RefusedBaseline:
 
 @dataclass(frozen=True)
 class ProperBaseline:
-    """How a proper baseline is captured."""
+    """How to capture a proper baseline."""
 
     cure: Suggestion
 
@@ -342,9 +336,9 @@ class BaselineHelps:
     """A baseline would tell rounding from a bug.
 
     Attributes:
-        advice: how it is captured.
+        advice: how to capture it.
         then: the diff that takes it.
-        version: a package, and its version where golden was captured, if that is another.
+        version: a package, and its version where golden was captured, if that differs.
     """
 
     advice: Suggestion
@@ -354,7 +348,7 @@ class BaselineHelps:
 
 @dataclass(frozen=True)
 class ProductsRounded:
-    """The candidate may round what goes into float32 products to this type, the baseline not."""
+    """The candidate may round inputs of float32 products to this type, the baseline does not."""
 
     format: str
     cure: Suggestion
@@ -362,14 +356,14 @@ class ProductsRounded:
 
 @dataclass(frozen=True)
 class OwnBaselineUnfit:
-    """Golden's own baseline does not judge, by this error."""
+    """Why golden's own baseline does not judge."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class NotInBaseline:
-    """How many compared rows the baseline has no record of, and the first of them."""
+    """How many compared rows the baseline lacks, and the first of them."""
 
     count: int
     compared: int
@@ -381,12 +375,7 @@ class NotInBaseline:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """Two models that have less than half in common.
-
-    Attributes:
-        alike: the number of rows whose two sides have one shape.
-        rows: the number of all rows.
-    """
+    """Two models with less than half in common: of ``rows``, ``alike`` have one shape on both."""
 
     alike: int
     rows: int
@@ -394,7 +383,7 @@ class OtherModel:
 
 @dataclass(frozen=True)
 class MapClash:
-    """Two names of golden that become one."""
+    """Two of golden's names become one."""
 
     first: str
     second: str
@@ -476,11 +465,10 @@ class PreflightFinding:
     """One thing that pre-flight found.
 
     Attributes:
-        fact: it.
         serious: whether it alone may explain differences.
         of_baseline: whether it is about the baseline.
         about: the field to decide by.
-        beside_baseline: whether golden was held against the baseline in place of the candidate.
+        beside_baseline: whether golden was compared with the baseline, not the candidate.
     """
 
     fact: FindingFact

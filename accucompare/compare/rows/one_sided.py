@@ -1,4 +1,4 @@
-"""Records and modules of one side alone, because the other did not run, record or call them."""
+"""Records and modules of one side only, because the other did not run, record or call them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ from accucompare.selection import Selection
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
-    """The outcomes of records without partner, where the other side is known not to have run,
-    recorded or been asked for them.
+    """The outcomes of unpaired records that the other side had no reason to record.
 
-    Returns:
-        The outcomes by the pair's place among the pairs; a record whose absence nothing explains
-        has none.
-    """
+    By the pair's place among the pairs; unexplained records have none."""
     steps = (
         {(rank, entry.step) for rank, entry in candidate.steps()}
         if candidate.manifest.fed
@@ -65,9 +61,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
 
 
 def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemark | None:
-    """Why a fed candidate, which ran these steps of these ranks, has no record; ``None`` if it
-    should, or nothing was fed (no steps).
-    """
+    """Why a fed candidate lacks a record of ``steps`` that it ran; ``None`` if it should not."""
     record = pair.golden
     if steps is None or record is None or (record.rank, record.step) in steps:
         return None
@@ -75,9 +69,7 @@ def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> PairRemar
 
 
 def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
-    """Why one side has no record of what was written into a buffer or an argument; ``None`` if
-    nothing was written there.
-    """
+    """Why a side has no record of a write into a buffer or argument, if one was made."""
     lacks_golden = pair.golden is None
     other = golden if lacks_golden else candidate
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
@@ -86,9 +78,7 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
-    """Which side was captured without gradients, on request or because no backward ran; ``None``
-    if neither was.
-    """
+    """The side captured without gradients, on request or without a backward, if any."""
     if not golden.manifest.options.backward:
         return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=True)
     if candidate.manifest.options.no_backward is False:  # an older bundle does not say
@@ -97,16 +87,15 @@ def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
 
 
 def _not_trained(record: Record, untrained: PairRemark | None) -> PairRemark | None:
-    """Why a side that was captured without gradients has no record of a backward or an update."""
+    """Why a side captured without gradients has no record of a backward or an update."""
     return untrained if record.role in (*TRAINING_ROLES, *NODE_ROLES) else None
 
 
 def _no_gradient(pair: Pair) -> PairRemark | None:
-    """Why one side has no part of an input's gradient that is zero everywhere on the other.
+    """Why one side lacks a part of an input's gradient that is zero everywhere on the other.
 
-    It is one and the same: autograd adds nothing. A module that works in place on a part of a
-    tensor gives zeros for what it has written over, and none where that was a tensor of its own, as
-    it is when it is fed."""
+    The two are the same: autograd adds nothing. A module that works in place on a part of a tensor
+    gives zeros for what it overwrote, and none if the part was a tensor of its own, as when fed."""
     found = pair.record.statistics
     if (
         pair.record.role is not Role.GRAD_INPUT
@@ -120,9 +109,7 @@ def _no_gradient(pair: Pair) -> PairRemark | None:
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:
-    """Why one side has no such state of an optimizer: the other's is of another class, or says how
-    it computes (``AdamW.0.foreach``).
-    """
+    """Why one side lacks optimizer state: another class, or a setting (``AdamW.0.foreach``)."""
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
         return OtherOptimizerState(*classes)
@@ -136,7 +123,7 @@ def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | No
 
 
 def _other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
-    """The names of the classes of the two optimizers, if they differ."""
+    """The names of the two optimizers' classes, if they differ."""
     ours, theirs = (
         (bundle.manifest.options.optimizer or "").partition(" of ")[0].rpartition(".")[2]
         for bundle in (golden, candidate)
@@ -145,7 +132,7 @@ def _other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
 
 
 def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:
-    """A row for each registered module that neither side called, or that one side did not call."""
+    """A row for each registered module that at least one side did not call."""
     sides = [bundle.manifest.model for bundle in (golden, candidate)]
     idle = [set(side.get("not_called") or ()) for side in sides]
     modules = [side.get("modules") or {} for side in sides]

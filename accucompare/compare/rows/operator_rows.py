@@ -1,12 +1,12 @@
 """Rows of operators, which a capture of level op records inside modules.
 
-They show where in a module's own code an error is made. An operator without partner fails nothing,
-since another device may compose the same from other operators. A number or a string that is given
-differently is no error by itself, since its effect shows in the output. But if values are over
-their limit, the operators and options before them that differ between the two sides are the cause.
+They show where in a module's own code an error is made. An unpaired operator fails nothing: another
+device may compose the same from other operators. Nor is another number or string an error by
+itself: its effect shows in the output. But if values are over their limit, the operators and
+options that differ before them are the cause.
 
-The nodes of a call's backward are its operators likewise: what arrives at a node goes in, and what
-it gives on comes out."""
+The nodes of a call's backward count as its operators: arriving gradients go in, the ones given on
+come out."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from accucompare.compare.rows.rows import Difference, Option, Reason, Row, Statu
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 OperatorKey = tuple[int, int, str, int, str, int]
 
-#: What goes into an operator, or a node of a backward; and what comes out.
+#: What goes into an operator or a backward's node, and what comes out.
 _TAKEN = (Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 _GIVEN = (Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 
 
-#: (rank, step, name, call index, whether it is the backward) of a module call's own code.
+#: A module call's own code: (rank, step, name, call index, whether it is the backward).
 _Code = tuple[int, int, str, int, bool]
 
 
 def _code_of(record: Record) -> _Code:
-    """The code that a record's value was computed by or given to: that of its own module call."""
+    """The own code of the module call that computed or got a record's value."""
     return (
         record.rank,
         record.step,
@@ -56,7 +56,7 @@ def _code_of(record: Record) -> _Code:
 
 
 def _makers_of(record: Record) -> _Code | None:
-    """The code of the module call that made a module's value; ``None`` if none did."""
+    """The own code of the call that made a module's value; ``None`` if none did."""
     if record.role in UPDATE_ROLES:
         return None
     own = _code_of(record)
@@ -74,9 +74,7 @@ def operator_of(record: Record) -> OperatorKey:
 
 
 def without_partner(option: Option | None = None) -> Verdict:
-    """The verdict on an operator's record that only one side has. ``option``: the number or string,
-    if the record is one.
-    """
+    """The verdict on an operator's unpaired record. ``option``: its number or string, if any."""
     return Verdict(
         Reason.NOT_COMPARABLE,
         remarks=(BareRemark.ONE_RUNS_OPERATOR,),
@@ -85,7 +83,7 @@ def without_partner(option: Option | None = None) -> Verdict:
 
 
 def is_option(record: Record | None) -> bool:
-    """Whether a record is of a number or a string given to an operator."""
+    """Whether a record is of a number or string given to an operator."""
     return (
         record is not None
         and record.role is Role.OP_INPUT
@@ -94,14 +92,12 @@ def is_option(record: Record | None) -> bool:
 
 
 def options_differ(option: Option) -> Verdict:
-    """The verdict on a number or a string that the two sides give differently."""
+    """The verdict on a number or string that differs."""
     return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.OTHER_OPTION,), option=option)
 
 
 def with_options(rows: list[Row]) -> list[Row]:
-    """The rows, with the verdict ``options_differ`` where one side alone gives a number or a string
-    to an operator that both run.
-    """
+    """The rows, with ``options_differ`` for one-sided numbers or strings of shared operators."""
     operators = [row for row in rows if is_operator(row.record)]
     if not operators:
         return rows
@@ -118,7 +114,7 @@ def with_options(rows: list[Row]) -> list[Row]:
 
 
 def _partners(rows: Iterable[Row]) -> dict[OperatorKey, OperatorKey]:
-    """Golden's operator by the candidate's that it is paired with."""
+    """The candidate's paired operators, each with golden's."""
     both = ((row.golden, row.candidate) for row in rows)
     return {
         operator_of(candidate): operator_of(golden)
@@ -130,9 +126,7 @@ def _partners(rows: Iterable[Row]) -> dict[OperatorKey, OperatorKey]:
 def _giving(
     row: Row, partners: dict[OperatorKey, OperatorKey], shared: Collection[OperatorKey]
 ) -> OperatorKey | None:
-    """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``:
-    golden's operators of that kind.
-    """
+    """Golden's operator, if a one-sided row is of one of golden's ``shared`` operators."""
     if row.golden is not None:
         return operator_of(row.golden) if operator_of(row.golden) in shared else None
     return None if row.candidate is None else partners.get(operator_of(row.candidate))
@@ -155,8 +149,8 @@ class OperatorOrigins:
     def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
         """The verdict with the reason that says where the error comes from.
 
-        ``inherited``: whether what the module call's own code, or its backward, computes with was
-        wrong."""
+        ``inherited``: whether the call's own code, or its backward, computes with something wrong.
+        """
         operator, call = operator_of(record), _code_of(record)
         if verdict.status is not Status.FAIL:
             return verdict
@@ -194,10 +188,8 @@ class OperatorPlace:
     """An operator of the candidate, or what goes into it.
 
     Attributes:
-        name, call, source_line: which.
-        gradient_of: of a node of a backward, the input whose gradient it gives.
-        takes: the argument that it takes, or ``""`` for a gradient that arrives; ``None`` if the
-            operator itself is meant.
+        gradient_of: for a backward's node, the input that its gradient is of.
+        takes: the argument taken, ``""`` for an arriving gradient; ``None``: the operator itself.
         golden_line: golden's source line, if that is another.
     """
 
@@ -218,7 +210,7 @@ class OperatorPlace:
 
 @dataclass(frozen=True)
 class BeforeIt:
-    """An operator before the error whose options differ, and whose output is within its limit."""
+    """An operator before the error with other options, and an output within its limit."""
 
     operator: OperatorPlace
     options: tuple[Option, ...]
@@ -230,8 +222,7 @@ OperatorHint: TypeAlias = OperatorPlace | BeforeIt
 
 @dataclass(frozen=True)
 class Blame:
-    """What is to blame for a row over its limit, in the code of a module call whose operators were
-    recorded.
+    """What is to blame for a row over its limit, in a module call with recorded operators.
 
     Attributes:
         operator: the operator, or what it takes; ``None`` if ``difference`` says everything.
@@ -246,7 +237,7 @@ class Blame:
 
 @dataclass(eq=False)
 class _Run:
-    """Operators that one side alone runs, between two that both run.
+    """One-sided operators between two that both sides run.
 
     Attributes:
         golden, candidate: one record of each.
@@ -258,9 +249,7 @@ class _Run:
     settled: bool = False
 
     def difference(self) -> Difference | None:
-        """What one side alone runs. Equal operators that could not be paired, because their values
-        are too different, are no difference.
-        """
+        """What one side alone runs, apart from equal operators unpaired for their values."""
         sides = list(self.golden.values()), list(self.candidate.values())
         golden, candidate = ([record.type for record in records] for records in sides)
         alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
@@ -276,13 +265,13 @@ class _Run:
 
 @dataclass
 class _Inside:
-    """What the rows until now show of a module call's own code.
+    """What the rows so far show of a module call's own code.
 
     Attributes:
-        runs: of operators that one side alone runs; the last one may go on.
+        runs: of one-sided operators; the last one may go on.
         makers: the runs by their results: the side, and traits of the values.
-        options: what an operator, by golden's name for it, is given differently.
-        passed: the same of operators whose output was within its limit.
+        options: what differs in what an operator is given, by golden's name for it.
+        passed: the same for operators with an output within its limit.
         failed: whether a value was over its limit.
     """
 
@@ -293,7 +282,7 @@ class _Inside:
     failed: bool = False
 
     def add(self, row: Row) -> None:
-        """Add an operator that one side alone runs."""
+        """Add a one-sided operator."""
         run, record = self.runs[-1], row.golden or row.candidate
         assert record is not None
         (run.candidate if row.golden is None else run.golden).setdefault(
@@ -310,9 +299,7 @@ class _Inside:
         return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
 
     def explain(self, row: Row, near: bool) -> Difference | None:
-        """What one side alone ran to make a value over its limit. ``near``: if no run is known to
-        have made it, take the last unsettled.
-        """
+        """What one side ran to make a wrong value. ``near``: if unknown, its last unsettled run."""
         maker = self.maker(row)
         suspects = (
             [maker]
@@ -327,12 +314,11 @@ class _Inside:
 
 
 def blame(rows: list[Row]) -> dict[int, Blame]:
-    """What is to blame for each row over its limit in the code of a module call whose operators
-    were recorded, by the row's ``id``.
+    """What is to blame for each row over its limit in calls with recorded operators, by row ``id``.
 
-    For an operator's output that is the operator, or its options if they differ. Inputs of
-    operators and of modules, and what is returned, were made by earlier operators that one side
-    alone runs, or else by views and casts, which are not recorded."""
+    For an operator's output it is the operator, or its options if they differ. Other values (inputs
+    of operators and modules, and what is returned) were made by earlier one-sided operators, or
+    else by views and casts, which are not recorded."""
     partners = _partners(row for row in rows if is_operator(row.record))
     shared = set(partners.values())
     calls: dict[_Code, _Inside] = {}
@@ -363,9 +349,7 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
 def _of_operator(
     row: Row, record: Record, call: _Inside, shared: OperatorKey | None
 ) -> Blame | None:
-    """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if
-    both sides run it.
-    """
+    """What is to blame for an operator's row. ``shared``: golden's operator, if both run it."""
     if row.golden is None or row.candidate is None:
         if shared is None:
             call.add(row)
@@ -399,9 +383,7 @@ def _of_operator(
 
 
 def _of_value(row: Row, call: _Inside, taken: OperatorPlace | None = None) -> Blame | None:
-    """What is to blame for a value that a module call's own code made. ``taken``: by which operator
-    it is taken, if one does.
-    """
+    """What is to blame for a value of a call's own code. ``taken``: the operator that takes it."""
     if row.golden is None or row.candidate is None:
         return None
     if row.status is not Status.FAIL:
@@ -419,9 +401,7 @@ def _of_value(row: Row, call: _Inside, taken: OperatorPlace | None = None) -> Bl
 
 
 def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
-    """Traits that identify values on either side: their digest; and their number and extrema, which
-    no transposition changes.
-    """
+    """What identifies values: their digest; or number and extrema, which survive transposing."""
     for of_golden, record in ((True, row.golden), (False, row.candidate)):
         if record is None or record.layout is not Layout.STRIDED:
             continue

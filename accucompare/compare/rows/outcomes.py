@@ -1,4 +1,4 @@
-"""What there is to do for a pair of records, and what comes of it."""
+"""The work for a pair of records, and its outcome."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What golden's own code gave beside the baseline, in golden's precision, where that is not bit
-    for bit golden's value.
+    """What golden's code gave beside the baseline, in golden's precision, if not golden's bits.
 
     Attributes:
-        record: it; ``None`` if there is none.
+        record: ``None`` if there is none.
         again: of its second run.
-        limit: the largest relative L2 error that a fed capture in golden's precision may have by
-            the fixed limits.
-        ceiling: the largest that it may have, whatever the baseline.
-        share: how much of the baseline's error golden's precision explains; 0 where the baseline
-            rounds more finely.
+        limit: the largest relative L2 error by the fixed limits of a fed capture like golden.
+        ceiling: the largest, whatever the baseline.
+        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     record: Record | None
@@ -39,17 +36,14 @@ class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A pair to compare, with its limits, and its records of the baseline and of both sides' second
-    runs.
-    """
+    """A pair to compare, with its limits and its records of the baseline and second runs."""
 
     pair: Pair
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
-    chosen: ByRounding | None = (
-        None  # how rounding changes the shape or the number of calls, as the baseline shows
-    )
+    # how rounding changes the shape or the number of calls, as the baseline shows
+    chosen: ByRounding | None = None
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each
@@ -58,9 +52,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
 
 
 class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second
-    run.
-    """
+    """A pair's metrics, the verdict on it alone, and the errors of baseline and second run."""
 
     metrics: Metrics | None
     verdict: Verdict
@@ -69,7 +61,7 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
-    """The task with the baseline's record, or with the reason why the baseline cannot judge it."""
+    """The task with the baseline's record, or with why the baseline cannot judge it."""
     golden, candidate = task.pair.golden, task.pair.candidate
     if golden is None or candidate is None:
         return task
@@ -82,9 +74,7 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
 
 
 def with_parameters(tasks: list[Task]) -> list[Task]:
-    """The tasks of updates with the parameters that they were given, for updates are rounded as
-    those are.
-    """
+    """Updates' tasks with the parameters they were given, for updates are rounded as those are."""
     given = {
         task.pair.golden.key: task.pair
         for task in tasks

@@ -1,4 +1,4 @@
-"""The rows of a diff, each a pair of records or one without partner, with their verdicts."""
+"""The rows of a diff, paired or not, with their verdicts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
-    # over its limit, until that is traced to where it came from; no row of a result has this
+    # over its limit, until ``trace`` says where it came from; no row of a result has this
     OVER = "over"
 
 
@@ -71,11 +71,10 @@ UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number or a string that differs between the two sides: an argument of an operator, or an
-    attribute of a module.
+    """A number or string that differs: an operator's argument, or a module's attribute.
 
     Attributes:
-        name: the argument, or the module's attribute: ``eps``.
+        name: of the argument or attribute: ``eps``.
         golden, candidate: each side's value in words; ``""`` if it has none.
     """
 
@@ -89,8 +88,7 @@ class Difference:
     """Operators or options that differ between the two sides and explain an error.
 
     Attributes:
-        only_golden, only_candidate: operators that only one side runs, with their source lines:
-            ``aten.mul (lora/layer.py:1065)``.
+        only_golden, only_candidate: operators with source lines: ``aten.mul (lora/layer.py:1065)``.
         options: numbers and strings that differ for an operator that both sides run.
     """
 
@@ -103,36 +101,24 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The verdict on one row.
 
     Attributes:
-        reason: why; it decides the status.
+        reason: it decides the status.
         limit: what judged it; ``None`` if nothing did.
         smallest: the smallest limits that would pass.
-        used: measured error as a multiple of its limit (over 1 fails); the largest, if there are
-            several limits.
-        remarks: what there is to add.
+        used: measured error as a multiple of its limit (over 1 fails); the largest of several.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
-        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor);
-            ``None`` without a baseline.
+        excess: the candidate's relative L2 error as a multiple of the baseline's (or its floor).
         excess_limit: the limit on ``excess``, if that judged it.
-        beyond: whether the baseline would pass it, but the error is too large to be rounding,
-            whatever the baseline.
-        option: for a number or a string given to an operator, the two sides' values, if they
-            differ.
-        chosen: whether rounding alone changes the shape or the number of calls here, as the
-            baseline shows, so that nothing judges it.
+        beyond: whether the baseline would pass it, but the error is too large for rounding.
+        option: the two values of an operator's number or string, if they differ.
+        chosen: whether rounding alone changes the shape or number of calls: nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
-        begins: whether what it shows begins here: values that are not finite, and nothing that went
-            in has any; a gradient or an update that only one side has, and both have what it is
-            made of.
-        not_all_fed: for a fed row, whether something that went into its call was not fed and is not
-            proven right.
-        unproved: whether its baseline may not judge it, for golden's own code does not give
-            golden's value where that was made.
-        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded
-            values is off as far.
-        waived: for what an update made, whether it is over its limit and not judged, for it was
-            made of other gradients than golden's.
-        evident: whether its error is more than rounding explains: a baseline tells so, or it is
-            clearly over the ceiling.
+        begins: whether what it shows begins here: NaN or Inf, if nothing that went in has any; a
+            one-sided gradient or update, if both sides have what it is made of.
+        not_all_fed: for a fed row, whether an input of its call was not fed, nor proven right.
+        unproved: whether its baseline may not judge: golden's code gives another value there.
+        conditioned: whether it passes over the ceiling, as golden's code on rounded values does.
+        waived: whether an update over its limit is not judged, as it had other gradients.
+        evident: whether its error is more than rounding, by a baseline or clearly by the ceiling.
     """
 
     reason: Reason
@@ -160,39 +146,32 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def needed(self) -> str:
-        """The smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where
-        none would.
-        """
+        """The smallest limits that would pass, rounded up (``"atol 2.4e-05"``), or ``""``."""
         return ", ".join(filter(None, map(str, self.smallest)))
 
     @property
     def near(self) -> bool:
-        """Whether it passes, with more than half of its tolerance used."""
+        """Whether it passes, with more than ``NEAR`` of its tolerance used."""
         return self.status is Status.PASS and self.used is not None and self.used > NEAR
 
     def beginning(self) -> Verdict:
-        """The same with ``begins`` set."""
         return msgspec.structs.replace(self, begins=True)
 
     def unfed(self) -> Verdict:
-        """The same with ``not_all_fed`` set."""
         return msgspec.structs.replace(self, not_all_fed=True)
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One line of the report: a pair of records, or one that has no partner.
-    ``msgspec.structs.replace`` changes one.
+    """A pair of records, or one without partner. ``msgspec.structs.replace`` changes it.
 
     Attributes:
-        golden, candidate: the records; at least one is there, except for a module that is called on
-            neither side.
-        verdict: on the row.
+        golden, candidate: the records; both are missing only for a module that neither side calls.
         metrics: what was measured; ``None`` if nothing could be.
-        nearest: for a record without partner, the other side's unmatched name most like its own.
+        nearest: for an unpaired record, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
         baseline: relative L2 error of the baseline's record; ``None`` if there is none.
-        noise: L2 norm of the difference between two runs of the candidate, relative to golden's
-            norm (0 for 0/0, inf for x/0 and if NaN or Inf differ); ``None`` if it was run once.
+        noise: L2 distance of two runs of the candidate, relative to golden's norm (0 for 0/0, inf
+            for x/0 and if NaN or Inf differ); ``None`` for a single run.
     """
 
     golden: Record | None
@@ -223,14 +202,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def lost(self) -> bool:
-        """Whether a gradient or an update that only one side has begins here."""
+        """Whether a one-sided gradient or update begins here."""
         return self.reason in UNMATCHED and self.verdict.begins
 
     @property
     def by_statistics(self) -> bool:
-        """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing
-        proves little.
-        """
+        """Whether statistics alone judged it: metrics are lower bounds, passing proves little."""
         if self.by_sketch or (self.record is not None and self.record.role in SERIES_ROLES):
             return False
         sides = (self.golden, self.candidate)
@@ -244,9 +221,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def same_bits(self) -> bool | None:
-        """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown,
-        or one side is missing.
-        """
+        """Whether both sides hold the same bits; ``None`` if unknown or one-sided."""
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
             return None
@@ -259,7 +234,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def place(self) -> str:
-        """Where the row is, in words: ``encoder.0.fc1 call 1 output``."""
+        """Where the row is: ``encoder.0.fc1 call 1 output``."""
         record = self.record
         if record is None:
             return self.module

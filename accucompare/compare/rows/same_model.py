@@ -1,5 +1,4 @@
-"""Whether two bundles are of the same model. If most names and shapes differ, no culprit is
-named."""
+"""Whether two bundles are of one model. If most names and shapes differ, no culprit is named."""
 
 from __future__ import annotations
 
@@ -15,15 +14,13 @@ from accucompare.compare.rows.rows import Row
 def other_model(
     golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]
 ) -> OtherModel | None:
-    """What shows that two different models are compared; ``None`` if they are the same, or a
-    manifest lists no parameters.
+    """What shows that two models are compared, if they are and both manifests list parameters.
 
     A single fault can change the shape of all later values, but of no parameter. A quantised model
-    has other parameters, but values of the same shapes. Therefore most of both have to differ.
+    has other parameters, but values of the same shapes. So most of both have to differ.
 
     Args:
         golden, candidate: the two manifests' ``model``.
-        rows: of the comparison.
         renamings: of golden's layers.
     """
     ours, theirs = (side.get("parameters") or {} for side in (golden, candidate))

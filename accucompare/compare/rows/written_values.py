@@ -1,10 +1,9 @@
-"""What calls write into buffers and arguments, and what else changes a buffer: where an error in it
-comes from.
+"""Where errors come from in buffers, and in what calls write into buffers and arguments.
 
-What a call writes into a buffer goes into later calls of the module that has it, and no further in
-this one: it is no part of the data that flows on. So its error is the call's own unless the call
-computed with wrong values, and its module's later calls inherit it. What a call writes into an
-argument goes on as its outputs do, and is traced with them."""
+What a call writes into a buffer goes only into later calls of its module; it is no part of the data
+that flows on. So its error is the call's own, unless the call computed with wrong values, and the
+module's later calls inherit it. What a call writes into an argument goes on as its outputs do, and
+is traced with them."""
 
 from __future__ import annotations
 
@@ -18,12 +17,11 @@ from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdic
 
 
 def owner_of(record: Record) -> str:
-    """The name of the module that has the buffer."""
     return buffer_of(record).rpartition(".")[0]
 
 
 def buffer_of(record: Record) -> str:
-    """The qualified name of the buffer that a record of one of ``BUFFER_ROLES`` is of."""
+    """The qualified name of the buffer in a record of one of ``BUFFER_ROLES``."""
     own = record.path.partition("#")[0]
     return own[1:] if own.startswith("/") else ".".join(part for part in (record.name, own) if part)
 
@@ -34,8 +32,7 @@ def trace_buffer(
     """The verdict with its reason made exact.
 
     Args:
-        record, verdict: of the row.
-        before: whether what it was computed with is wrong.
+        before: whether it was computed with something wrong.
         steps: those recorded on both sides, with their ranks; ``None`` for all.
     """
     between = record.role is Role.BUFFER_BEFORE and record.step > 0
@@ -57,9 +54,7 @@ def is_wrong(verdict: Verdict) -> bool:
 
 
 def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
-    """The rows of what only one side has written, in calls, or of modules, of which other rows have
-    both sides.
-    """
+    """The rows of one-sided writes by calls or modules that both sides have otherwise."""
     calls, modules, alone = set(), set(), []
     for row in rows:
         record = row.record
@@ -83,5 +78,5 @@ def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_buffer(record: Record | None) -> bool:
-    """Whether a record is of what was written into a buffer."""
+    """Whether a record is of something written into a buffer."""
     return record is not None and record.role in BUFFER_ROLES

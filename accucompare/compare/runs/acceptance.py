@@ -1,7 +1,6 @@
-"""Standards of others that a run of training must meet: ``diff --accept``.
+"""Others' standards that a run of training must meet: ``diff --accept``.
 
-A standard judges the losses and gradient norms of two free-running runs, in place of everything
-else: their layers differ, of course."""
+A standard judges only losses and gradient norms of two free-running runs, not their layers."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from accucompare.selection import Standard
 
 
 class StandardTrouble(Enum):
-    """Why it cannot be said whether a standard is met."""
+    """Why it is unknown whether a standard is met."""
 
     NO_LOSSES = auto()
     UNFINISHED = auto()  # a capture did not run to its end
@@ -29,7 +28,7 @@ class StandardTrouble(Enum):
 
 
 class StandardMeasure(str, Enum):
-    """What of a run a rule is about."""
+    """What a rule measures in a run."""
 
     FIRST_LOSS = "first loss"
     MEAN_LOSS = "mean loss"
@@ -38,10 +37,10 @@ class StandardMeasure(str, Enum):
 
 @dataclass(frozen=True)
 class StandardRule:
-    """A limit of a standard: it is met if one of the two is kept; ``None`` is no limit.
+    """A limit of a standard, met if one of its two limits is kept; ``None`` is no limit.
 
     Attributes:
-        measure: of what; a mean is that of the absolute differences of all steps.
+        measure: of what; a mean is of the absolute differences of all steps.
         absolute: the largest |candidate - golden|.
         relative: the largest |candidate - golden| / |golden|.
         strict: whether a difference must be below its limit, not at it.
@@ -55,13 +54,7 @@ class StandardRule:
 
 @dataclass(frozen=True)
 class Preset:
-    """A standard.
-
-    Attributes:
-        source: where it is written.
-        rules: all of which must be met.
-        least_steps: how many it asks for.
-    """
+    """A standard; ``source`` is where it is written, and all ``rules`` must be met."""
 
     source: str
     rules: tuple[StandardRule, ...]
@@ -86,10 +79,8 @@ class Met:
     """What came of a rule.
 
     Attributes:
-        rule: the rule.
-        absolute, relative: what was measured; NaN where a side is not finite, ``None`` where
-            nothing could be measured.
-        judged: whether something could be.
+        absolute, relative: what was measured; NaN if a side is not finite, ``None`` if nothing was.
+        judged: whether anything was measured.
     """
 
     rule: StandardRule
@@ -112,13 +103,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Whether a standard is met.
-
-    Attributes:
-        standard: which.
-        rules: what came of each of its rules.
-        steps: how many were compared.
-    """
+    """Whether a standard is met, by what came of each of its rules in so many steps."""
 
     standard: Standard
     rules: tuple[Met, ...]
@@ -130,7 +115,7 @@ class Acceptance:
 
     @property
     def kept(self) -> bool:
-        """Whether all rules are met by the steps that there are."""
+        """Whether the available steps meet all rules."""
         return all(rule.passed for rule in self.rules)
 
     @property
@@ -145,7 +130,7 @@ class Acceptance:
     def trouble_of(
         self, training: TrainingResult | None, incomplete: Sequence[BesideGolden]
     ) -> StandardTrouble | None:
-        """Why it cannot be said whether the standard is met; ``None`` if it can.
+        """Why it is unknown whether the standard is met; ``None`` if it is known.
 
         Args:
             training: the steps that were judged.
@@ -161,7 +146,7 @@ class Acceptance:
 
     @property
     def trouble(self) -> StandardTrouble | None:
-        """What is missing of its rules or steps. What fails, fails all the same."""
+        """What its rules or steps lack; a failure fails all the same."""
         if self.failed:
             return None
         if not all(rule.judged for rule in self.rules):
@@ -175,12 +160,7 @@ class Acceptance:
 
 
 def accept(standard: Standard, pairs: Sequence[StepPair]) -> Acceptance:
-    """Judge the steps of two runs by a standard.
-
-    Args:
-        standard: the standard.
-        pairs: the steps of both sides, by rank and step.
-    """
+    """Judge the steps of two runs, by rank and step, by a standard."""
     measured = tuple(_measured(rule, pairs) for rule in PRESETS[standard].rules)
     compared = {
         pair.step for pair in pairs if pair.golden is not None and pair.candidate is not None
@@ -200,9 +180,7 @@ def _measured(rule: StandardRule, pairs: Sequence[StepPair]) -> Met:
 
 
 def _mean(rule: StandardRule, numbers: Sequence[Apart]) -> Met:
-    """Means of the absolute and of the relative differences; of one step, the differences
-    themselves.
-    """
+    """Mean absolute and relative differences; for one step, the differences themselves."""
     if not numbers:
         return Met(rule, judged=False)
     if not all(number.finite for number in numbers):

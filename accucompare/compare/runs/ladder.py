@@ -1,14 +1,12 @@
-"""Where two free-running runs of training part: data, weights, forward, loss, gradients or update,
-and in which step.
+"""Where and when two free runs of training part: data, weights, forward, loss, gradients, update.
 
-The rungs are climbed step by step, and the first is named on which the two are further apart than
-rounding explains (``compare.runs.wander``): what comes later may be off for that alone. Of each
-step its numbers are compared (the series of the manifest), and what rows there are. What the runs
-were told to do otherwise (another learning rate, an update left out) is said before any number.
+The rungs are climbed step by step. The first one further apart than rounding explains
+(``compare.runs.wander``) is named; later ones may be off for that alone. Each step's numbers (the
+manifest's series) and rows are compared. Other settings (another learning rate, an update left out)
+come before any number.
 
-Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses
-and clipped gradients are rows (``compare.runs.step_rows``).
-"""
+Fed, each step starts from golden's weights and there is nothing to climb: losses and clipped
+gradients are rows (``compare.runs.step_rows``)."""
 
 from __future__ import annotations
 
@@ -72,14 +70,12 @@ class Parting:
     """Where two runs part.
 
     Attributes:
-        rung, rank, step: where.
         quantity: the number that shows it; ``None`` if it is no number.
-        golden, candidate: both values; digests, of data and weights; ``None`` of a gradient norm
-            after clipping where a side clips none.
-        setting: what they were told to do otherwise, if that is it.
+        golden, candidate: both values, or digests of data and weights; ``None`` for a clipped
+            gradient norm if a side clips none.
+        setting: the other setting, if that is it.
         row: the first row that shows it, if rows do.
-        optimizers: the classes of both sides' optimizers, if these are all that shows it, by what
-            they make in the next step.
+        optimizers: both optimizers' classes, if only what they make in the next step shows it.
         weights: the finding on weights that differ before the first step, if that is it.
     """
 
@@ -101,23 +97,20 @@ class Parting:
 
     @property
     def clips_alone(self) -> bool:
-        """Whether one side clips gradients, and the other does not."""
         return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (
             self.candidate is None
         )
 
     @property
     def clips_otherwise(self) -> bool:
-        """Whether gradients that agree are clipped otherwise, which no wandering explains."""
+        """Whether equal gradients are clipped differently, which no wandering explains."""
         return self.clips_alone or (
             self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over
         )
 
     @property
     def of_no_number(self) -> bool:
-        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no
-        gradient of it tells.
-        """
+        """Whether only one loss is NaN or infinite, which no wandering or gradient explains."""
         return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
 
 
@@ -128,18 +121,14 @@ class TrainingResult:
     Attributes:
         pairs: every step of either side, by rank and step.
         judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides, whose default limits hold where there
-            are no others.
-        settings: what the two sides were told to do otherwise, each once.
+        dtype: the coarsest floating type of the two sides, for default limits.
+        settings: what the two sides were told to do differently, each once.
         parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
-        other_bits: where they first hold other bits; ``None`` if they never do.
+        other_bits: where they first hold other bits.
         loss, norm: drift and scatter; ``None`` without such numbers.
-        expected_loss, expected_norm: the same of the run that judges.
-        same_batches: whether digests could tell that data agree; ``None`` if each side has it in a
-            type of its own, or does not say.
-        several_ranks: whether there are more than one.
-        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell
-            nothing.
+        expected_loss, expected_norm: the same for the run that judges.
+        same_batches: whether digests could show that data agree; ``None`` if they cannot.
+        same_type: whether both compute in one type; else other bits are normal and say nothing.
     """
 
     pairs: tuple[StepPair, ...]
@@ -158,7 +147,7 @@ class TrainingResult:
 
     @property
     def updated(self) -> bool:
-        """Whether the steps made updates, so that each goes on with what the one before it made."""
+        """Whether steps made updates, so that each goes on with what the one before it made."""
         return any(
             side is not None and side.updates
             for pair in self.pairs
@@ -172,7 +161,7 @@ class TrainingResult:
 
     @property
     def judged(self) -> int:
-        """Steps with a finite number on both sides that was judged."""
+        """Steps with a finite, judged number on both sides."""
         if self.judged_by is JudgedBy.NOTHING:
             return 0
         return sum(any(apart.finite for _, apart in pair.numbers) for pair in self.pairs)
@@ -186,9 +175,7 @@ class TrainingResult:
 
     @property
     def identical(self) -> bool:
-        """Whether every number, batch and parameter of every step is bit for bit golden's, as far
-        as recorded, with all of these.
-        """
+        """Whether all recorded numbers, batches and parameters are bit for bit golden's."""
         whole = all(
             pair.golden is not None and pair.candidate is not None and pair.golden.weights
             for pair in self.pairs
@@ -205,9 +192,7 @@ class TrainingResult:
 
     @property
     def beyond(self) -> tuple[StepPair, Quantity, Apart] | None:
-        """The first number that is far beyond rounding, and within its limit only because the run
-        that judges is as far off.
-        """
+        """The first number far beyond rounding that passes as the judging run is as far off."""
         found = (
             (pair, quantity, apart)
             for pair in self.pairs
@@ -218,7 +203,7 @@ class TrainingResult:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether steps that are within their limits prove nothing."""
+        """Whether steps within their limits prove nothing."""
         if self.judged_by is JudgedBy.NOTHING:
             return False
         return self.beyond is not None or self.alone[0] > 0
@@ -234,15 +219,15 @@ def climb(
     rows: Sequence[Row],
     weights: PreflightFinding | None = None,
 ) -> TrainingResult | None:
-    """Compare the steps of two runs; ``None`` if neither recorded any numbers of them.
+    """Compare the steps of two runs; ``None`` if neither recorded numbers of them.
 
     Args:
         golden, candidate: the manifests, by rank.
-        baseline: of the run that shows what rounding does; none, if there is none that may judge.
-        repeat: of golden's second run; none, if it was run once.
+        baseline: of the run that shows what rounding does; empty without a baseline that may judge.
+        repeat: of golden's second run; empty if it ran once.
         given: what the user gave for all layers.
-        rows: of the comparison, in execution order.
-        weights: what pre-flight has found of parameters that differ before the first step.
+        rows: in execution order.
+        weights: pre-flight's finding on parameters that differ before the first step.
     """
     ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
@@ -289,9 +274,7 @@ def climb(
 def _values(
     both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity
 ) -> tuple[float | None, float | None]:
-    """A number of a step on both sides. Where one side alone clips gradients, the other's update
-    used them as they were.
-    """
+    """A step's number on both sides; if one clips, the other used its gradients as they were."""
     ours, theirs = both
     if (
         quantity is Quantity.CLIPPED
@@ -319,8 +302,7 @@ def _wander(
 def asked_of(
     other: Manifests, series: dict[StepOfRank, StepSeries]
 ) -> dict[StepOfRank, StepSeries]:
-    """The steps that the other side was asked to record as well: ``--steps`` may have chosen
-    some."""
+    """The steps that the other side was asked to record too (``--steps``)."""
     chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
     return {
         (rank, step): entry
@@ -338,9 +320,7 @@ def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
 
 
 def _tells(golden: Mapping[StepOfRank, StepSeries], run: Mapping[StepOfRank, StepSeries]) -> bool:
-    """Whether another run of golden shows how runs wander: one that is bit for bit golden's says
-    nothing of another device.
-    """
+    """Whether another run of golden shows how runs wander; with equal bits it does not."""
     return any(
         value_of(golden[place], quantity) != value_of(run[place], quantity)
         for place in golden.keys() & run.keys()
@@ -381,9 +361,7 @@ def _judged_by(fed: bool, limits: RunLimits, by_baseline: bool, by_any: bool) ->
 
 
 def coarsest(*manifests: Manifest) -> str:
-    """The floating type with the fewest digits that one of the runs computes in: of its weights, or
-    of its autocast.
-    """
+    """The floating type with the fewest digits that one of the runs has in weights or autocast."""
     found = {float_dtype(manifest) for manifest in manifests}
     autocasts = (manifest.environment.get("autocast") for manifest in manifests)
     found |= {str(each.get("dtype")) for each in autocasts if isinstance(each, dict)}
@@ -393,7 +371,7 @@ def coarsest(*manifests: Manifest) -> str:
 
 @dataclass(frozen=True)
 class _Digests:
-    """Whether digests of batches, and of weights, can tell that both sides have the same."""
+    """Whether digests can tell that batches, and weights, are the same on both sides."""
 
     batches: bool
     weights: bool
@@ -423,20 +401,17 @@ def _first(partings: Iterable[Parting]) -> Parting | None:
 
 
 def _other_weights(golden: Manifests, weights: PreflightFinding | None) -> Iterator[Parting]:
-    """The parting before the first step, if weights differ there: digests of the series may not say
-    so, or begin later.
-    """
+    """The parting before the first step if weights differ; the series may begin later."""
     if weights is not None and golden:
         rank = min(golden)
         yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
 
 
 def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
-    """Where the first that parts is a loss or a forward, and the step before was made by another
-    optimizer, its update.
+    """The update's parting, if a loss or forward parts right after another optimizer's step.
 
-    An optimizer of another class need not be another one, as a device's own is not: so this is said
-    of the step right after only."""
+    Another class may be the same optimizer, such as a device's own, so this holds only for the step
+    right after."""
     if parting is None or parting.rung not in (Rung.FORWARD, Rung.LOSS):
         return parting
     for pair in pairs:
@@ -448,11 +423,10 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
 
 
 def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
-    """Steps of which all that the model was given was compared and is within its limits: there
-    these decide, and no digests.
+    """Steps whose model inputs were all compared and are within limits; digests do not count there.
 
-    By default limits only where values show how far apart the batches are: another model, as of a
-    GAN, may have computed them."""
+    Default limits count only if values show how far apart the batches are: another model (a GAN's)
+    may have computed them."""
     passed: dict[StepOfRank, bool] = {}
     measured: set[StepOfRank] = set()
     for row in rows:
@@ -473,15 +447,13 @@ def _partings(
     rows: Iterable[Row],
     given_within: Collection[StepOfRank],
 ) -> Iterator[Parting]:
-    """Every place where the two are further apart than rounding explains. ``given_within``: steps
-    whose batches no digests judge.
-    """
+    """Every place further apart than rounding explains; no digests for ``given_within`` batches."""
     data = (
         parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA
     )
     yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
-    if digests.weights and not beginning:  # later, weights differ for what was trained into them
+    if digests.weights and not beginning:  # later weights differ by training
         yield from (
             each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step
         )
@@ -555,7 +527,7 @@ def _by_digests(pairs: Iterable[StepPair]) -> Iterator[Parting]:
 
 
 def _other_bits(pairs: Sequence[StepPair]) -> Iterator[Parting]:
-    """Every place where the two do not hold the same bits."""
+    """Every place where the two hold other bits."""
     yield from _by_digests(pairs)
     for pair in pairs:
         for quantity, apart in pair.numbers:

@@ -1,16 +1,14 @@
-"""Rows of steps whose weights a free update has made: how far two free-running trainings may be
-apart there.
+"""Rows of steps with weights from a free update: how far two free-running trainings may part.
 
-Until the first update both sides compute with the same weights, and what a row is off is the
-rounding of this run until there: the baseline's row is a fair judge. The update that follows is
-made of gradients that differ by rounding, and Adam turns 1e-5 of a gradient into 1.5e-2 of an
-update, in whichever elements are nearly zero. From then on a row is off by what its weights are,
-too, and the baseline's single draw of that says little of another's. So, as of losses and norms
-(``compare.runs.wander``), the largest error that the baseline has in that row until that step, the
-first ten steps taken together, times what so few draws allow for, is the limit: the **envelope**.
-It is wide where there are few steps, so it is no proof by itself: the steps before the first update
-are judged as ever, and ran the same code. Where there are none (``--steps 300-301`` of two runs
-from step 0), what only the envelope would pass is not judged."""
+Until the first update both sides have the same weights, and a row's error is this run's rounding so
+far: the baseline's row judges fairly. The update's gradients differ by rounding, and Adam turns
+1e-5 of a gradient into 1.5e-2 of an update wherever elements are nearly zero. From then on a row
+also carries its weights' error, and the baseline's single draw says little about another's. So, as
+for losses and norms (``compare.runs.wander``), the limit is the **envelope**: the baseline's
+largest error in that row until that step (the first ten steps together), times what so few draws
+allow for. It is wide with few steps, so it proves nothing by itself: the steps before the first
+update ran the same code and are judged as ever. Without any (``--steps 300-301`` of two runs from
+step 0), what only the envelope would pass is not judged."""
 
 from __future__ import annotations
 
@@ -27,19 +25,17 @@ from accucompare.compare.remarks import BareRemark, FreeUpdates, LimitKind, Limi
 from accucompare.compare.rows import PairOutcome, Reason, Task, Verdict
 from accucompare.errors import BundleError
 
-#: (rank, name, call index, role, path): a row in every step.
+#: A row in every step: (rank, name, call index, role, path).
 _Line = tuple[int, str, int, Role, str]
 
 
 @dataclass(frozen=True)
 class LaterSteps:
-    """Steps that begin with weights which updates have made otherwise on the two sides, or may
-    have.
+    """Steps that begin with weights that updates made, or may have made, different.
 
     Attributes:
-        steps: these, with their rank.
-        ranks: those of which an earlier step is there, too, so that the same code was judged with
-            the same weights.
+        steps: with their ranks.
+        ranks: those with an earlier step, so that the same code was judged with the same weights.
     """
 
     steps: frozenset[tuple[int, int]]
@@ -47,9 +43,7 @@ class LaterSteps:
 
 
 def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manifest]) -> LaterSteps:
-    """The steps after the first update in which the two sides' weights may differ, from the
-    manifests by rank.
-    """
+    """The steps after the first update that may make weights differ, from the manifests by rank."""
     found, ranks = set(), set()
     for rank in golden.keys() & candidate.keys():
         ours, theirs = (
@@ -60,7 +54,7 @@ def after_updates(golden: Mapping[int, Manifest], candidate: Mapping[int, Manife
         if not any(entry.updates for side in (ours, theirs) for entry in side.values()):
             continue
         started = candidate[rank].training.started
-        # by steps that were not recorded
+        # whether steps that were not recorded made updates
         updated = steps[0] > (0 if started is None else started.step)
         for step in steps:
             both = ours.get(step), theirs.get(step)
@@ -84,15 +78,13 @@ def _same_weights(golden: StepSeries | None, candidate: StepSeries | None) -> bo
 def by_envelope(
     tasks: Sequence[Task], outcomes: Sequence[PairOutcome | BundleError], later: LaterSteps
 ) -> list[PairOutcome | BundleError]:
-    """The outcomes, of which those that a baseline found over their limit in a later step are
-    judged by its envelope.
+    """The outcomes; in later steps the baseline's envelope judges what it found over its limit.
 
-    Updates and what they are given are left as they are: ``compare.origins.training_trace`` says
-    what of them can be judged.
+    ``compare.origins.training_trace`` judges updates and their inputs.
 
     Args:
         tasks, outcomes: of all pairs.
-        later: as ``after_updates`` gives them.
+        later: from ``after_updates``.
     """
     found = list(outcomes)
     errors: dict[_Line, list[tuple[int, float]]] = {}
@@ -127,8 +119,7 @@ def _judged(
 ) -> PairOutcome:
     """The outcome of a pair over its limit, by the envelope of the baseline's errors in this row.
 
-    ``proven``: whether a step with the same weights was judged, too.
-    """
+    ``proven``: whether a step with the same weights was judged, too."""
     candidate, metrics, verdict = task.pair.candidate, outcome.metrics, outcome.verdict
     if candidate is None or metrics is None or not math.isfinite(metrics.rel_l2):
         return outcome

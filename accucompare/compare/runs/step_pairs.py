@@ -1,4 +1,4 @@
-"""The steps of two runs of training side by side, and what the runs were told to do otherwise."""
+"""The steps of two training runs side by side, and settings that differ."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Setting(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
-    """A setting that the two sides have otherwise.
+    """A setting that differs.
 
     Attributes:
         setting, name: which, and of what: ``AdamW.0``.
         rank, step: the first step with it.
-        golden, candidate: what each has there; ``None`` for nothing.
+        golden, candidate: each one's value there; ``None`` for nothing.
         steps: in how many steps it differs.
     """
 
@@ -43,9 +43,7 @@ class OtherSetting:
 
     @property
     def parts(self) -> bool:
-        """Whether the update is another one for it. Loss scales are divided out, and sums of losses
-        compared.
-        """
+        """Whether it changes the update; loss scales are divided out, and losses summed."""
         return self.setting in (Setting.LR, Setting.UPDATES)
 
 
@@ -74,7 +72,7 @@ class StepPair:
 
     @property
     def clipped_to(self) -> tuple[float | None, float | None]:
-        """The norms of both sides' clipped gradients; ``None`` of a side that clips none."""
+        """The norms of both sides' clipped gradients; ``None`` for a side that does not clip."""
         ours, theirs = self.golden, self.candidate
         return (
             None if ours is None else ours.clipped_norm,
@@ -83,7 +81,7 @@ class StepPair:
 
     @property
     def optimizers(self) -> tuple[str, str] | None:
-        """The classes of both sides' optimizers that made an update, if they differ."""
+        """The classes of both sides' updating optimizers, if they differ."""
         if (
             self.golden is None
             or self.candidate is None
@@ -98,7 +96,7 @@ class StepPair:
 
 
 def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
-    """What was told otherwise, each with its first step, in the order of those."""
+    """The settings that differ, ordered by their first steps."""
     found: dict[tuple[Setting, str], OtherSetting] = {}
     for pair in pairs:
         for setting, name, ours, theirs in _told(pair):
@@ -114,12 +112,12 @@ def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
 
 
 def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | None]]:
-    """Of one step: the setting, of what, and both values."""
+    """A step's settings: which, of what, and both values."""
     ours, theirs = pair.golden, pair.candidate
     if ours is None or theirs is None:
         return
     rates = theirs.lr
-    # an optimizer of another class, as a device's own fused one
+    # another optimizer class, such as a device's fused one
     if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):
         rates = dict(zip(ours.lr, rates.values(), strict=True))
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:

@@ -1,17 +1,15 @@
-"""Rows of what a step of a fed candidate came to: its losses, and the norm to which it clips
-gradients.
+"""Rows of a fed candidate's step numbers: its losses, and the norm to which it clips gradients.
 
-No record holds them; they are numbers of the manifest's series. Golden's outputs were handed to the
-code that computes a fed candidate's loss, and golden's gradients to the code that clips them, so an
-error of these numbers is that code's own.
+No record holds them; they are in the manifest's series. Fed, the loss is computed from golden's
+outputs, and golden's gradients are clipped, so an error of these numbers is that code's own.
 
-**Limits.** What the user gave. Else a number may be off by the default limit of the coarsest type
-that either side computes in, which leaves room for a sum of millions of elements in another order;
-and a loss by what rounding its terms does to a sum that cancels (the first loss of PPO is the mean
-of what has the mean zero): by the rounding of a fed value, times the largest output of the model,
-times the norm of the gradient that the loss sends back; in half types at least by that of a term of
-the size 1, such as the logarithm of a probability, for near its minimum a loss sends nothing back.
-A baseline's losses narrow that, or widen it where they are further off."""
+**Limits.** What the user gave. Else the default limit of the coarsest type that either side
+computes in, which leaves room for a sum of millions of elements in another order. A loss may also
+be off by what rounding its terms does to a sum that cancels (PPO's first loss is the mean of values
+with mean zero): the rounding of a fed value, times the model's largest output, times the norm of
+the gradient that the loss sends back. In half types that is at least the rounding of a term of size
+1, such as a log-probability, for near its minimum a loss sends nothing back. A baseline's losses
+narrow that, or widen it if they are further off."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ from accucompare.numbers import DTYPES, digest, summarize
 #: An output of the whole model: the number of its call, and its path.
 LossOutput = tuple[int, str]
 
-#: The series keeps its numbers in this type, whatever type they were computed in.
+#: The series' type for its numbers, whatever type they were computed in.
 _KEPT_IN = "float64"
 
 
@@ -65,15 +63,14 @@ def with_step_rows(
     proof: Manifests,
     tolerances: Tolerances,
 ) -> list[Row]:
-    """The rows of a fed comparison with those of each step's numbers among them, in the order in
-    which a step computes them.
+    """A fed comparison's rows with each step's numbers, in the order in which a step computes them.
 
-    What an update made of gradients that were clipped otherwise is inherited.
+    What an update made of gradients that were clipped differently is inherited.
 
     Args:
         rows: of the records.
-        golden, candidate, baseline, proof: the manifests, by rank; none of a baseline that does not
-            judge, or of a proof that it lacks.
+        golden, candidate, baseline, proof: the manifests, by rank; empty for a baseline that does
+            not judge, or a missing proof.
         tolerances: the limits in force.
     """
     ours, theirs = asked_of(candidate, _series(golden)), asked_of(golden, _series(candidate))
@@ -104,9 +101,7 @@ def with_clipping(
     candidate: Manifests,
     tolerances: Tolerances,
 ) -> list[Row]:
-    """The rows of a free-running comparison with that of the norm to which gradients are clipped,
-    where the two part in that.
-    """
+    """The rows of a free-running comparison, with the clipped norm's row where it parts them."""
     place = parting.rank, parting.step
     limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, ())
     clips = _clips(place, _series(golden)[place], _series(candidate)[place], limits)
@@ -119,7 +114,7 @@ def _among(
     losses: Mapping[StepOfRank, list[Row]],
     clips: Mapping[StepOfRank, Row | None],
 ) -> list[Row]:
-    """The rows with those of losses and of clipped gradients where a step computes them."""
+    """The rows, with those of losses and clipped gradients where a step computes them."""
     made: dict[int, list[Row]] = {}  # by the number of the row that they come before
     for before, of_steps in (
         (steps.backward, losses),
@@ -152,9 +147,7 @@ def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
 
 
 def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> str:
-    """The coarsest type that either side computes in; products of float32 that were rounded count
-    as float16 or bfloat16.
-    """
+    """The coarsest type of either side; rounded float32 products count as float16 or bfloat16."""
     dtype, rounding = (
         coarsest(*golden.values(), *candidate.values()),
         max(tolerances.rounding, tolerances.conv_rounding),
@@ -166,9 +159,7 @@ def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> s
 
 
 def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[float]:
-    """How far off each of the baseline's losses is, but for those that its proof shows to be
-    another computation than golden's.
-    """
+    """Each baseline loss's error, unless its proof shows another computation than golden's."""
     ours, expected, again = map(_series, (golden, baseline, proof))
     most = DEFAULT_REL_L2[coarsest(*golden.values())]
     found = []
@@ -185,12 +176,12 @@ def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[fl
 
 @dataclass(frozen=True)
 class _Limits:
-    """How far a number of a step may be off.
+    """How far off a number of a step may be.
 
     Attributes:
         dtype: the coarsest type that either side computes in.
         given: the limits in force.
-        errors: of the baseline's losses, relative; none without one.
+        errors: relative, of the baseline's losses; empty without one.
     """
 
     dtype: str
@@ -202,9 +193,8 @@ class _Limits:
 
         Args:
             record: of the candidate.
-            absolute: how far off it may be however small it is.
-            terms: of a loss, how many numbers it is a sum of: where a baseline's differs less than
-                a sum one by one in float32 could, that is allowed all the same.
+            absolute: how far off it may be, however small it is.
+            terms: how many numbers a loss sums; a sum one by one in float32 is always allowed.
         """
         by_user = self.given.of_user(record)
         if by_user is not None and (by_user.atol, by_user.rtol, by_user.rel_l2) != (
@@ -212,7 +202,7 @@ class _Limits:
             None,
             None,
         ):
-            # a cosine tells nothing of a single number
+            # a cosine tells nothing about a single number
             return replace(by_user, cosine=None, ceiling=CEILING[self.dtype][0])
         default: float = DEFAULT_REL_L2[self.dtype]
         source: LimitOrigin = DefaultOfDtype(self.dtype, of_step=True)
@@ -237,8 +227,7 @@ class _Limits:
         )
 
     def near_zero(self, reach: float) -> float:
-        """How far off a loss may be however small it is. ``reach``: as ``_Steps.reach`` gives
-        it."""
+        """How far off a loss may be, however small it is. ``reach``: from ``_Steps.reach``."""
         rounding = DTYPES[self.dtype].rounding
         if rounding < COARSE:
             return FED_ROUNDINGS_OF_SUMS * rounding * reach
@@ -247,7 +236,7 @@ class _Limits:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What is known of each step from its rows.
+    """What each step's rows tell.
 
     Attributes:
         backward, update, end: the numbers of its first row of a backward or an update; of the first
@@ -256,7 +245,7 @@ class _Steps:
             of each output of the whole model, by the output's call and path.
         sizes: how many elements each output of the whole model has.
         failed: steps with a row that fails before the loss is computed.
-        unfed: steps with an output of the whole model that golden's did not take the place of.
+        unfed: steps with an output of the whole model that golden's did not replace.
     """
 
     backward: dict[StepOfRank, int] = field(default_factory=dict)
@@ -318,16 +307,12 @@ class _Steps:
         return steps
 
     def terms(self, place: StepOfRank) -> int:
-        """How many elements the outputs have that the losses are computed of: those to which they
-        send a gradient, if any is known.
-        """
+        """How many elements the losses' outputs have: those with a gradient, if any is known."""
         sizes, used = self.sizes.get(place, {}), [output for output, _ in self.norms.get(place, [])]
         return max(sum(sizes.get(output, 0) for output in used) or sum(sizes.values()), 1)
 
     def reach(self, place: StepOfRank, scale: float | None) -> float:
-        """How much a loss changes if its inputs do by their largest value, in directions of chance.
-        ``scale``: of the loss.
-        """
+        """A loss's change at this ``scale`` if inputs change at random by their largest value."""
         largest = self.largest.get(place, {})
         most = max(largest.values(), default=0.0)
         return math.hypot(
@@ -338,11 +323,9 @@ class _Steps:
 def _losses(
     place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps
 ) -> list[Row]:
-    """A row for each loss that was sent back; for the sum of them if one side has more.
+    """A row for each loss that was sent back; for their sum if one side has more.
 
-    The backwards of several micro-batches may run in another order: if losses fail one by one, and
-    none does in the order of their size, they are the same.
-    """
+    Micro-batches may run backward in another order: losses that agree once sorted are the same."""
     sides = golden.losses, candidate.losses
     if not all(sides):
         return []
@@ -380,7 +363,7 @@ def _loss(
         place: its rank and step.
         golden, candidate: the number of its backward in the step, and its value.
         tolerance: its limits.
-        inherited: whether it was computed from outputs that are wrong.
+        inherited: whether it was computed from wrong outputs.
     """
     ours, theirs = (_record(place, Role.LOSS, value, call) for call, value in (golden, candidate))
     values = golden[1], candidate[1]
@@ -410,9 +393,7 @@ def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
 def _clips(
     place: StepOfRank, golden: StepSeries, candidate: StepSeries, limits: _Limits
 ) -> Row | None:
-    """The row of the norm that gradients are clipped to; ``None`` if no side clips, or one alone
-    does and to no other norm.
-    """
+    """The row of the clipped norm; ``None`` if no side clips, or only one, to the same norm."""
     clipped = golden.clipped_norm, candidate.clipped_norm
     if clipped == (None, None) or not (golden.updates and candidate.updates):
         return None
@@ -449,7 +430,7 @@ def _record(place: StepOfRank, role: Role, value: float, call: int = 0) -> Recor
 
 
 def number_of(record: Record) -> float:
-    """The value of a record of one number; +Inf for one that is infinite."""
+    """The value of a record of one number; +Inf if it is infinite."""
     statistics = record.statistics
     if statistics is None or statistics.nan:
         return math.nan
@@ -482,7 +463,7 @@ def _made_by_update(row: Row) -> bool:
 
 
 def _inherited(row: Row) -> Row:
-    """A row that shows an error of its own, as one that came in."""
+    """A row with an error of its own, as one with an inherited error."""
     if row.reason is not Reason.INTRODUCED:
         return row
     return msgspec.structs.replace(

@@ -1,20 +1,17 @@
-"""How far the losses and gradient norms of two runs may be apart by rounding alone, and how far
-they are.
+"""How far losses and gradient norms of two runs may be apart by rounding, and how far they are.
 
-**Envelope.** Two runs that differ by rounding alone part slowly: a difference of one step is
-trained into the next. How far they have parted at a step is what another run of golden shows: a
-baseline in the candidate's precision, or a second run of golden itself. Its largest relative
-difference until that step (the first ten steps taken together, for one number alone may be small by
-chance), or the floor of the dtype, times what ``compare.limits.baseline`` allows for chance, is the
-limit.
+**Envelope.** Rounding parts two runs slowly: one step's difference is trained into the next.
+Another run of golden (a baseline in the candidate's precision, or golden's second run) shows how
+far. The limit is its largest relative difference until that step, or the floor of the dtype, times
+what ``compare.limits.baseline`` allows for chance. The first ten steps are taken together, since a
+single number may be small by chance.
 
-**Without one** the limits hold that tensors of the dtype have by default, four times as wide for a
-norm of gradients as for a loss.
+**Without one**, the dtype's default limits for tensors hold, four times as wide for gradient norms.
 
-**Drift and scatter.** The mean and the standard deviation of the signed relative difference over
-the steps. A mean that is far from zero for its standard error is a bias, whatever its size.
-Neighbouring steps are alike, so the standard error counts as many independent steps as the
-correlation of neighbours leaves: n (1 - r) / (1 + r)."""
+**Drift and scatter.** The mean and standard deviation of the signed relative difference over the
+steps. A mean far from zero for its standard error is a bias, whatever its size. Neighbouring steps
+are alike, so the standard error counts n (1 - r) / (1 + r) independent steps, r being the
+correlation of neighbours."""
 
 from __future__ import annotations
 
@@ -48,14 +45,12 @@ class Quantity(str, Enum):
     CLIPPED = "gradient norm after clipping"
 
 
-#: How much wider a default limit is than that of a value.
+#: How much wider a default limit is than a value's.
 _WIDER = {Quantity.LOSS: 1.0, Quantity.NORM: FREE_GRADIENTS, Quantity.CLIPPED: FREE_GRADIENTS}
 
 
 def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
-    """A number of a step; the loss is the sum of those of its backwards, whose gradients are
-    summed, too. ``None`` if there is none.
-    """
+    """A step's number; the loss is the sum over its backwards, as gradients are."""
     if series is None:
         return None
     if quantity is Quantity.LOSS:
@@ -64,16 +59,12 @@ def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
 
 
 def used_norm(series: StepSeries) -> float | None:
-    """The norm of the gradients as the step's updates used them, clipped or not; ``None`` if it is
-    not known.
-    """
+    """The gradient norm that the step's updates used, clipped or not; ``None`` if unknown."""
     return series.grad_norm if series.clipped_norm is None else series.clipped_norm
 
 
 def relative(golden: float, candidate: float) -> float:
-    """(candidate - golden) / |golden|: 0 for equal numbers, and for NaN on both sides; infinite
-    where one is not finite, or golden is 0.
-    """
+    """(candidate - golden) / |golden|; 0 if equal or both NaN, inf if not finite or golden is 0."""
     if golden == candidate or (math.isnan(golden) and math.isnan(candidate)):
         return 0.0
     if not (math.isfinite(golden) and math.isfinite(candidate)) or not golden:
@@ -86,9 +77,8 @@ class Apart:
     """A number of a step on both sides.
 
     Attributes:
-        golden, candidate: it.
-        limit: how large |relative| may be.
-        ceiling: beyond which a difference is no rounding, whatever another run shows.
+        limit: the largest |relative|.
+        ceiling: a larger difference is not rounding, whatever another run shows.
     """
 
     golden: float
@@ -98,12 +88,11 @@ class Apart:
 
     @property
     def relative(self) -> float:
-        """The signed relative difference, see ``relative``."""
         return relative(self.golden, self.candidate)
 
     @property
     def finite(self) -> bool:
-        """Whether it is a number on both sides, so that the difference tells something."""
+        """Whether it is finite on both sides, so that the difference tells something."""
         return math.isfinite(self.golden) and math.isfinite(self.candidate)
 
     @property
@@ -112,12 +101,12 @@ class Apart:
 
     @property
     def clearly_over(self) -> bool:
-        """Whether it is so far over its limit that chance does not explain it."""
+        """Whether it is too far over its limit for chance."""
         return not abs(self.relative) <= CLEAR * self.limit
 
     @property
     def beyond(self) -> bool:
-        """Whether it is within a limit that is itself no rounding."""
+        """Whether it is within a limit that is itself larger than rounding."""
         return not self.over and abs(self.relative) > self.ceiling
 
 
@@ -128,7 +117,7 @@ class RunLimits:
     Attributes:
         dtype: the coarsest floating type that the two sides compute in.
         given: what the user gave; it judges alone, if it limits single numbers.
-        envelopes: by quantity, rank and step, what other runs of golden allow.
+        envelopes: what other runs of golden allow, by quantity, rank and step.
     """
 
     dtype: str
@@ -137,7 +126,7 @@ class RunLimits:
 
     @property
     def by_user(self) -> bool:
-        """Whether the user's limits judge. A cosine tells nothing of single numbers."""
+        """Whether the user's limits judge. A cosine tells nothing about single numbers."""
         return (self.given.atol, self.given.rtol, self.given.rel_l2) != (None, None, None)
 
     def apart(
@@ -169,7 +158,7 @@ def envelope(
 
     Args:
         golden, other: a number of both runs, by rank and step.
-        dtype: that the candidate computes in.
+        dtype: the candidate's.
     """
     precision, limits = precision_of(dtype), {}
     for rank in sorted({rank for rank, _ in golden}):
@@ -205,7 +194,7 @@ class Wander:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Wander | None:
-        """``None`` of no differences."""
+        """``None`` without differences."""
         if not differences:
             return None
         count, mean = len(differences), statistics.fmean(differences)
@@ -229,9 +218,7 @@ class Wander:
 
 
 def wander(numbers: Iterable[tuple[float | None, float | None]]) -> Wander | None:
-    """Drift and scatter of pairs of golden's and another run's number, of which those that are not
-    finite are left out.
-    """
+    """Drift and scatter of golden's and another run's numbers, without those not finite."""
     both = [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
     found = [relative(*pair) for pair in both if all(map(math.isfinite, pair))]
     return Wander.of([each for each in found if math.isfinite(each)])

@@ -1,12 +1,11 @@
 """Where an error is: the few slices of a tensor that hold nearly all of the squared error.
 
-Slices are named if they hold nearly all of the squared error (``SHARE``), far more than noise gives
-by chance (``CERTAIN``). Let n elements carry the error (its participation ratio, (sum d^2)^2 / sum
-d^4, so that one large element counts as one). The probability that chance puts a share s of the
-error into slices where s0 is expected is at most exp(-n KL(s || s0)), times the ways to choose the
-slices (Chernoff's bound). Expected is the slices' share of the elements or of golden's squares,
-whichever is larger: large values alone are no fault, since rounding errors are in proportion to
-them."""
+Slices are named if they hold nearly all of it (``SHARE``), far more than noise by chance
+(``CERTAIN``). Let n elements carry the error (its participation ratio, (sum d^2)^2 / sum d^4, so
+that one large element counts as one). Chance puts a share s of the error into slices with an
+expected s0 with probability at most exp(-n KL(s || s0)), times the ways to choose the slices
+(Chernoff's bound). Expected is the slices' share of the elements or of golden's squares, whichever
+is larger: rounding errors are in proportion to values, so large values alone are no fault."""
 
 from __future__ import annotations
 
@@ -19,29 +18,23 @@ from numpy.typing import NDArray
 from accucompare.compare.measuring import Sample
 from accucompare.numbers import Float64
 
-# nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have
-# 1e-7 together
+# nats by which a claim must beat chance: 2e-9, or 1e-7 for the dozens of claims on a record
 CERTAIN = 20.0
-# of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is
-# margin
+# of the squared error in the slices named: noise of a tenth of the error takes 1 % of it
 SHARE = 0.9
-# how many times as bright the faintest slice named is as the brightest other; with less the line
-# between them is arbitrary
+# brightness of the faintest slice named over the brightest other; below, the line is arbitrary
 GAP = 4.0
 DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
 LONGEST = 1 << 20  # the most slices along one dimension that are looked at one by one
 FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
 FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
-# slices: a dimension in which a run is looked for; at an end of a run, on each side
-SHORTEST, EDGE = (
-    8,
-    4,
-)
-# of two levels of brightness to a run and the rest; the run stays the same after three or four
+# slices: the shortest dimension searched for a run; the edge on each side of a run's end
+SHORTEST, EDGE = 8, 4
+# of two levels of brightness to a run and the rest; the run is stable after three or four
 FITS = 8
 LISTED = 8  # the most slices that are named one by one
 
-#: The name of a slice along each dimension, singular and plural, by the number of dimensions.
+#: Names of a slice along each dimension, singular and plural, by the number of dimensions.
 NAMES = {
     1: (("element", "elements"),),
     2: (("row", "rows"), ("channel", "channels")),
@@ -57,9 +50,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """One dimension of a tensor, or some of its slices (``chosen``, in order). Of a sample only one
-    slice in ``step`` is looked at.
-    """
+    """A dimension, or some of its slices (``chosen``, in order); a sample sees one in ``step``."""
 
     dim: int
     name: str
@@ -70,7 +61,7 @@ class Slices:
 
     @property
     def is_run(self) -> bool:
-        """Whether these are several slices that lie side by side, and not all."""
+        """Whether these are several slices side by side, and not all."""
         return 1 < len(self.chosen) < self.size and int(
             self.chosen[-1] - self.chosen[0]
         ) == self.step * (len(self.chosen) - 1)
@@ -104,16 +95,13 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Two tensors, or the part of them that holds the error; finite, C-contiguous, without
-    dimensions of one slice.
-    """
+    """Two tensors, or their wrong part; finite, C-contiguous, no dimension of one slice."""
 
     golden: Float64
     candidate: Float64
     places: tuple[Slices, ...]  # of each dimension
 
     def part(self, chosen: list[Slices]) -> Tensors:
-        """The chosen slices only."""
         by_dim = {place.dim: place for place in chosen}
         places = tuple(by_dim.get(place.dim, place) for place in self.places)
         index = np.ix_(
@@ -133,18 +121,14 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class SumsOfSlices:
-    """Sums of d, d^2, d * golden and golden^2 (the first axis) over the last dimension, and over
-    all others.
-    """
+    """Sums of d, d^2, d * golden, golden^2 (first axis) over the last dimension, and the others."""
 
     leading: Float64
     last: Float64
     carriers: float  # elements that carry the error: its participation ratio
 
     def over(self, kept: tuple[int, ...]) -> Float64 | None:
-        """The sums of every slice along the dimensions kept, 4 x slices; ``None`` if there are too
-        many.
-        """
+        """The sums of every slice along ``kept`` dimensions, 4 x slices; ``None`` if too many."""
         ndim = self.leading.ndim
         if kept == (ndim - 1,):
             sums = self.last
@@ -156,9 +140,7 @@ class SumsOfSlices:
 
 
 def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
-    """The pair, scaled by a power of two if squares of squares might not fit float64. ``sample``:
-    which part of larger tensors it is.
-    """
+    """The pair, scaled if fourth powers may overflow. ``sample``: which part of a whole it is."""
     exponent = math.frexp(
         max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
     )[1]
@@ -193,18 +175,14 @@ def sums_of(pair: Tensors) -> SumsOfSlices:
 
 
 def carriers_of(diff: Float64) -> float:
-    """How many elements carry the error: n if all n are equal, 1 if there is only one, 0 if there
-    is none.
-    """
+    """How many elements carry the error: n if all n are equal, 1 if only one, 0 if none."""
     squares = diff * diff
     total, fourth = float(squares.sum()), float(np.vdot(squares, squares))
     return min(total * (total / fourth), float(diff.size)) if fourth else 0.0
 
 
 def beyond_chance(share: Float64, expected: Float64, carriers: float) -> Float64:
-    """Nats against chance for a share of the error that is larger than expected: carriers times
-    KL(share || expected).
-    """
+    """Nats against chance for more than the expected share: carriers * KL(share || expected)."""
     share, expected = np.clip(share, 1e-12, 1 - 1e-12), np.clip(expected, 1e-300, 1 - 1e-12)
     divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log(
         (1 - share) / (1 - expected)
@@ -218,11 +196,10 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
 
 
 def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slices]]:
-    """The slices along each dimension that hold nearly all of the squared error, and their share of
-    it.
+    """The slices along each dimension with nearly all of the squared error, and their share.
 
-    Where a dimension has none, a run of them that ends sharply, as a tile does: it may be more than
-    half, or lie in noise."""
+    Without any, a run of slices with sharp ends, such as a tile: it may be more than half, or lie
+    in noise."""
     located, runs = [], []
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
@@ -237,12 +214,10 @@ def slices_of_error(pair: Tensors, sums: SumsOfSlices) -> list[tuple[float, Slic
 
 
 def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
-    """The slices side by side that are ``GAP`` times as bright as all others, with a sharp edge;
-    ``None`` if there are none, or by chance.
+    """Neighbouring slices ``GAP`` times as bright as all others, with a sharp edge, beyond chance.
 
-    Two levels of brightness are fitted (Kadane's algorithm finds the run of the largest likelihood
-    for two levels, then the levels are those of the run and of the rest).
-    """
+    Two levels of brightness are fitted in turn: Kadane's algorithm finds the run of the largest
+    likelihood for two levels; the levels are then those of the run and of the rest."""
     count, brightness = len(share), np.maximum(share / expected, DARKEST * (share / expected).max())
     if count < SHORTEST or carriers < FEWEST_EACH * count:
         return None
@@ -292,7 +267,7 @@ def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
 
 
 def _largest_sum(values: Float64) -> tuple[int, int]:
-    """Where the slices side by side with the largest sum begin, and after which they end."""
+    """Where the neighbouring slices with the largest sum begin, and after which they end."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     lowest = np.minimum.accumulate(sums)
     after = int((sums - lowest).argmax())
@@ -302,9 +277,7 @@ def _largest_sum(values: Float64) -> tuple[int, int]:
 def _brightest(
     share: Float64, expected: Float64, carriers: float
 ) -> tuple[float, NDArray[np.intp]]:
-    """The slices above the widest gap in brightness, and their share of the error; none if they are
-    too many or may be chance.
-    """
+    """The slices above the widest gap in brightness, and their share, if beyond chance."""
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)

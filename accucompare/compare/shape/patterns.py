@@ -1,10 +1,9 @@
-"""The shape of an error in words: where it is, what was done to the values, and what such an error
-often comes from.
+"""The shape of an error in words: where it is, what was done to the values, and the usual causes.
 
-First the slices that hold nearly all of the squared error are located (``marginals``). Among these
-the simplest description of the candidate's values is searched (``transforms``); if there is none,
-what the error correlates with; else no pattern was found. Every claim has to explain nearly all of
-the squared error, far more than noise does by chance."""
+First ``marginals`` locates the slices with nearly all of the squared error. There ``transforms``
+searches the simplest description of the candidate's values; if there is none, what the error
+correlates with; else no pattern was found. Every claim has to explain nearly all of the squared
+error, far more than noise does by chance."""
 
 from __future__ import annotations
 
@@ -32,29 +31,25 @@ from accucompare.compare.shape.marginals import (
 from accucompare.compare.shape.transforms import Description, describe, scales_and_offsets
 from accucompare.numbers import DTYPES, Float64, Kind, round_to, widen
 
-# the share of the squared error on one side of zero; activation functions differ a little on the
-# other side too
+# share of the squared error on one side of zero; activations differ a little on the other side too
 SIDE = 0.95
-# the largest share of the squared error that any description of "noise" may explain beyond chance
+# the largest share of the squared error that "noise" lets any description explain beyond chance
 NOISE = 0.1
-# log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one, give or
-# take this
+# log d^2 against log golden^2 has slope 0 for an absolute error, 1 for a relative one, within this
 SLOPE = 0.3
-# of golden's largest magnitude: a single differing element above this is reported, below it is
-# rounding
+# of golden's largest magnitude: a single element that differs by more is no rounding
 SPIKE = 0.1
-# with fewer elements that carry the error, correlation is not judged: chance may make 4 / sqrt(100)
+# with fewer carriers of the error, correlation is not judged: chance may make 4 / sqrt(100)
 UNRELATED = 100.0
 FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
-RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
+RIGHT = 8.0  # roundings of the candidate's type: a relative L2 error up to this is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
-# evenly in their logarithm.
+#: evenly in their logarithm.
 _ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-#: What such an error comes from, where nothing else makes the same values: other causes are
-# excluded by the fact itself.
+#: Causes of errors that nothing else makes: the fact itself excludes others.
 CAUSES = {
     "saturated": "overflow in a narrow type, saturated in place of Inf",
     "softmax": "a softmax in the model and another around it",
@@ -66,9 +61,8 @@ class Trait(NamedTuple):
     """One statement about an error.
 
     Attributes:
-        words: the statement.
-        hint: what kind it is; some have a hint, see ``CAUSES``.
-        of_all: whether it is about all values that were looked at, which may be those of one place.
+        hint: its kind; some have a hint, see ``CAUSES``.
+        of_all: whether it is about all values looked at, which may be those of one place.
     """
 
     words: str
@@ -84,15 +78,13 @@ def describe_error(
     sample: Sample | None = None,
     normalised: bool = False,
 ) -> ErrorShape:
-    """Say what an error looks like. Scaling both arrays by one factor changes only facts about the
-    largest value of the type.
+    """Say what an error looks like. Scaling both arrays by one factor changes only saturation.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
-        sample: which part of two larger tensors the arrays are, as the words then say; ``None`` if
-            they are whole.
-        normalised: whether they are what a normalisation has given, so that its eps scales rows.
+        sample: which part of two larger tensors the arrays are, as the words then say.
+        normalised: whether they are a normalisation's output, where eps scales rows.
 
     Raises:
         ValueError: if the shapes differ.
@@ -138,7 +130,7 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Trait]:
 
 
 def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Trait]:
-    """Where one side is NaN or infinite and the other side is not, or differs."""
+    """Where one side is NaN or infinite and the other is not, or differs."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
     same = (golden == candidate) | (np.isnan(golden) & np.isnan(candidate))
@@ -168,7 +160,7 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
 
 
 def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
-    """The index in the whole tensor of a flat index into what is looked at."""
+    """The index in the whole tensor, from a flat index into the part looked at."""
     index = np.unravel_index(flat, shape)
     return tuple(
         int(i)
@@ -200,7 +192,7 @@ def _where_and_what(
 
 
 def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: str) -> str:
-    """Which slices hold the error; of a run of them what the rest is, too."""
+    """Which slices hold the error; for a run of them, also what the rest is."""
     chosen = [place for _, place in where]
     if len(chosen) == 1 and chosen[0].is_run and (rest := whole.rest(chosen[0])) is not None:
         diff, golden = (
@@ -260,8 +252,7 @@ def _steps(pair: Tensors, dtype: str) -> list[Trait]:
 
 
 def _by_golden(pair: Tensors) -> list[Trait]:
-    """Whether the error is where golden is negative, or positive, or depends on golden's value
-    alone.
+    """Whether the error depends on golden's sign, or on golden's value alone.
 
     A sign must hold a far larger share of the error than of the elements and of golden's squares.
     """
@@ -291,10 +282,9 @@ def _by_golden(pair: Tensors) -> list[Trait]:
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
-    """Whether d is a function of golden: by the means of d in bins of golden, which are too wide to
-    show the steps of rounding.
+    """Whether d is a function of golden: d's means in bins of golden wider than rounding's steps.
 
-    If the candidate is small beside golden, any d is about -golden. So what is left must also be
+    If the candidate is small beside golden, any d is about -golden, so the remainder must also be
     small beside the candidate's variance."""
     diff = candidate - golden
     ordered = diff[np.argsort(golden, kind="stable")]
@@ -314,7 +304,7 @@ def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
 
 
 def _crop(pair: Tensors) -> Float64:
-    """d of up to 64 rows by 512 columns, evenly taken."""
+    """An even sample of d, up to 64 rows by 512 columns."""
     length = pair.golden.shape[-1]
     golden, candidate = pair.golden.reshape(-1, length), pair.candidate.reshape(-1, length)
     rows, columns = -(-len(golden) // 64), -(-length // 512)
@@ -352,9 +342,7 @@ def _unrelated(sums: SumsOfSlices) -> list[Trait]:
 
 
 def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
-    """Whether the error is noise, which nothing explains better than chance; how large it is, and
-    whether in proportion to golden.
-    """
+    """Whether the error is noise that nothing explains; its size, and whether golden scales it."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
@@ -372,9 +360,8 @@ def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
 def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
     """Whether scales or offsets explain more than they would of noise.
 
-    k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Allowed is that, four
-    deviations more, and 16/n, the square of four deviations of a single number.
-    """
+    k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Four deviations more
+    are allowed, and 16/n, the square of four deviations of a single number."""
     return any(
         1 - one.left > NOISE + (one.numbers + 6 * math.sqrt(one.numbers) + 16) / sums.carriers
         for one in scales_and_offsets(pair, sums)
@@ -382,9 +369,9 @@ def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether rows of d are more alike than rows of noise, whose largest singular value is at most
-    sqrt(rows) + sqrt(columns).
-    """
+    """Whether rows of d are more alike than rows of noise.
+
+    The largest singular value of noise is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
         diff = diff / np.maximum(
@@ -396,9 +383,7 @@ def _patterned(pair: Tensors) -> bool:
 
 
 def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
-    """Whether half of the slices along a dimension hold far more of the error than of golden. Thin
-    slices cannot tell.
-    """
+    """Whether half the slices along a dimension, if not thin, hold too much of the error."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is None or sums.carriers < 2 * len(place.chosen):
@@ -411,9 +396,7 @@ def _uneven(pair: Tensors, sums: SumsOfSlices) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """The slope of log d^2 against log golden^2, from golden's smallest to its largest third; NaN
-    if they are too near or too few.
-    """
+    """The slope of log d^2 to log golden^2 between golden's outer thirds; NaN if near or few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))

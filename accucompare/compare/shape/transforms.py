@@ -1,5 +1,5 @@
 """Simple descriptions of what turned golden's values into the candidate's, each with the share of
-the error that it leaves unexplained.
+the error left unexplained.
 
 A description with k free numbers that leaves a share r of the error of n carriers has a
 log-likelihood ratio against chance of -n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It is
@@ -26,19 +26,16 @@ from accucompare.compare.shape.marginals import (
 )
 from accucompare.numbers import Float64
 
-# the largest share of the squared error that a description may leave: noise of a tenth of the error
-# takes 1 %
+# share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
 LEFT = 0.1
 FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
 NEAR_ONE = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
-# factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
+# slices' factors nearer to 1 may have any cause; wrong weights and scales are further off
 SLIGHT = 1e-3
 SLIP = 0.5  # a factor of each row further from 1 is no slip
-# of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of
-# others
+# of golden's RMS: a fainter channel counts as this large, so its noise does not hide errors
 FAINT = 0.05
-# of fitting rows' factors and channels' biases in turn; after 2, a wrong eps is fitted as well as
-# it can be
+# of fitting rows' factors and channels' biases in turn; after 2, a wrong eps fits as well as it can
 TURNS = 4
 FITTED = 1 << 22  # the most elements that rows' factors are fitted to
 NEARLY_ZERO = "nearly zero"  # it has no hint, since many causes make values small
@@ -52,13 +49,11 @@ class Description:
     """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
-        hint: what kind it is; some are keys in ``patterns.HINTS``.
-        words: the description.
+        hint: its kind; some are keys in ``patterns.CAUSES``.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
-        of_all: whether it describes all values that were looked at, not rows, slices or some
-            elements.
+        of_all: whether it describes all values looked at, not rows, slices or some elements.
     """
 
     hint: str
@@ -75,9 +70,7 @@ class Description:
         ) - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
-        """Whether it may be reported: it explains enough, has at least two elements per free
-        number, and is not chance.
-        """
+        """Whether it explains enough, has two elements per free number, and beats chance."""
         return (
             self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
         )
@@ -106,9 +99,7 @@ def _left(pair: Tensors, guess: Float64) -> float:
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger of the shares left of the error and of the candidate's variance. If that is small,
-    nearly any guess explains d.
-    """
+    """The larger share left, of error or candidate's variance: a small candidate fits any guess."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
@@ -118,7 +109,7 @@ def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
-        # a fact, of every element
+        # a fact about every element
         yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)
     elif count:
         words = (
@@ -130,8 +121,7 @@ def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 
 
 def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """One scale or one offset of all elements, or of each slice along a dimension, or of each
-    row."""
+    """One scale or offset for all elements, for each slice along a dimension, or for each row."""
     size, error = pair.golden.size, float(sums.leading[1].sum())
     rms = math.sqrt(float(sums.leading[3].sum()) / size)
     for kept, each in _groupings(pair):
@@ -141,10 +131,7 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
         diff, _, product, squares = over
         groups = over.shape[1]
         # the least squares fit; scales are 1 + excess
-        excess, offsets = (
-            _ratio(product, squares),
-            diff * groups / size,
-        )
+        excess, offsets = _ratio(product, squares), diff * groups / size
         scaled, moved = (
             _unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets)
         )
@@ -167,22 +154,18 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
 def _not_golden(missed: float, candidate: float) -> float:
     """The share of the candidate's own squares that a multiple of golden misses.
 
-    A candidate that is small beside golden is nearly all error, and nearly any multiple of golden
-    explains nearly all of that."""
+    A candidate small beside golden is nearly all error; nearly any multiple of golden explains most
+    of it."""
     return missed / candidate if candidate else 1.0
 
 
 def _unexplained(share: float) -> float:
-    """1 less the share explained. A share above 1, or NaN, comes from overflow and explains
-    nothing.
-    """
+    """1 less the share explained; above 1, or NaN, is an overflow and explains nothing."""
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
 def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Sets of dimensions, of which each combination of slices gets a number of its own, and what
-    such a combination is called.
-    """
+    """Sets of dimensions with a number for each combination of slices, and its name."""
     rows = tuple(range(len(pair.places) - 1))
     yield (), ""
     if rows:
@@ -199,7 +182,7 @@ def _ratio(part: Float64, whole: Float64) -> Float64:
 
 
 def _range(values: Float64) -> tuple[float, float]:
-    """All but the outermost tenth of them."""
+    """The range of all but the outermost tenth of ``values``."""
     low, high = np.quantile(values, (0.05, 0.95), method="nearest")
     return float(low), float(high)
 
@@ -217,7 +200,7 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
     if each:
         # an eps that is too large shrinks every row, one that is too small grows it
         one_sided = 0 < low <= high < 1 or low > 1
-        # as many as tell them apart
+        # as many digits as tell them apart
         digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
         words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
         if not SLIP < low <= high < 1 / SLIP:
@@ -244,12 +227,12 @@ def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
 
 
 def _row_scales(pair: Tensors) -> Iterator[Description]:
-    """Every row scaled by one factor, or by its own, or about a bias of each channel: candidate =
+    """Every row scaled by one factor, its own, or its own about a bias per channel: candidate =
     factor * (golden - bias) + bias.
 
-    The last is what a wrong eps does. Channels are divided by golden's RMS in them first. Rounding
-    errors are in proportion to it, so that all channels count alike, and a few large ones do not
-    hide what the others have in common."""
+    The last is what a wrong eps does. Channels are first divided by golden's RMS in them. Rounding
+    errors are in proportion to it, so all channels count alike, and a few large ones do not hide
+    what the others share."""
     length, step = pair.golden.shape[-1], -(-pair.golden.size // FITTED)
     golden = pair.golden.reshape(-1, length)[::step]
     diff = pair.candidate.reshape(-1, length)[::step] - golden
@@ -277,12 +260,9 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
     # this bias has the opposite sign: d = excess * (golden + bias)
-    excess, bias = (
-        apart,
-        np.zeros(length),
-    )
+    excess, bias = apart, np.zeros(length)
     for _ in range(TURNS):
-        # none is above golden's RMS
+        # no bias is above golden's RMS
         bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
     if np.abs(np.median(1 + excess)) < NEAR_ONE:  # every row is but the bias
@@ -319,9 +299,7 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 
 
 def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """A second softmax along the last dimension. Where golden is zero, it was masked, and may be
-    masked again.
-    """
+    """A second softmax along the last dimension. Golden's zeros were masked, maybe again."""
     golden, last = pair.golden, pair.places[-1]
     if (
         len(last.chosen) != last.size
@@ -352,9 +330,7 @@ def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 def _matched(
     pair: Tensors, dim: int, squares: Float64
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The candidate's slices with the largest errors, in order, and golden's nearest slice to each,
-    by 64 of its elements.
-    """
+    """The candidate's worst slices, in order, and golden's nearest slice to each by 64 elements."""
     size, random = pair.golden.shape[dim], np.random.default_rng(0)
     looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
     others = tuple(
@@ -409,9 +385,7 @@ def _permuted(
 
 
 def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
-    """Values laid out with the dimensions in another order and read as if in this one; a plain
-    transposition if the sizes agree.
-    """
+    """Values in another order of dimensions, read in this one: transposed if sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
     if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return

@@ -1,6 +1,4 @@
-"""The baseline of one diff: which bundle it is, whether it may judge, and which of its records
-judges which pair.
-"""
+"""The baseline of one diff: its bundle, whether it may judge, and which record judges a pair."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class ChosenBaseline:
     """The baseline of a diff.
 
     Attributes:
-        asked: whether the user named it, so that it is an error if it does not fit.
+        asked: whether the user named it; then it is an error if it does not fit.
         bundle: it, if it may judge records.
         refused: why it may not judge, if it did not run golden's code.
         unfit: why golden's own baseline does not fit; ``""`` if it does, or there is none.
@@ -76,13 +74,13 @@ class ChosenBaseline:
 
         Args:
             records: of golden, the candidate and the baseline.
-            model: ``model`` of golden's manifest.
+            model: of golden's manifest.
 
         Raises:
             UsageError: if the user named it, and it is of another dtype than the candidate.
         """
         golden, candidate, own = records
-        # one that holds a series alone judges the series alone
+        # a baseline with only a series judges only the series
         if self.bundle is None or (tasks and not own):
             return replace(self, bundle=None), tasks
         if not fed:
@@ -112,10 +110,8 @@ class ChosenBaseline:
         return replace(self, records=by_key), tasks
 
     def has_none_of(self, row: Row) -> bool:
-        """Whether a compared row was judged without this baseline, which has no such record, or
-        none with an error.
-        """
-        # which is told apart
+        """Whether a compared row was judged without this baseline, which lacks it or its error."""
+        # rows that are not proved are reported on their own
         if (
             self.records is None
             or row.golden is None
@@ -140,9 +136,7 @@ class ChosenBaseline:
         alone: list[Row],
         compared: int,
     ) -> list[PreflightFinding]:
-        """Findings about the baseline, or about its absence. ``alone``: the compared rows that it
-        has no record of.
-        """
+        """Findings about the baseline or its absence; ``alone`` are compared rows that it lacks."""
         findings = [PreflightFinding(OwnBaselineUnfit(self.unfit))] if self.unfit else []
         findings += preflight_baseline(golden, candidate, self.bundle, renamings, self.refused)
         if alone:
@@ -153,11 +147,10 @@ class ChosenBaseline:
 def choose_baseline(
     stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None
 ) -> ChosenBaseline:
-    """The baseline that the user asked for, or else golden's own for the candidate's precision, if
-    there is one.
+    """The user's baseline, or else golden's own for the candidate's precision, if there is one.
 
     Raises:
-        BundleError, UsageError: if the one that the user asked for cannot be read, or cannot judge.
+        BundleError, UsageError: if the user's cannot be read, or cannot judge.
     """
     chosen = ChosenBaseline(asked is not None)
     try:

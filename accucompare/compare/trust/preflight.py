@@ -1,6 +1,4 @@
-"""Differences in how two bundles were captured. Most reported mismatches come from one of these, so
-they are reported first.
-"""
+"""Differences in how two bundles were captured. They cause most mismatches, so they come first."""
 
 from __future__ import annotations
 
@@ -65,7 +63,6 @@ def preflight_findings(
     """Compare two manifests; the most telling findings first.
 
     Args:
-        golden, candidate: the bundles.
         renamings: of golden's layers; they apply to parameters and buffers too.
     """
     pair = Pairing(golden, candidate, renamings)
@@ -160,7 +157,7 @@ def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
                 if entry.get("computed")
             }
             fallback = theirs.options.fallback
-            # these have another type on purpose
+            # fallback modules have another type on purpose
             narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [
@@ -231,7 +228,6 @@ def _digests(
 
     Args:
         table: what they are of.
-        golden, candidate: the tables.
         side: whose the second is.
         about: what differences are about.
     """
@@ -354,9 +350,7 @@ def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
 
 
 def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
-    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the
-    other.
-    """
+    """A ``GradScaler`` on one side only: only that side's gradients are then scaled."""
     trained = [
         [entry for manifest in bundle.manifests.values() for entry in manifest.series]
         for bundle in (pair.golden, pair.candidate)
@@ -414,8 +408,7 @@ _CHECKS: tuple[PreflightCheck, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden; findings about ``OTHER`` are ignored, since its precision
-#: is the candidate's.
+#: What a baseline must share with golden; not ``OTHER``, for it has the candidate's precision.
 _BASELINE_CHECKS: tuple[PreflightCheck, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
@@ -427,9 +420,7 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
-    """What makes a baseline a poor judge; or, if one would help and none may judge, the command
-    that captures it.
-    """
+    """What makes a baseline a poor judge; or, if none may judge and one would help, its command."""
     if refused is not None:
         proper = PreflightFinding(ProperBaseline(refused.cure), serious=False)
         return [PreflightFinding(refused), proper]
@@ -437,11 +428,8 @@ def preflight_baseline(
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
-        # no error is known, for a baseline to judge
-        if Mode.DIGEST in (
-            golden.manifest.options.mode,
-            candidate.manifest.options.mode,
-        ):
+        # no error is known for a baseline to judge
+        if Mode.DIGEST in (golden.manifest.options.mode, candidate.manifest.options.mode):
             return []
         advice = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions

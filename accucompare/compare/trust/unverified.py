@@ -1,6 +1,4 @@
-"""What a comparison cannot rely on: a part of a saved state that a capture needed and did not get,
-and what feeding itself has changed.
-"""
+"""What a comparison cannot rely on: missing parts of a saved state, and what feeding changed."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ from accucompare.numbers import same_fingerprint
 def unverified(
     sides: Iterable[tuple[BesideGolden, Bundle]], golden: Bundle
 ) -> Iterator[PreflightFinding]:
-    """A finding for each part of a state that a bundle needed and did not get, and for each module
-    that feeding has changed.
+    """A finding for each missing part of a state, and for each module that feeding changed.
 
     Args:
         sides: the bundles, each with what it is.
-        golden: the bundle whose inputs theirs are held against.
+        golden: the bundle with the inputs to compare theirs with.
     """
     for side, bundle in sides:
         for rank, manifest in bundle.manifests.items():
@@ -54,7 +51,7 @@ def unverified(
 
 
 def _needs(manifest: Manifest, component: Component, golden: Manifest | None) -> bool:
-    """Whether what a capture recorded depends on a component of the state that it started from."""
+    """Whether what a capture recorded depends on a component of its initial state."""
     if component is Component.DATA:
         return golden is None or not _same_batches(golden, manifest)
     return (
@@ -65,7 +62,7 @@ def _needs(manifest: Manifest, component: Component, golden: Manifest | None) ->
 
 
 def _same_batches(golden: Manifest, candidate: Manifest) -> bool:
-    """Whether the digests show that each step of the candidate was given golden's inputs."""
+    """Whether digests show that each step of the candidate was given golden's inputs."""
     batches = {entry.step: entry.batch for entry in golden.series}
     same = all(entry.batch == batches.get(entry.step, entry.batch) for entry in candidate.series)
     return same and all(

@@ -60,7 +60,7 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
 
 
 def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
-    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each."""
+    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each tensor."""
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
@@ -74,9 +74,7 @@ def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
 
 
 def describe_model(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and
-    buffer.
-    """
+    """Class, mode, modules with code and configuration, fingerprints of parameters and buffers."""
     tables = describe_tensors(modules)
     return {
         **describe_classes(modules),
@@ -164,12 +162,12 @@ def notes_on(modules: Modules) -> list[str]:
 
 
 def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) -> list[str]:
-    """What a capture has done to a model, or has not seen of it.
+    """What a capture has changed in a model, or has not seen of it.
 
     Args:
         before: its modules when the capture began.
         compiled: whether compiled code was called, and ran eagerly.
-        called: the names of those that were called; none if it does not matter.
+        called: the names of the modules that were called; empty if it does not matter.
     """
     notes = (
         ["compiled code (torch.compile) was called in the forward; it ran eagerly"]
@@ -183,7 +181,8 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
             " recorded, and weights that they drew are not those of a plain run:"
             f" {', '.join(new[:3])}; call the model once before the capture"
         )
-    elif {*called} == {""} and _has_parts(before.named[""]):  # as of Keras, or of plain objects
+    # a Keras model, or one of plain objects
+    elif {*called} == {""} and _has_parts(before.named[""]):
         notes.append(
             f"only the whole {type(before.named['']).__name__} was recorded, for its parts are not"
             " called as modules of PyTorch are; record its operators to look inside: --level op"
@@ -193,9 +192,7 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
 
 
 def _has_parts(model: nn.Module) -> bool:
-    """Whether a model that is not torch's own has modules, or holds anything else that may be a
-    layer.
-    """
+    """Whether a model that is not torch's has modules, or anything else that may be a layer."""
     own = vars(model).keys() - vars(nn.Module()).keys()
     plain = (
         torch.Tensor,
@@ -221,9 +218,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether it has uncommitted changes; ``None`` outside of
-    git.
-    """
+    """The working directory's commit, and whether it has changes; ``None`` without git."""
     if shutil.which("git") is None:
         return None
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
@@ -233,6 +228,6 @@ def _git() -> dict[str, Any] | None:
         return None
     about = [line for line in answer.stdout.splitlines() if line.startswith("# ")]
     commit = next((line.split()[2] for line in about if line.startswith("# branch.oid ")), "(")
-    if commit.startswith("("):  # "(initial)": there is no commit yet
+    if commit.startswith("("):  # "(initial)": no commit yet
         return None
     return {"commit": commit, "modified": len(about) < len(answer.stdout.splitlines())}

@@ -1,6 +1,4 @@
-"""Which shared libraries a process has loaded, by digest: a library built otherwise computes
-something else of the same Python files.
-"""
+"""Digests of the loaded shared libraries: another build computes other values from equal code."""
 
 from __future__ import annotations
 
@@ -13,29 +11,27 @@ from pathlib import Path
 
 import xxhash
 
-#: The process's memory by file, where the system tells it (Linux).
+#: The process's memory by file, where the system lists it (Linux).
 _MAPS = Path("/proc/self/maps")
 
-#: Folders whose libraries belong to the system or to Python, and packages whose versions say which
-#: build theirs are: hundreds of megabytes.
+#: Folders of the system's and Python's libraries.
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-#: Beside them what accucompare itself stands on, and no model computes with.
+#: Packages whose versions identify their builds (hundreds of MB), and those that only we need.
 _KNOWN = re.compile(
     r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|"
     r"accucompare|isal|lxml|markupsafe|ml_dtypes|msgspec|pandas|rapidfuzz|regex|xxhash)/"
 )
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 
-#: Bytes; a larger one is known by its size.
+#: Bytes. A larger library is identified by its size.
 MOST_READ = 2 << 20
 
 
 def loaded_libraries() -> dict[str, str]:
-    """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by
-    their names; where it can be told.
+    """Digests of the loaded shared libraries, by path below the packages' folder, else by name.
 
-    Left out are the system's, Python's own, those of packages whose versions are known, and ours.
+    The system's, Python's own, ours, and those of packages with known versions are left out.
     """
     try:
         lines = _MAPS.read_text(errors="surrogateescape").splitlines()
@@ -50,7 +46,7 @@ def loaded_libraries() -> dict[str, str]:
             or (file.startswith(_STANDARD) and not _PACKAGES.search(file))
         ):
             continue
-        with contextlib.suppress(OSError):  # it is gone since
+        with contextlib.suppress(OSError):  # it is gone
             status = os.stat(file)
             name = _PACKAGES.split(file)[-1] if _PACKAGES.search(file) else Path(file).name
             found[name] = _digest(file, status.st_mtime_ns, status.st_size)
@@ -59,7 +55,7 @@ def loaded_libraries() -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _digest(file: str, changed: int, size: int) -> str:
-    """Of a file that was changed at that time."""
+    """``changed`` is part of the cache's key."""
     return (
         f"{size} bytes" if size > MOST_READ else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
     )

@@ -28,11 +28,11 @@ def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
     """This rank's place along each axis of parallelism, as far as it is known.
 
     Args:
-        modules: of the model; where its parameters are DTensors, these know their mesh.
+        modules: if their parameters are DTensors, these know their mesh.
         mesh: a ``torch.distributed.device_mesh.DeviceMesh``, if the user has given one.
 
     Returns:
-        Such as ``{"dp": 1, "tp": 0}``; empty without parallelism.
+        For example ``{"dp": 1, "tp": 0}``; empty without parallelism.
     """
     mesh = mesh if mesh is not None else next(_meshes(modules), None)
     if mesh is not None:
@@ -55,12 +55,11 @@ def has_sharded_parameters(modules: Modules) -> bool:
 
 
 def any_has(found: bool, device: torch.device) -> bool:
-    """Whether any rank has found something: one reduction of one number, which waits for all of
-    them.
+    """Whether any rank has found something: one reduction of one number, which waits for all ranks.
 
     Args:
-        found: whether this one has.
-        device: where the model computes; the number goes there, if the ranks can talk of nothing on
+        found: whether this rank has.
+        device: where the model computes; the number goes there if the ranks cannot communicate on
             the CPU.
     """
     distributed = torch.distributed
@@ -72,7 +71,7 @@ def any_has(found: bool, device: torch.device) -> bool:
 
 
 def collectives() -> int | None:
-    """How many collectives with others this process has begun; ``None`` if a group does not count.
+    """How many collectives this process has begun with others; ``None`` if a group does not count.
 
     Costs a microsecond, and waits for no rank.
     """
@@ -101,7 +100,7 @@ class _Silence(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_alone(args: Any) -> bool:
-    """Whether the group among these arguments is of this rank alone."""
+    """Whether the group among these arguments has this rank alone."""
     from torch.distributed import distributed_c10d
 
     for each in args:
@@ -117,9 +116,7 @@ def _is_alone(args: Any) -> bool:
 
 
 def silence() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile, an operator that talks to other ranks raises TalksError in place of waiting for
-    them; in the backward, too.
-    """
+    """Within the context, operators that would wait for other ranks raise TalksError."""
     several = (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -137,8 +134,7 @@ def _meshes(modules: Modules) -> Any:
 
 
 def _ask(question: Callable[[], int] | None) -> int | None:
-    """An answer of Megatron's; ``None`` where it is not initialised, or too old to know the
-    axis."""
+    """Megatron's answer; ``None`` if it is not initialised, or too old to know the axis."""
     try:
         return None if question is None else int(question())
     except (AssertionError, RuntimeError, TypeError):

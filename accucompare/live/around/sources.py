@@ -1,8 +1,8 @@
-"""Which code a model ran: source files with their digests, packages with their versions, and how
-its modules are configured.
+"""Which code a model ran: digests of source files, versions of packages, configuration of modules.
 
-A baseline is trusted because it ran golden's code. These are the facts that prove it
-(``compare.limits.provenance``)."""
+A baseline is trusted because it ran golden's code. These facts prove it
+(``compare.limits.provenance``).
+"""
 
 from __future__ import annotations
 
@@ -22,34 +22,30 @@ import torch
 import xxhash
 from torch import nn
 
-#: Functions in these folders are not noted: Python's own library, whose version is in the
-#: manifest, and accucompare's own code.
+#: Not noted: Python's library, whose version is in the manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[2])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 
-#: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which
-#: it calls back.
+#: The file of ``torch.compile``'s wrapper functions.
 _COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
 
-#: Where Python code reads an environment variable that it names.
+#: Where Python code reads an environment variable by name.
 _READS = re.compile(
     rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()"""
     rb"""\s*["']([A-Za-z_][A-Za-z0-9_]*)["']"""
 )
 
-#: Attributes that name where, in which type, or of which file a module is: what differs between
-#: two captures of one model.
+#: Attributes with a module's device, type or file: they differ between captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 
 
 class FunctionsRun:
     """Collects the files of the Python functions that a thread runs, by ``sys.setprofile``.
 
-    If another profiler is at work on the thread, nothing is collected.
+    Collects nothing if another profiler is at work on the thread.
 
     Attributes:
-        files: of the functions that were called.
-        running: the thread that collects now; ``None`` if none does.
+        running: the thread that collects now, or ``None``.
         compiled: whether a function of ``torch.compile`` was called.
         disturbed: whether another profiler was at work.
     """
@@ -68,14 +64,14 @@ class FunctionsRun:
             sys.setprofile(self._note)
 
     def stop(self) -> None:
-        """Collect no more; does nothing on another thread."""
+        """Stop collecting; does nothing on another thread."""
         if self.running == threading.get_ident():
             self.running = None
             sys.setprofile(None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not collect what runs inside; if it stops the collecting, that stays."""
+        """Do not collect within the context. A stop within it lasts."""
         sys.setprofile(None)
         try:
             yield
@@ -92,14 +88,12 @@ class FunctionsRun:
 
 
 def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
-    """The names of the Python modules in which the classes of a model's modules are written."""
+    """The names of the Python modules that define the classes of a model's modules."""
     return sorted({type(module).__module__ for module in modules.values()})
 
 
 def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
-    """Where the classes of each name are written: two classes of a model may have one name, or that
-    of one of torch's.
-    """
+    """The defining Python modules of each class name; several classes may share a name."""
     homes: dict[str, set[str]] = {}
     for module in modules.values():
         homes.setdefault(type(module).__name__, set()).add(without_folder(type(module).__module__))
@@ -107,23 +101,21 @@ def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
 
 
 def without_folder(name: str) -> str:
-    """A Python module's name without the folder of its file, which ``load_case`` adds to names that
-    are taken.
-    """
+    """A Python module's name without the folder that ``load_case`` adds to names that are taken."""
     return name.partition(" of ")[0]
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """Digests of the source files of Python modules, by the modules' names; without those that have
-    none, or are not loaded.
+    """Digests of the source files of loaded Python modules, by module name.
 
-    Of two case files of one name the second is imported as ``model of /folder``; it is called
-    ``model`` here, and comes before the first."""
+    Of two case files with one name, the second is imported as ``model of /folder``. It is called
+    ``model`` here, and replaces the first.
+    """
     digests: dict[str, str] = {}
     for name in sorted(set(names), key=lambda name: (" of " not in name, name)):
         file = _file_of(name)
         if file and not _is_foreign(file):
-            with contextlib.suppress(OSError):  # it is gone, or may not be read
+            with contextlib.suppress(OSError):  # gone or unreadable
                 digests.setdefault(
                     without_folder(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
                 )
@@ -131,8 +123,7 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def variables_named(names: Iterable[str]) -> set[str]:
-    """The environment variables that the source files of Python modules name where they read
-    one."""
+    """The environment variables that the source files of Python modules read by name."""
     found: set[str] = set()
     for name in names:
         file = _file_of(name)
@@ -144,20 +135,18 @@ def variables_named(names: Iterable[str]) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def _variables_in(file: str, changed: int) -> frozenset[str]:
-    """Of a file that was changed at that time."""
+    """``changed`` is part of the cache's key."""
     return frozenset(each.decode() for each in _READS.findall(Path(file).read_bytes()))
 
 
 def modules_in(files: Iterable[str]) -> set[str]:
-    """The names of the loaded Python modules that are written in these files."""
+    """The names of the loaded Python modules whose source is in these files."""
     wanted = {file for file in files if not _is_foreign(file)}
     return {name for name in list(sys.modules) if _file_of(name) in wanted} if wanted else set()
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
-    """The versions of the installed packages that Python modules belong to, by the packages' names;
-    without those that have none.
-    """
+    """The versions of the installed packages that Python modules belong to, by package name."""
     versions = {}
     for package in sorted({name.partition(".")[0] for name in names}):
         version = version_of(package)
@@ -167,12 +156,10 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package: as it says itself, or as it was installed; ``None`` if neither is
-    known.
-    """
+    """A package's version from ``__version__``, else from its installation; ``None`` if unknown."""
     version = getattr(sys.modules.get(package), "__version__", None)
     if isinstance(version, str):
-        return str(version)  # torch's is of a class of its own
+        return str(version)  # torch's has a class of its own
     installed = _installed_version(package)
     if installed is None and _is_installed(package):
         names = _distributions().get(package, ())
@@ -182,7 +169,7 @@ def version_of(package: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _installed_version(distribution: str) -> str | None:
-    """Reading it takes longer than the capture of a small model."""
+    """Cached: reading takes longer than the capture of a small model."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -190,9 +177,7 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
-    """The numbers, strings and booleans that each module keeps as public attributes, such as
-    ``eps`` and ``approximate``, by its name.
-    """
+    """Each module's public numbers, strings and booleans (``eps``, ``approximate``), by name."""
     found = {
         name: {
             key: value
@@ -207,9 +192,7 @@ def source_configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str
 
 
 def _file_of(name: str) -> str | None:
-    """The file of a loaded Python module. It is not asked by attribute, for that may load a module
-    that is loaded lazily.
-    """
+    """The file of a loaded Python module. Asking by attribute might load a lazy module."""
     file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
     return file if isinstance(file, str) else None
 

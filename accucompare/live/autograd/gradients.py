@@ -1,9 +1,9 @@
-"""Whose a gradient is: the module call and operator whose backward gives it, the output that it
-arrives at, or the parameter it is of.
+"""The owner of each gradient: module call and operator, output, or parameter.
 
-When a module call ends, the autograd nodes that lead to its outputs and are not older than the call
-are its own, except those of the calls in it, which ended before. Each gets a hook. Nothing is put
-into the graph, and nothing in it is kept alive."""
+When a module call ends, it owns the autograd nodes that lead to its outputs and are not older than
+the call, except those of the calls inside it. Each gets a hook. Nothing is put into the graph, and
+nothing in it is kept alive.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from accucompare.live.autograd.graph import (
 from accucompare.live.modules import Hook, Listener, Modules, Unsaved
 
 Grads = tuple[torch.Tensor | None, ...]
-#: How a module call is called; whoever listens chooses.
+#: What stands for a module call; the listener chooses.
 P = TypeVar("P")
 
 
 class Parameter(NamedTuple):
-    """A parameter under its first name, the name of its module, and its own name there."""
+    """A parameter under its first name, its module's name (``owner``), and its own name there."""
 
     name: str
     own: str
@@ -51,11 +51,9 @@ class OperatorOfGradient(NamedTuple):
     """An operator that a module's own code called, known by the autograd node that it made.
 
     Attributes:
-        name: of the node, such as ``LogBackward0``.
-        near: the child that the module had called last, as ``after fc1``; else the first that it
-            calls, as ``before fc1``.
+        name, number: of the node; the name is such as ``LogBackward0``.
+        near: the child called last before it, as ``after fc1``; else the next, as ``before fc1``.
         line: the source line that called it, if that was asked for.
-        number: of the node.
     """
 
     name: str
@@ -65,22 +63,18 @@ class OperatorOfGradient(NamedTuple):
 
 
 class GradientListener(Generic[P]):
-    """Is called with the gradients of a backward; what it does with them, its subclasses say. It
-    changes none.
+    """Is called with the gradients of a backward; subclasses say what follows. It changes none.
 
     Attributes:
-        parameters: of the model, each once.
         backwards: how many there were in this step.
-        uses: by a node's number, the calls that use what the node gave, where lines were asked for.
+        uses: by a node's number, the calls that use its output, if lines were asked for.
     """
 
     def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
         """
         Args:
-            listener: runs what a hook does, and is idle while gradients are not wanted.
-            modules: of the model.
-            distributed: whether there are several ranks; then gradients of what FSDP gathers are
-                looked at, too.
+            listener: runs the work of hooks, and is idle while gradients are not wanted.
+            distributed: whether gradients of what FSDP gathers are included.
         """
         self.parameters = list(parameters_of(modules))
         self.backwards = 0
@@ -88,31 +82,24 @@ class GradientListener(Generic[P]):
         self._listener = listener
         self._modules = modules
         self._distributed = distributed
-        self._gathered: dict[
-            int, torch.Tensor
-        ] = {}  # by id: what takes the place of sharded parameters, and has a hook
+        # by id: what takes the place of sharded parameters, and has a hook
+        self._gathered: dict[int, torch.Tensor] = {}
         self._followed: set[int] = set()  # numbers of nodes that have a hook
         self._end_queued = False  # whether the end of the running backward will be seen
-        self._task = -1  # autograd's number of that backward
-        self._calls: list[
-            tuple[int, int]
-        ] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
-        # of a backward that makes a graph: its thread, and the number of the first node it makes
-        self._second: tuple[int, int] = (
-            -1,
-            0,
-        )
-        # numbers of the nodes at which the running backward enters the model; empty if not known
+        self._task = -1  # autograd's number of the running backward
+        # by outermost call: the numbers of the nodes that it has made, from and to
+        self._calls: list[tuple[int, int]] = []
+        # for a backward that makes a graph: its thread, and the number of the first node it makes
+        self._second: tuple[int, int] = (-1, 0)
+        # numbers of the nodes at which the running backward enters the model; empty if unknown
         self._entered: set[int] = set()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._observer = Observer(self._begins)
 
-    # what subclasses do
+    # for subclasses
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss;
-        none if they are not known.
-        """
+        """A backward begins. ``outside``: the nodes before the model's, such as a loss's."""
 
     def operator_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
@@ -121,7 +108,6 @@ class GradientListener(Generic[P]):
 
         Args:
             call: whose code called the operator.
-            operator: which.
             grad_inputs: what it gives, one for each of the node's ``next_functions``.
             grad_outputs: what arrived at its outputs.
         """
@@ -129,20 +115,16 @@ class GradientListener(Generic[P]):
     def second_gradient(
         self, call: P, operator: OperatorOfGradient, grad_inputs: Grads, grad_outputs: Grads
     ) -> None:
-        """The same, in a second backward: of an operator that the first backward called to compute
-        a gradient of ``call``.
-        """
+        """The same in a second backward, of operators called to compute a gradient of ``call``."""
 
     def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
-        """The whole gradient of an output, after hooks on it.
+        """The whole gradient of an output, after its hooks.
 
-        ``from_outside``: whether a part of it may come from outside of the model, or from a hook.
+        ``from_outside``: whether a part may come from outside the model, or from a hook.
         """
 
     def parameter_gradient(self, parameter: Parameter, grad: torch.Tensor, hooked: bool) -> None:
-        """This backward's gradient of a parameter, before hooks of the user's; ``hooked``: whether
-        there are any.
-        """
+        """This backward's gradient, before the user's hooks. ``hooked``: whether there are any."""
 
     def hooked_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         """What the user's hooks have made of it."""
@@ -150,7 +132,7 @@ class GradientListener(Generic[P]):
     def backward_ended(self) -> None:
         """All gradients are accumulated, and summed over ranks."""
 
-    # when
+    # lifetime
 
     def install(self) -> None:
         """Put hooks on the parameters, and listen to backwards that begin."""
@@ -183,11 +165,7 @@ class GradientListener(Generic[P]):
         self.uses.clear()
 
     def end(self, first: int) -> bool:
-        """An outermost call ends that has made the autograd nodes from this number on.
-
-        Returns:
-            Whether there are any.
-        """
+        """An outermost call ends. Returns whether it made autograd nodes, from ``first`` on."""
         last = torch._C._autograd._get_sequence_nr()
         if last > first and torch.is_grad_enabled():
             self._calls.append((first, last))
@@ -195,7 +173,6 @@ class GradientListener(Generic[P]):
         return False
 
     def forget(self) -> None:
-        """A step ends."""
         self._calls.clear()
         self._entered = set()
         self.backwards = 0
@@ -213,12 +190,11 @@ class GradientListener(Generic[P]):
         """Put hooks on the autograd nodes that a call has made.
 
         Args:
-            call: that ends.
-            first: the number of the first node that it may have made.
+            call: the call, which ends.
+            first: the lowest number that its nodes may have.
             children: the calls in it, each with the number of the first node after it.
-            outputs: that it gives.
-            line: gives a node's source line. Then nodes that only pass a gradient on get a hook,
-                too, and ``uses`` is filled.
+            line: gives a node's source line. If given, nodes that only pass a gradient on get a
+                hook, too, and ``uses`` is filled.
         """
         nodes = [tensor.grad_fn for tensor in outputs]
         visited = set()
@@ -231,7 +207,7 @@ class GradientListener(Generic[P]):
                 continue
             visited.add(number)
             nodes.extend(following for following, _ in node.next_functions)
-            if number in self._followed:  # of a call in this one; this one's own may lie behind it
+            if number in self._followed:  # an inner call's; this call's own may lie behind it
                 continue
             self._followed.add(number)
             if line is not None:
@@ -253,9 +229,7 @@ class GradientListener(Generic[P]):
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
-        """Put a hook on the node of a call's output: there, the gradient has been through all hooks
-        that the user puts on the tensor.
-        """
+        """Put a hook on an output's node: gradients arrive there after all hooks of the tensor."""
         if output.grad_fn is not None:
             grad_outputs = functools.partial(
                 self._output_gradient,
@@ -268,9 +242,7 @@ class GradientListener(Generic[P]):
             output.grad_fn.register_prehook(hook)
 
     def hook(self, node: Any, act: Callable[..., None]) -> None:
-        """Put a hook on a node: ``act`` is called with what its backward gives, and what arrived
-        there.
-        """
+        """Put a hook on a node: ``act`` is called with what its backward gives and what arrived."""
         node.register_hook(functools.partial(self._guarded, act))
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
@@ -281,8 +253,8 @@ class GradientListener(Generic[P]):
         if not self._end_queued or self._was_given_up():
             self._end_queued, self._task = True, torch._C._current_graph_task_id()
             self.backwards += 1
-            # only a callback that another callback queues comes after that of
-            # DistributedDataParallel, which sums gradients
+            # DistributedDataParallel sums gradients in a callback that it queues from a callback;
+            # only one queued from a callback comes after that
             _queue(functools.partial(_queue, functools.partial(self._guarded, self._ended)))
         act(*arguments)
 
@@ -291,9 +263,7 @@ class GradientListener(Generic[P]):
         self.backward_ended()
 
     def _was_given_up(self) -> bool:
-        """Whether the backward that was running has raised: this one is another, and is not inside
-        it, as a checkpoint's is.
-        """
+        """Whether the running backward has raised, and this is a new one, not one nested in it."""
         if torch._C._current_graph_task_id() == self._task:
             return False
         running, frame = 0, sys._getframe()
@@ -309,7 +279,7 @@ class GradientListener(Generic[P]):
     def _backward_began(self, roots: Any, makes_graph: bool) -> None:
         nodes = nodes_outside(roots, self._is_the_models)
         self.backward_began(nodes)
-        if torch._C._current_graph_task_id() < 0:  # else it is a checkpoint's, inside another
+        if torch._C._current_graph_task_id() < 0:  # else a checkpoint's, nested
             self._entered = (
                 entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
             )
@@ -381,9 +351,7 @@ class GradientListener(Generic[P]):
         self.hooked_gradient(parameter, grads[0])
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
-        """Put hooks on what FSDP, for a call, puts in the place of a module's parameters: this
-        rank's own gradients, not yet summed.
-        """
+        """Put hooks on what FSDP puts in place of parameters: gradients of this rank, unsummed."""
         for parameter in self.parameters:
             gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
             if (
@@ -395,16 +363,14 @@ class GradientListener(Generic[P]):
             if gathered.requires_grad and type(gathered.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 handle = gathered.register_hook(ReadingHook(hook))  # type: ignore[no-untyped-call]
-                # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                # FSDP2 uses the same tensor again; FSDP1's are views, new in each call
                 if gathered.is_leaf:
                     self._gathered[id(gathered)] = gathered
                     self._handles.append(handle)
 
 
 class ReadingHook(Unsaved):
-    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is
-    saved.
-    """
+    """A tensor's hook that only reads the gradient, and is not saved with the tensor."""
 
     __torch_unserializable__ = True
 
@@ -416,9 +382,7 @@ class ReadingHook(Unsaved):
 
 
 def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
-    """Whether the user has put hooks on a tensor, which may change its gradient. FSDP takes a
-    tensor's hooks away.
-    """
+    """Whether the user's hooks may change a tensor's gradient. FSDP removes a tensor's hooks."""
     hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
     return any(not isinstance(hook, ReadingHook) for hook in hooks.values())
 
@@ -426,27 +390,23 @@ def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
 def register_first_hook(
     tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Register a tensor's hook that is called before those that it has."""
+    """Register a tensor's hook that is called before its present ones."""
     handle: RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
     hooks: Any = tensor._backward_hooks
     others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
-    # autograd goes by the order in which they were put in, and not by that of the OrderedDict
-    for (
-        key,
-        _,
-    ) in others:
+    # autograd calls hooks in the order of insertion, whatever the OrderedDict's order
+    for key, _ in others:
         del hooks[key]
     hooks.update(others)
     return handle
 
 
 def _queue(act: Callable[[], None]) -> None:
-    """Call something when the running backward is over."""
+    """Call ``act`` when the running backward is over."""
     torch.autograd.Variable._execution_engine.queue_callback(act)
 
 
 def parameters_of(modules: Modules) -> Iterator[Parameter]:
-    """The parameters of a model, each once."""
     seen = set()
     for name, module in modules.named.items():
         for own, tensor in module._parameters.items():
@@ -456,7 +416,7 @@ def parameters_of(modules: Modules) -> Iterator[Parameter]:
 
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
-    """Which tensor a parameter's gradient is, and how often it has been written into."""
+    """Which tensor a parameter's gradient is, and its count of writes."""
     return id(parameter.grad), (
         -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
     )

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
-#: What the backward of these gives is what it was given, in another order or shape, or with zeros
-#: in between.
+#: The backward of these gives its input reordered, reshaped, or padded with zeros.
 PASSING_ON = frozenset(
     f"{name}Backward0"
     for name in (
@@ -44,7 +43,7 @@ PASSING_ON = frozenset(
 )
 #: The function in ``torch.autograd`` that every backward and ``autograd.grad`` of Python calls.
 ENTRANCE = "_engine_run_backward"
-#: A loss has at most so many nodes.
+#: The most nodes that a loss has.
 _MOST = 500
 
 
@@ -53,10 +52,8 @@ class Observer:
     """Who is called when a backward of this process begins and ends.
 
     Attributes:
-        begins: called with its roots, the gradients that it starts from there, and whether it makes
-            a graph, for gradients of gradients.
-        ends: called when it is over, with the gradients that it gives to whoever asked for some;
-            with none if it raised.
+        begins: called with roots, initial gradients, and whether the backward makes a graph.
+        ends: called at the end with the gradients that were asked for; with none if it raised.
     """
 
     begins: Callable[[Any, Any, bool], None]
@@ -69,8 +66,8 @@ _observers: list[Observer] = []
 def observe_backward(observer: Observer) -> None:
     """Call an observer of each backward from now on.
 
-    Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for
-    as long as there is an observer."""
+    Autograd has no hook for it, so its Python entrance is replaced while there are observers.
+    """
     if not _observers and hasattr(torch.autograd, ENTRANCE):
         original = getattr(torch.autograd, ENTRANCE)
 
@@ -96,7 +93,7 @@ def observe_backward(observer: Observer) -> None:
 
 
 def observe_backward_no_more(observer: Observer) -> None:
-    """Take ``observe_backward`` back."""
+    """Undo ``observe_backward``."""
     if observer in _observers:
         _observers.remove(observer)
         original = getattr(getattr(torch.autograd, ENTRANCE, None), "__wrapped__", None)
@@ -105,19 +102,17 @@ def observe_backward_no_more(observer: Observer) -> None:
 
 
 def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> list[Any]:
-    """The autograd nodes from a backward's roots on, up to those that are the model's, always in
-    the same order.
+    """The autograd nodes from a backward's roots up to the model's, always in the same order.
 
     Args:
         roots: tensors or edges of the graph.
         is_inside: whether the node of this number is the model's.
 
     Returns:
-        The nodes; none if they do not lead to the model, or are too many, as those of another
-        model.
+        The nodes; none if they do not lead to the model, or are too many, as another model's are.
     """
     waiting = _nodes(roots)
-    nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+    nodes: dict[int, Any] = {}  # by id; keeping a node keeps its id from being reused
     reached = False
     while waiting and len(nodes) <= _MOST:
         node = waiting.pop()
@@ -134,15 +129,13 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
 def entered(
     roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]
 ) -> set[int]:
-    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots,
-    and behind the nodes outside.
+    """The model's nodes where a backward enters it: at its roots, and behind the nodes outside.
 
     Args:
-        roots, is_inside: as for ``nodes_outside``.
-        outside: what that returned.
+        roots, is_inside, outside: of ``nodes_outside``, and what it returned.
 
     Returns:
-        The numbers; none if they are not known, since a root is outside and ``outside`` is empty.
+        The numbers; none if unknown, since a root is outside and ``outside`` is empty.
     """
     nodes = _nodes(roots)
     if not outside and any(
@@ -162,11 +155,9 @@ def _nodes(roots: Iterable[Any]) -> list[Any]:
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The nodes that a backward from these roots may run, each once, without those that only
-    accumulate a leaf's gradient.
-    """
+    """The nodes that a backward from these roots may run, each once, except accumulation nodes."""
     waiting = _nodes(roots)
-    known: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+    known: dict[int, Any] = {}  # by id; keeping a node keeps its id from being reused
     while waiting:
         node = waiting.pop()
         if node is None or id(node) in known or node.name() == ACCUMULATES:

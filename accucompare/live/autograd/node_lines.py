@@ -1,6 +1,4 @@
-"""Where the operators were called that made the nodes of autograd's graph, as torch's anomaly mode
-notes it.
-"""
+"""The source lines behind the nodes of autograd's graph, as torch's anomaly mode notes them."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ _PACKAGES = tuple(
 
 
 class NodeLines:
-    """Has the lines noted of the nodes that are made between ``begin`` and ``end``. That takes
-    long.
+    """Has the source lines noted of nodes made between ``begin`` and ``end``. That takes long.
 
-    A mode of the user's own is left as it is.
+    The user's own anomaly mode is left alone.
     """
 
     def __init__(self) -> None:
@@ -36,14 +33,14 @@ class NodeLines:
         return self._on
 
     def begin(self) -> None:
-        """Note lines from now on; can be begun again before it ends."""
+        """Note lines from now on. May be nested."""
         self._begun += 1
         if not torch.is_anomaly_enabled():
             torch.autograd.set_detect_anomaly(True, check_nan=False)
             self._on = True
 
     def end(self) -> None:
-        """Note them no more, if it has ended as often as it was begun."""
+        """Stop noting, when each ``begin`` has its ``end``."""
         self._begun = max(self._begun - 1, 0)
         if self._on and not self._begun and not torch.is_anomaly_check_nan_enabled():
             torch.autograd.set_detect_anomaly(False)
@@ -51,11 +48,10 @@ class NodeLines:
 
 
 def line_of(node: Any, folders: int = 0) -> str:
-    """Where the operator of a node was called, if it was noted: ``lora/layer.py:1065`` with one of
-    the folders that the file lies in.
+    """The line that called a node's operator, if noted: ``lora/layer.py:1065`` with one folder.
 
-    It is the last frame outside of torch and accucompare; none of a model that accucompare itself
-    called and that is made of torch's modules alone.
+    It is the last frame outside torch and accucompare. There is none if accucompare called the
+    model and the model is made of torch's modules alone.
     """
     for frame in reversed(node.metadata.get("traceback_") or ()):
         match = re.match(r'\s*File "(.+)", line (\d+)', frame)

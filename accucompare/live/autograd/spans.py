@@ -1,12 +1,12 @@
 """What each module call adds to the gradients of its inputs and parameters.
 
-Autograd numbers the nodes that a thread makes one after the other. So the nodes numbered while a
-call ran are the call's, and the gradient that a call adds to an input is the sum of what its nodes
-give to the node that made the input. Nothing is put into the graph, so that a backward gives the
-same bits with and without.
+Autograd numbers the nodes that a thread makes. So the nodes numbered while a call ran are the
+call's, and what a call adds to an input's gradient is the sum of what its nodes give to the node
+that made the input. Nothing is put into the graph, so a backward gives the same bits with and
+without.
 
-``live/autograd/gradients.py`` answers the same question for a watch, which needs the operator
-behind each node, by walking the graph of each output.
+``live/autograd/gradients.py`` answers the same question for a watch by walking the graph of each
+output, because a watch needs the operator behind each node.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ import torch
 from accucompare.live.autograd.gradients import ReadingHook
 from accucompare.live.autograd.graph import ACCUMULATES
 
-#: Names a tensor in autograd's graph: (number of the node that made it, index of the node's
-#: output); for a leaf, (-1, id of the tensor).
+#: A tensor in autograd's graph: (number of the node that made it, index among the node's outputs);
+#: for a leaf, (-1, id of the tensor).
 Edge = tuple[int, int]
 
 _C = TypeVar("_C")
 
 
 def edge_of(tensor: torch.Tensor) -> Edge | None:
-    """Where the gradient of a tensor goes to; ``None`` if it has none, or one of ``torch.func``'s,
-    which are no graph's.
-    """
+    """Where a tensor's gradient goes; ``None`` if it has none, or is inside ``torch.func``."""
     if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     return (
@@ -42,7 +40,7 @@ def edge_of(tensor: torch.Tensor) -> Edge | None:
 
 
 def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:
-    """The parts of a value that have gradients, by edge: their paths."""
+    """The paths of a value's parts that have gradients, by edge."""
     found: dict[Edge, list[str]] = {}
     for path, part in parts:
         edge = edge_of(part) if isinstance(part, torch.Tensor) else None
@@ -57,11 +55,11 @@ def edge_to(node: Any, number: int) -> Edge:
 
 
 class Cut(NamedTuple):
-    """Where a view lies in the tensor that it is a view of.
+    """Where a view lies in its base tensor.
 
     Attributes:
-        shape, stride, offset: of the view, the offset from where the tensor begins.
-        whole, strides: the tensor's own shape and strides.
+        shape, stride, offset: of the view; the offset counts from the base's first element.
+        whole, strides: the base's shape and strides.
     """
 
     shape: torch.Size
@@ -71,7 +69,7 @@ class Cut(NamedTuple):
     strides: tuple[int, ...]
 
     def of(self, grad: torch.Tensor) -> torch.Tensor:
-        """The part of the tensor's gradient that is the view's."""
+        """The view's part of the base's gradient."""
         with torch.no_grad():
             if grad.stride() != self.strides:
                 grad = torch.empty_strided(
@@ -80,15 +78,12 @@ class Cut(NamedTuple):
             return grad.as_strided(self.shape, self.stride, grad.storage_offset() + self.offset)
 
 
-#: The node of what was written into a view: it takes the place of what made the tensor that the
-#: view is of.
+#: The node of a write into a view; it replaces the node that made the base.
 WRITES_INTO_VIEW = "torch::autograd::CopySlices"
 
 
 def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut]]]:
-    """The parts of a value that are views of tensors with gradients, by these tensors' edges: their
-    paths, and where they lie.
-    """
+    """Paths and places of a value's views of tensors with gradients, by those tensors' edges."""
     found: dict[Edge, list[tuple[str, Cut]]] = {}
     for path, part in parts:
         if (
@@ -113,9 +108,7 @@ def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut
 
 
 def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
-    """The roots of a backward that are no leaves, as edges, each with the gradient that the
-    backward begins with there.
-    """
+    """The non-leaf roots of a backward as edges, each with its initial gradient."""
     for root, seed in zip(roots, seeds, strict=False):
         node, number = (
             (root.grad_fn, root.output_nr)
@@ -128,16 +121,14 @@ def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
 
 @dataclass
 class Span(Generic[_C]):
-    """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not
-    one of them.
+    """The nodes that one call has made, numbered from ``first`` up to but not including ``last``.
 
     Attributes:
-        call: whose they are.
-        outer: the span of the call that it was made in.
-        inputs: its inputs that have gradients, by edge: their paths.
-        views: likewise those that are views, by the edge of what they are views of: a module that
-            works in place writes into that.
-        outputs: its outputs, as ``inputs``.
+        outer: the span of the call around it.
+        inputs: the paths of its inputs that have gradients, by edge.
+        views: likewise of inputs that are views, by the base's edge: an in-place module writes into
+            the base.
+        outputs: of its outputs, as ``inputs``.
     """
 
     call: _C
@@ -149,7 +140,7 @@ class Span(Generic[_C]):
     outputs: dict[Edge, list[str]] = field(default_factory=dict)
 
     def __contains__(self, number: int) -> bool:
-        """Whether the call made the node of this number, itself or in a call inside it."""
+        """Whether the call, or a call inside it, made the node of this number."""
         return self.first <= number < self.last
 
     def chain(self) -> Iterator[Span[_C]]:
@@ -160,19 +151,16 @@ class Span(Generic[_C]):
             span = span.outer
 
     def owner(self, edge: Edge) -> Span[_C] | None:
-        """The innermost of ``chain`` that was not given what the edge belongs to as an argument;
-        ``None`` if all were.
-        """
+        """The innermost of ``chain`` that was not given the edge's tensor; ``None`` if all were."""
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
-#: After all numbers of nodes: the end of a span whose call still runs: it may call
-#: ``autograd.grad`` itself.
+#: Above all numbers of nodes: ``last`` while the call runs, since it may call ``autograd.grad``.
 OPEN = 1 << 64
 
 
 class Spans(Generic[_C]):
-    """The spans of the calls of one thread, in the order in which they began."""
+    """The spans of one thread's calls, in the order in which they began."""
 
     def __init__(self) -> None:
         self._all: list[Span[_C]] = []
@@ -181,13 +169,9 @@ class Spans(Generic[_C]):
         self._known: set[int] = set()
 
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
-        """A call begins with these inputs."""
         parts = list(parts)
-        # to ask for a view's edge may make a node, which is not the call's
-        inputs, views = (
-            edges_of(parts),
-            views_of(parts),
-        )
+        # asking for a view's edge may make a node, which is not the call's
+        inputs, views = edges_of(parts), views_of(parts)
         first = torch._C._autograd._get_sequence_nr()
         span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)
@@ -196,7 +180,7 @@ class Spans(Generic[_C]):
         return span
 
     def end(self, span: Span[_C]) -> None:
-        """The call ends, unless it has; nodes made from now on are not its own."""
+        """The call ends, unless it has; later nodes are not its own."""
         if span.last == OPEN:
             span.last = torch._C._autograd._get_sequence_nr()
 
@@ -205,23 +189,20 @@ class Spans(Generic[_C]):
         return id(span) in self._known
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._all)
 
     def give(self, span: Span[_C], outputs: dict[Edge, list[str]]) -> None:
-        """The call hands on these, beside what it has handed on before."""
+        """The call hands on more outputs."""
         span.outputs = {**span.outputs, **outputs}
         for edge in outputs:
             self._giving.setdefault(edge, []).append(span)
 
     def giving(self, edge: Edge) -> list[Span[_C]]:
-        """The spans of the calls that handed on what a gradient belongs to."""
+        """The spans of the calls that handed on the tensor of this edge."""
         return self._giving.get(edge, [])
 
     def of(self, number: int) -> Span[_C] | None:
-        """The span of the innermost call that made the node of this number; ``None`` if no call
-        did.
-        """
+        """The span of the innermost call that made the node of this number, or ``None``."""
         place = bisect_right(self._firsts, number) - 1
         if place < 0:
             return None
@@ -234,30 +215,26 @@ class Spans(Generic[_C]):
         self._known.clear()
 
 
-#: Under this name, a node that a backward has made (``create_graph=True``) has the span of the
-#: call that it was made in the backward of.
+#: Metadata key of a backward's own nodes (``create_graph=True``): the span of that backward's call.
 _MADE_BY = "accucompare: made in the backward of"
 
 
 class Graph(Generic[_C]):
-    """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are
-    told whose they are.
+    """The nodes of a backward that makes a graph. Nodes that it makes are marked with their call.
 
-    They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in
-    another thread, which counts for itself."""
+    Numbers cannot tell the call: these nodes are made after it, and on a GPU or an NPU in another
+    thread, which has its own count.
+    """
 
     def __init__(self) -> None:
-        self._nodes: dict[
-            int, Any
-        ] = {}  # by id; as long as a node is kept, no other one gets its id
+        # by id; keeping a node keeps its id from being reused
+        self._nodes: dict[int, Any] = {}
 
     def add(self, node: Any) -> None:
         self._nodes[id(node)] = node
 
     def tell(self, span: Span[_C] | None, tensors: Iterable[Any]) -> None:
-        """All nodes that this backward has made, lead to these tensors and do not know whose they
-        are, are of this call's backward.
-        """
+        """Mark all unmarked nodes of this backward that lead to these tensors as of this call."""
         waiting: list[Any] = [
             tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)
         ]
@@ -275,25 +252,22 @@ class Graph(Generic[_C]):
 
 
 def made_by_backward(node: Any) -> bool:
-    """Whether a backward has made a node, as ``Graph`` has told it."""
+    """Whether ``Graph`` has marked a node as made by a backward."""
     return node.name() != ACCUMULATES and _MADE_BY in node.metadata
 
 
 def backward_of(node: Any) -> Span[Any] | None:
-    """The span of the call in whose backward such a node was made; ``None`` if it was in none's."""
+    """The span of the call in whose backward a marked node was made, or ``None``."""
     span: Span[Any] | None = node.metadata[_MADE_BY]
     return span
 
 
-#: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the
-#: first one use that.
+#: The node of a cast. Autocast keeps the cast of a parameter for all later calls.
 _CASTS = "ToCopyBackward0"
 
 
 def cast_parameter(node: Any) -> torch.Tensor | None:
-    """The parameter, or another leaf, that a node has cast to another type; ``None`` of any other
-    node.
-    """
+    """The parameter, or other leaf, that a node casts to another type; ``None`` for other nodes."""
     if node.name() != _CASTS:
         return None
     following = node.next_functions[0][0]
@@ -301,21 +275,16 @@ def cast_parameter(node: Any) -> torch.Tensor | None:
 
 
 class Sum:
-    """A gradient that several nodes give parts of, added up in the order in which they run, as
-    autograd does.
-    """
+    """A gradient added up from several nodes' parts, in the order in which autograd does it."""
 
     def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
-        """``whole``: called once with the sum, when all parts are there; ``None`` if no part was
-        defined.
-        """
+        """``whole`` is called once, with the sum of all parts; ``None`` if no part was defined."""
         self._parts = 0
         self._total: torch.Tensor | None = None
         self._whole = whole
 
     @property
     def waits(self) -> bool:
-        """Whether parts are still to come."""
         return self._parts > 0
 
     def expect(self) -> None:
@@ -324,7 +293,7 @@ class Sum:
 
     def add(self, part: torch.Tensor | None) -> None:
         if part is not None:
-            with torch.no_grad():  # in a backward that makes a graph, this sum is no part of it
+            with torch.no_grad():  # if the backward makes a graph, this sum is no part of it
                 self._total = part if self._total is None else self._total + part
         self._parts -= 1
         if self._parts == 0:
@@ -337,7 +306,7 @@ class Sum:
 
 
 class GradientHook(ReadingHook):
-    """A tensor's hook that may give another gradient to go on with."""
+    """A tensor's hook that may return another gradient to go on with."""
 
     def __init__(self, act: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         self._exchange = act
@@ -347,12 +316,11 @@ class GradientHook(ReadingHook):
 
 
 def hook_arriving(tensor: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-    """Call ``act`` with the gradient that arrives at a tensor that is no leaf, after all hooks on
-    the tensor, also later ones.
+    """Call ``act`` with the gradient that arrives at a non-leaf tensor, after all of its hooks.
 
-    The node that made the tensor goes on with what ``act`` returns, if that is not ``None``. Where
-    autograd is only asked for the gradient of the tensor itself (``autograd.grad``), the node does
-    not run."""
+    The node that made the tensor goes on with what ``act`` returns, unless that is ``None``. If
+    only the tensor's own gradient is asked for (``autograd.grad``), the node does not run.
+    """
     number = tensor.output_nr
     assert tensor.grad_fn is not None
 

@@ -1,6 +1,4 @@
-"""Plain attributes of modules, such as counters of calls: kept when a call begins, and put back
-before it is run again.
-"""
+"""Plain attributes of modules, such as counters of calls: kept, and put back for a second run."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from accucompare.errors import CaptureError
 from accucompare.live.modules.names import Modules
 from accucompare.live.values import leaves, replaced
 
-#: By module and name. Containers are copies; tensors are the objects themselves, since most are
-#: never written into.
+#: By module and name. Containers are copies; tensors, rarely written into, are the objects.
 Attributes = dict[nn.Module, dict[str, Any]]
 
 _UNCHANGING = (
@@ -37,18 +34,17 @@ _UNCHANGING = (
 )
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet, tuple)
-#: What every module has, hooks and children among it.
+#: What every module has, such as hooks and children.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def attributes_of(modules: Modules) -> Attributes:
-    """What modules keep of numbers, strings, tensors, containers and random generators."""
+    """The numbers, strings, tensors, containers and random generators that modules keep."""
     return {module: dict(_kept(module)) for module in modules.named.values()}
 
 
 def set_attributes(attributes: Attributes, modules: Modules) -> None:
-    """Give modules these attributes, as copies that may be written into; of all others, too, a copy
-    of what they are now.
+    """Give modules copies of these attributes, and of all their other ones.
 
     Raises:
         CaptureError: if a module keeps an iterator that cannot be copied.
@@ -66,7 +62,7 @@ def set_attributes(attributes: Attributes, modules: Modules) -> None:
 
 
 def plain_numbers(module: nn.Module) -> dict[str, Any]:
-    """What a module keeps of numbers and text."""
+    """The numbers and strings that a module keeps."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -84,8 +80,6 @@ def generators_of(module: nn.Module) -> list[str]:
 
 
 class _GeneratorState:
-    """The state of a random generator."""
-
     def __init__(self, generator: torch.Generator) -> None:
         self.device = generator.device
         self.state = generator.get_state()

@@ -1,4 +1,4 @@
-"""Custom autograd Functions: which are there, and what each is given when it is applied."""
+"""Custom autograd Functions: finding them, and observing their arguments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from torch.autograd import Function
 
-#: Is given the class of a custom Function, and its arguments, when its forward begins.
+#: Called with a custom Function's class and arguments when its forward begins.
 Applies = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 @contextlib.contextmanager
 def observed_functions(applies: Applies) -> Iterator[None]:
-    """Observe the forward of every custom Function: of all there are, since somebody may have kept
-    ``F.apply``; of others when applied.
+    """Observe every custom Function's forward: existing ones at once, since ``F.apply`` may be
+    stored, others when applied.
     """
     apply = vars(Function)["apply"]
     known: dict[Any, Any] = {}
@@ -30,7 +30,7 @@ def observed_functions(applies: Applies) -> Iterator[None]:
 
         @functools.wraps(forward)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            # not by super().forward
+            # not a call by super().forward
             if not any(
                 issubclass(each, function) and each is not function for each in running[-1:]
             ):
@@ -69,7 +69,7 @@ def _derived(function: Any) -> Iterator[Any]:
 
 
 def has_setup(function: Any) -> bool:
-    """Whether its forward is given no context, since ``setup_context`` is."""
+    """Whether its forward gets no context, because it has ``setup_context``."""
     return function.setup_context is not Function.setup_context
 
 
@@ -78,14 +78,14 @@ _OF_OPERATORS = "GeneratedBackwardFor_"
 
 
 def is_torchs(function: Any) -> bool:
-    """Whether it is PyTorch's own, and no custom operator's."""
+    """Whether it is PyTorch's own, not a custom operator's."""
     return function.__module__.partition(".")[0] == "torch" and not function.__name__.startswith(
         _OF_OPERATORS
     )
 
 
 def function_name(function: Any) -> str:
-    """Its class's name; of a custom operator ``namespace_name``."""
+    """Its class's name; for a custom operator ``namespace_name``."""
     if function.__name__.startswith(_OF_OPERATORS):
         return str(function.__name__).removeprefix(_OF_OPERATORS).removesuffix("_default")
     return str(function.__qualname__).rpartition("<locals>.")[2]

@@ -1,6 +1,4 @@
-"""Hooks on every module of a model, and which module calls are running: by thread, numbered in
-forward order.
-"""
+"""Hooks on every module of a model, and the running calls by thread, numbered in forward order."""
 
 from __future__ import annotations
 
@@ -27,9 +25,8 @@ class Call:
     """One call of a module.
 
     Attributes:
-        module, name, index: what is called, and which of its calls in the step this is.
-        parent: (qualified name, call index) of the call that it was made in; ``None`` for an
-            outermost one.
+        index: which of the module's calls in the step this is.
+        parent: (qualified name, call index) of the call around it; ``None`` for an outermost one.
         handling: the exception that was being handled when the call began.
     """
 
@@ -48,8 +45,7 @@ class Mark:
     """Where a forward stands.
 
     Attributes:
-        step: its number.
-        indices: how often each module has been called in it.
+        indices: how often each module has been called in the step.
         parent: the call that is running.
     """
 
@@ -60,21 +56,20 @@ class Mark:
 
 @dataclass
 class RecomputedPart:
-    """A part of a forward that is run again: it has the numbers of the first one."""
+    """A part of a forward that is run again, with the call indices of its first run."""
 
     mark: Mark
     indices: Counter[str]
 
 
 class Listener(Generic[_C]):
-    """Is called when a module call begins and when it ends; what it does then, its subclasses say.
+    """Is called when module calls begin and end; subclasses say what follows.
 
-    The hooks come last, so that they see what the next module sees. They do nothing inside a
-    backward: there, activation checkpointing runs forwards again, and those calls have been seen;
-    ``again`` lets them be seen once more. Replicas of a model may run in several threads.
+    Its hooks come last, so they see what the next module sees. They do nothing in a backward, where
+    activation checkpointing runs calls again that have been seen; ``again`` turns them on there.
+    Replicas of a model may run in several threads.
 
     Attributes:
-        step: the number of the step.
         listening: whether the hooks do anything.
         called: the names of the modules that were called.
     """
@@ -93,49 +88,44 @@ class Listener(Generic[_C]):
         self._last: dict[str, int] = {}  # the ids of the hooks that came last
         self._indices: Counter[str] = Counter()
         self._calls: dict[int, list[_C]] = {}  # by thread
-        self._second_runs: dict[int, list[RecomputedPart]] = {}  # by thread, one inside the other
-        self._raised: dict[
-            int, str
-        ] = {}  # by thread: the module that raised, until another one is called
+        self._second_runs: dict[int, list[RecomputedPart]] = {}  # by thread, nested
+        # by thread: the module that raised, until another one is called
+        self._raised: dict[int, str] = {}
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def began(
         self, call: _C, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        """A call begins. Returns what takes the place of its arguments; ``None`` leaves them."""
+        """A call begins. Returns what replaces its arguments, or ``None``."""
         raise NotImplementedError
 
     def returned(self, call: _C, output: Any) -> None:
-        """A forward has returned; hooks of the user's have not run yet."""
+        """A forward has returned; the user's hooks have not run yet."""
 
     def ended(self, call: _C, output: Any) -> Any:
-        """A call ends. Returns what takes the place of its output; ``None`` leaves it."""
+        """A call ends. Returns what replaces its output, or ``None``."""
         raise NotImplementedError
 
     def left(self, call: _C) -> None:
-        """A call is over, also if it raised. Can be called several times for one call."""
+        """A call is over, even if it raised. May be called again for the same call."""
 
     def failed(self, error: Exception, name: str) -> None:
-        """A hook on the module of this name has raised."""
+        """A hook on the module ``name`` has raised."""
         raise NotImplementedError
 
     def install(self) -> None:
-        """Put the hooks on."""
         self.listening = True
         self._put_on()
 
     def remove(self) -> None:
-        """Take every hook off again."""
         self.listening = False
         self._take_off()
         self._leave_all()
 
     @contextlib.contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Between two calls: what runs meanwhile runs as it would, also where PyTorch chooses a
-        path by whether there are hooks.
-        """
+        """Take the hooks off between two calls: PyTorch chooses paths by whether hooks exist."""
         hooked = bool(self._handles)
         self._take_off()
         try:
@@ -149,8 +139,8 @@ class Listener(Generic[_C]):
         for name, module in self._modules.named.items():
             before = Hook(self, functools.partial(self._before, name), name)
             after = Hook(self, functools.partial(self._after, name), name)
-            # through nn.Module: a ScriptModule blocks the method but still runs the hooks when
-            # called from Python
+            # through nn.Module: a ScriptModule blocks the method, but runs the hooks when called
+            # from Python
             self._handles.append(
                 nn.Module.register_forward_pre_hook(module, before, with_kwargs=True)
             )
@@ -172,7 +162,6 @@ class Listener(Generic[_C]):
         self._handles.clear()
 
     def next_step(self) -> None:
-        """Number calls from 0 again."""
         self.step += 1
         self._indices.clear()
         self._leave_all()
@@ -180,23 +169,17 @@ class Listener(Generic[_C]):
         self._raised.clear()
 
     def failing_call(self) -> str | None:
-        """The name of the innermost module whose forward is running or has just raised; ``None`` if
-        there is none.
-        """
+        """The innermost module whose forward is running or has just raised, or ``None``."""
         thread = threading.get_ident()
         call = self.running()
         return self._raised.get(thread, call.name if call else None)
 
     def open_call(self) -> str | None:
-        """The name of the innermost module whose forward has begun and not ended, on whatever
-        thread; ``None`` if there is none.
-        """
+        """The innermost module whose forward has begun and not ended, on any thread, if any."""
         return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
 
     def not_called(self) -> list[str]:
-        """Registered modules that no forward has called; without those that none can call and that
-        hold nothing (a ``ModuleList``).
-        """
+        """Registered modules that no forward has called, except mere holders (a ``ModuleList``)."""
         return [
             name
             for name, module in self._modules.named.items()
@@ -209,26 +192,24 @@ class Listener(Generic[_C]):
         return calls[-1] if calls else None
 
     def caller(self, call: _C) -> _C | None:
-        """The call that a running one was made in; ``None`` of an outermost one."""
+        """The call around a running one; ``None`` for an outermost one."""
         for each in reversed(self._calls.get(threading.get_ident(), ())):
             if (each.name, each.index) == call.parent:
                 return each
         return None
 
     def is_running(self, call: _C) -> bool:
-        """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a
-        backward's.
-        """
+        """Whether a call's own code runs on this thread: no child's, hook's or backward's."""
         return (
             self.running() is call and threading.get_ident() not in self._busy and not self.idle()
         )
 
     def idle(self) -> bool:
-        """Whether a hook has nothing to do now."""
+        """Whether hooks have nothing to do now."""
         return not self.listening or in_backward()
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do what a hook does, one thread at a time."""
+        """Run a hook's work, one thread at a time."""
         thread = threading.get_ident()
         with self._lock:
             self._busy.add(thread)
@@ -241,7 +222,7 @@ class Listener(Generic[_C]):
                 self._busy.discard(thread)
 
     def come_last(self, call: _C) -> None:
-        """Let the hook at a call's end come after those that the user has added since."""
+        """Move the hook at a call's end behind those that the user has added since."""
         hooks, last = call.module._forward_hooks, self._last.get(call.name, 0)
         if next(reversed(hooks)) != last and last in hooks:
             hooks[last] = hooks.pop(last)
@@ -256,9 +237,7 @@ class Listener(Generic[_C]):
         return index
 
     def mark(self) -> Mark:
-        """Where the forward on this thread stands; of one that is run again, where the first one
-        stood.
-        """
+        """Where the forward on this thread stands; in a second run, where the first one stood."""
         second, running = self.second_run(), self.running()
         step, indices = (
             (self.step, self._indices) if second is None else (second.mark.step, second.indices)
@@ -274,9 +253,7 @@ class Listener(Generic[_C]):
 
     @contextlib.contextmanager
     def again(self, mark: Mark) -> Iterator[None]:
-        """On this thread, what was run from here on is run again, inside a backward: its calls have
-        the numbers that they had.
-        """
+        """Within the context, this thread runs calls again from ``mark`` on, with its indices."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []
@@ -295,12 +272,11 @@ class Listener(Generic[_C]):
                 self._raised[thread] = raised
 
     def second_run(self) -> RecomputedPart | None:
-        """What is run again on this thread; ``None`` if nothing is."""
+        """The part that is run again on this thread, or ``None``."""
         running = self._second_runs.get(threading.get_ident()) if self._second_runs else None
         return running[-1] if running else None
 
     def indices(self) -> Counter[str]:
-        """How often each module has been called in this step."""
         return self._indices.copy()
 
     def _leave_all(self) -> None:
@@ -338,12 +314,12 @@ class Listener(Generic[_C]):
         if not calls or not (
             calls[-1].module is module or any(call.module is module for call in calls)
         ):
-            return None  # it was called before listening began
+            return None  # called before listening began
         while calls[-1].module is not module:
-            self.left(calls.pop())  # a module whose hook did not run; its caller went on
+            self.left(calls.pop())  # its hook did not run, and its caller went on
         call = calls.pop()
         self.left(call)
-        # the forward raised; the hook runs all the same, and the caller may go on
+        # the forward raised; the hook still runs, and the caller may go on
         if sys.exc_info()[1] is not call.handling:
             self._raised.setdefault(thread, name)
             return None
@@ -353,8 +329,6 @@ class Listener(Generic[_C]):
 
 
 class Hook(Unsaved):
-    """One hook of a listener."""
-
     def __init__(self, listener: Listener[Any], act: Callable[..., Any], name: str) -> None:
         self._listener = listener
         self._act = act
@@ -366,10 +340,8 @@ class Hook(Unsaved):
 
 
 def _only_holds_modules(module: nn.Module) -> bool:
-    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``, which nobody
-    calls.
-    """
-    forward = getattr(type(module), "forward", None)  # a scripted module's class gives none
+    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``."""
+    forward = getattr(type(module), "forward", None)  # a scripted module's class has none
     callable_ = "forward" in vars(module) or forward is not nn.Module.forward
     return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))
 
@@ -388,7 +360,7 @@ def in_backward() -> bool:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every part of what a module is given, with its path."""
+    """Every part of a module's arguments, with its path."""
     yield from leaves(args)
     if kwargs:
         yield from leaves(kwargs)

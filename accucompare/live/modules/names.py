@@ -28,12 +28,10 @@ class Modules:
     """The modules of a model by qualified name.
 
     Attributes:
-        named: each module once, under the first name it has; wrappers (DDP, FSDP, torch.compile,
-            activation checkpointing) are passed over, so that a wrapped layer is called what it is
-            called without them.
-        aliases: further names of modules that are registered in several places, each with the first
-            name.
-        wrappers: the wrappers that were passed over.
+        named: each module once, under its first name; wrappers (DDP, FSDP, torch.compile,
+            activation checkpointing) are left out, so names are the same with and without them.
+        aliases: further names of modules, each with the first name.
+        wrappers: the wrappers that were left out.
     """
 
     named: dict[str, nn.Module] = field(default_factory=dict)
@@ -41,9 +39,7 @@ class Modules:
     wrappers: list[nn.Module] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(``"parameters"`` or ``"buffers"``, qualified name, tensor) of each registered one, tied
-        ones under every name.
-        """
+        """(``"parameters"`` or ``"buffers"``, qualified name, tensor), tied ones for every name."""
         for prefix, module in self.named.items():
             for kind, table in (("parameters", module._parameters), ("buffers", module._buffers)):
                 for name, tensor in table.items():
@@ -51,9 +47,7 @@ class Modules:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
     def tied(self) -> dict[str, str]:
-        """Further names of parameters and buffers, each with the first; of a module under several
-        names ``aliases`` has them.
-        """
+        """Further names of tied tensors, each with the first, except names from ``aliases``."""
         firsts: dict[int, str] = {}
         return {
             name: first
@@ -62,8 +56,7 @@ class Modules:
         }
 
     def computed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(module, buffer, tensor) of each buffer that is no part of a checkpoint, since the model
-        computes it itself.
+        """(module, buffer, tensor) of buffers that checkpoints leave out: the model computes them.
 
         Rotary frequencies, masks and tables are registered with ``persistent=False``. Read from a
         private set of ``nn.Module``, as ``state_dict`` does.
@@ -82,14 +75,12 @@ class Modules:
         return {"modules": modules, "aliases": self.aliases, "tied": self.tied(), **tables}
 
     def signatures(self) -> dict[str, list[str]]:
-        """The names of the positional parameters of each class's ``forward``, by class name; where
-        two classes of one name differ, none.
-        """
+        """Each class's positional ``forward`` parameters, by class name; none if ambiguous."""
         found: dict[str, list[str] | None] = {}
         for module in {type(module): module for module in self.named.values()}.values():
             try:
                 parameters = inspect.signature(module.forward).parameters.values()
-            except (TypeError, ValueError):  # of a scripted module
+            except (TypeError, ValueError):  # a scripted module's
                 continue
             positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
             names = [parameter.name for parameter in parameters if parameter.kind in positional]
@@ -99,7 +90,6 @@ class Modules:
 
 
 def name_modules(model: nn.Module) -> Modules:
-    """Find every module of a model."""
     modules = Modules()
     names: dict[nn.Module, str] = {}
 
@@ -126,7 +116,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def wrappers_of(module: nn.Module) -> list[nn.Module]:
-    """The wrappers around what is inside, the outermost first."""
+    """The wrappers around a module, the outermost first."""
     return [module, *_insides(module)][:-1]
 
 

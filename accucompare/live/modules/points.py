@@ -44,10 +44,9 @@ active: list[PointListener] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:
-    """Let the watch that is active, if any, look at a tensor, and name this point if it holds the
-    first value that is not finite.
+    """Let the active watch look at a tensor, and name this point if a non-finite value begins here.
 
-    Without a watch it does nothing; with one it waits for no device. It never changes the tensor.
+    Does nothing without a watch, waits for no device, and never changes the tensor.
 
     Args:
         tensor: of any shape and floating type.
@@ -63,7 +62,7 @@ def check_finite(tensor: torch.Tensor, label: str) -> None:
         tensor([[1., 1., 1.],
                 [1., 1., 1.]])
     """
-    if active and not in_backward():  # there, activation checkpointing comes by here again
+    if active and not in_backward():  # in a backward, activation checkpointing passes here again
         for watcher in [watcher for watcher in active if watcher.running() is not None] or active:
             if not watcher.idle():
                 watcher.point(tensor, str(label))

@@ -1,6 +1,4 @@
-"""Activation checkpointing: forwards that are run again inside a backward, and where in the first
-forward that was.
-"""
+"""Activation checkpointing: forwards that a backward runs again, and where they first stood."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from typing import Any
 
 from torch.utils import checkpoint
 
-#: What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run
-#: again.
+#: What the two ways of ``torch.utils.checkpoint`` make for a part of a model that will run again.
 _FRAME, _FUNCTION = "_CheckpointFrame", "CheckpointFunction"
 
 Again = Callable[[], contextlib.AbstractContextManager[None]]
@@ -21,12 +18,11 @@ Again = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Witness:
-    """Who is told of what will be run again.
+    """Who is told what will be run again.
 
     Attributes:
-        begins: called when a part of a model is run that will be run again, with whether the
-            backward of the second run is a backward of its own (``use_reentrant=True``). Gives what
-            is entered around the second run.
+        begins: called when the first run of a part begins, with whether its second run has a
+            backward of its own (``use_reentrant=True``). Returns the context for the second run.
     """
 
     begins: Callable[[bool], Again]
@@ -39,8 +35,8 @@ _undo = contextlib.ExitStack()
 def witness(each: Witness) -> None:
     """Tell a witness from now on.
 
-    ``torch.utils.checkpoint`` has no hook for it, so what it makes for each part is wrapped as long
-    as there is a witness. A version of torch that makes something else is left alone.
+    ``torch.utils.checkpoint`` has no hook for it, so what it makes for each part is wrapped while
+    there are witnesses. A version of torch that makes something else is left alone.
     """
     if not _witnesses:
         frame, function = (getattr(checkpoint, name, None) for name in (_FRAME, _FUNCTION))
@@ -55,7 +51,7 @@ def witness(each: Witness) -> None:
 
 
 def witness_no_more(each: Witness) -> None:
-    """Take ``witness`` back."""
+    """Undo ``witness``."""
     if each in _witnesses:
         _witnesses.remove(each)
         if not _witnesses:

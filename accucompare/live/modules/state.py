@@ -1,6 +1,4 @@
-"""The state of a model and its arguments, as a bundle can hold it: nested values as JSON, tensors
-as records.
-"""
+"""The state of a model and its arguments: nested values as JSON, tensors as records."""
 
 from __future__ import annotations
 
@@ -25,16 +23,14 @@ def take_apart(
     """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
 
     Args:
-        value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (of
-            strings or integers) of those.
-        tensors: those found are added to it; one that is there already keeps its number.
+        value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (with
+            string or integer keys) of those.
+        tensors: new ones are appended; one that is there already keeps its number.
         place: what messages call the value.
-        lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to
-            leave it out.
+        lost: called with each tensor or unsaveable part and its place: whether to leave it out.
 
     Raises:
-        CaptureError: if the value holds something that cannot be saved, and ``lost`` does not say
-            to leave it out.
+        CaptureError: if a part cannot be saved, and ``lost`` does not leave it out.
     """
     if isinstance(value, torch.Tensor):
         if lost is not None and lost(value, place):
@@ -110,9 +106,7 @@ def put_together(
 
 
 def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
-    """A record of the state, and the function that brings its data to the host, which raises
-    CaptureError if it cannot be saved.
-    """
+    """A record of the state, and what brings its data to the host or raises CaptureError."""
     record = Record(
         0,
         0,

@@ -1,6 +1,4 @@
-"""Models are copied and pickled without our hooks: a script that saves its model while it is
-watched saves the model alone.
-"""
+"""Copies and pickles of a model leave out our hooks, so a watched model is saved alone."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-#: A module's tables of hooks, and the tables of what each hook asks for, by the hook's number.
+#: A module's tables of hooks, each with the tables of flags by the hook's number.
 _HOOKS = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -20,20 +18,18 @@ _original: Any = None
 
 
 def _nothing(*arguments: Any) -> None:
-    """Stands for a hook of ours where a class copies itself by a way of its own."""
+    """Replaces a hook of ours where a class has its own way of copying."""
 
 
 class Unsaved:
-    """A hook that copies and pickles of the model, made meanwhile, do not have."""
+    """A hook that is left out of the model's copies and pickles."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (_nothing,)
 
 
 def hide() -> None:
-    """From now on, copies and pickles of modules have no hooks that are ``Unsaved``; undone by as
-    many calls of ``hide_no_more``.
-    """
+    """Leave ``Unsaved`` hooks out of copies and pickles until as many calls of ``hide_no_more``."""
     global _hiding, _original
     _hiding += 1
     if _hiding == 1:
@@ -57,9 +53,7 @@ def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
 
 
 def _unhooked(part: Any) -> Any:
-    """A part of what ``__reduce_ex__`` gives: the module's attributes, or its arguments, among
-    which classes of their own may have them.
-    """
+    """A part of ``__reduce_ex__``'s result: a module's attributes, or its arguments."""
     if type(part) is tuple:
         return tuple(map(_unhooked, part))
     if type(part) is not dict:

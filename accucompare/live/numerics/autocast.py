@@ -1,4 +1,4 @@
-"""The autocast in force, taken and put back."""
+"""Reading and restoring autocast."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from accucompare.live.values import dtype_name
 
 
 def autocast_now() -> dict[str, Any]:
-    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"},
-    …}``.
-    """
+    """Autocast now, by device type: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
     kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
     return {
         kind: {
@@ -27,7 +25,7 @@ def autocast_now() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
-    """Set the autocast that ``autocast_now`` gave, while the context lasts."""
+    """Within the context, set the autocast that ``autocast_now`` returned."""
     with contextlib.ExitStack() as stack:
         for kind, entry in table.items():
             if entry["enabled"] or torch.is_autocast_enabled(kind):
@@ -38,7 +36,7 @@ def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
 
 
 def describe_autocast(device: torch.device) -> dict[str, Any] | None:
-    """The autocast in force: device type and dtype; ``None`` if none is."""
+    """The autocast in force: device type and dtype; ``None`` if it is off."""
     for kind in dict.fromkeys((device.type, "cpu")):
         if torch.is_autocast_enabled(kind):
             return {"device": kind, "dtype": dtype_name(torch.get_autocast_dtype(kind))}

@@ -1,4 +1,4 @@
-"""Compiled code that runs eagerly, so that the hooks on the modules in it are called."""
+"""Compiled code that runs eagerly, so that the hooks on its modules are called."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def eager_stance() -> Iterator[None]:
-    """Run compiled code eagerly until the last of these contexts has ended, in whatever order they
-    end.
-    """
+    """Run compiled code eagerly until the last of these contexts has ended, in any order."""
     if not _eager:
         set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
         _stance.enter_context(
@@ -30,6 +28,6 @@ def eager_stance() -> Iterator[None]:
             _stance.close()
 
 
-#: Those who need compiled code to run eagerly, and what ends that.
+#: One entry for each open context.
 _eager: list[object] = []
 _stance = contextlib.ExitStack()

@@ -1,20 +1,18 @@
-"""What a lower precision of matrix products is expected to do to a model: its error, layer by
-layer, computed on the CPU.
+"""The errors that lower precision of matrix products should make, layer by layer, on the CPU.
 
 While ``emulated`` lasts, the operands of float32 matrix products and convolutions, forward and
 backward, are rounded to the format that a device's matrix unit reads, and the product is
 accumulated in float32. Everything else stays bit for bit as it is.
 
-What comes out is the **expected error for a format**, never a device's result. How large the error
-of each layer is can be relied
-upon: a device that rounds the same and sums in another order had errors 0.99 to 1.03 times as large
-in every layer. Which elements are off, and whether up or down, cannot: that agreement is gone after
-the first block. Whatever a device does besides, in its transcendental functions, fused kernels and
-internal formats, is not in it.
+The result is the **expected error for a format**, never a device's result. The size of each layer's
+error is reliable: a device that rounds the same and sums in another order had errors 0.99 to 1.03
+times as large in every layer. Which elements are off, and in which direction, is not: that
+agreement is gone after the first block. A device's transcendental functions, fused kernels and
+internal formats are not emulated.
 
-Not rounded: dot and outer products of two vectors, which are no work for a matrix unit; and
-products in types other than float32, of which bfloat16 and float16 have their rounding already.
-``Emulation.untouched`` names what looked like a product and was left alone."""
+Not rounded: dot and outer products of two vectors, which do not run on matrix units; and products
+in types other than float32 (bfloat16 and float16 are rounded already).
+"""
 
 from __future__ import annotations
 
@@ -43,11 +41,9 @@ class Emulation:
     """What was emulated.
 
     Attributes:
-        precision: the format.
-        counts: how often each operator ran with rounded operands. A fused attention counts as such
-            and by its products.
-        untouched: operators that look like products and ran as they are, and why, such as ``mm of
-            float64``.
+        counts: how often each operator ran with rounded operands. A fused attention is counted
+            itself and by its products.
+        untouched: operators that look like products and ran unchanged, and why: ``mm of float64``.
     """
 
     precision: Precision
@@ -57,13 +53,13 @@ class Emulation:
 
 @contextlib.contextmanager
 def emulated(precision: Precision) -> Iterator[Emulation]:
-    """Round the operands of this thread's float32 matrix products and convolutions on the CPU while
-    the context lasts.
+    """Within the context, round the operands of this thread's float32 products on the CPU.
 
-    A backward is emulated if it is called inside the context, whenever its forward was, and plain
-    if it is called after it. ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their
-    slow path inside, and ``nn.LSTM`` the one without oneDNN: their fast ones hide the products.
-    Code that torch.compile has compiled must run eagerly (``force_eager``)."""
+    A backward is emulated if it is called inside the context, no matter where its forward ran.
+    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their slow path inside, and
+    ``nn.LSTM`` the one without oneDNN: their fast paths hide the products. Code compiled by
+    torch.compile must run eagerly (``force_eager``).
+    """
     emulation = Emulation(Precision(precision))
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -75,11 +71,11 @@ def emulated(precision: Precision) -> Iterator[Emulation]:
 
 
 def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """A float32 tensor's values rounded to the nearest of a format, ties to even, again in float32.
+    """A float32 tensor rounded to the nearest values of a format, ties to even, still in float32.
 
-    What is too large becomes infinite; NaN, infinities and signs are kept. The 8-bit exponents'
-    subnormal numbers lose bits as float32's do; FP16 has its own range, with its largest number at
-    65504."""
+    Values that are too large become infinite; NaN, infinities and signs are kept. Subnormal numbers
+    of formats with 8-bit exponents lose bits as float32's do. FP16 has its own range, up to 65504.
+    """
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
     dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
@@ -95,8 +91,8 @@ def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor
     return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
 
 
-#: The operands that a matrix unit reads, by position. What is added to the product (``self`` of
-#: addmm, a bias) is not one.
+#: Positions of the operands that a matrix unit reads; what is added (addmm's ``self``, a bias) is
+#: none.
 _OPERANDS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "_grouped_mm"), (0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"), (1, 2)),
@@ -111,11 +107,10 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1, 2, 3),
 }
 
-#: Operators that PyTorch composes of others below autograd. (Those that it composes above it need
-#: no table, though without autograd, as in inference mode, they too arrive whole.)
+#: Composed below autograd. (Those composed above it arrive whole only without autograd.)
 _COMPOSED = ("_trilinear", "_euclidean_dist", "_foreach_mm", "linalg_pinv", "linear")
 
-#: The kernels that an operator may have on the CPU; the first counts.
+#: The kernels that an operator may have on the CPU; the first one present counts.
 _KERNELS = (
     "CPU",
     "CompositeImplicitAutograd",
@@ -123,7 +118,7 @@ _KERNELS = (
     "CompositeExplicitAutogradNonFunctional",
 )
 
-#: What an operator with products inside may be called, if it is in no table.
+#: Names of operators that may hide products and are in no table.
 _LOOKS_LIKE_PRODUCT = re.compile(
     r"attention|attn|matmul|lstm|rnn|einsum|encoder_layer|matrix_exp|gemm"
     r"|(?<![a-z])([a-z0-9]*mm|dot|vdot|mv|gru|(b|tri)?linear"
@@ -154,9 +149,7 @@ class _PlainLSTM(TorchFunctionMode):
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators below autograd and autocast: operands have their final dtype, and gradients
-    pass the rounding unchanged.
-    """
+    """Sees operators below autograd and autocast: dtypes are final, gradients are not rounded."""
 
     supports_higher_order_operators = True
 
@@ -169,9 +162,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
-            return (
-                NotImplemented  # such a tensor runs operators of its own, which come here in turn
-            )
+            # such a tensor runs operators of its own, which come here in turn
+            return NotImplemented
         known = _operator(op)
         if known is None:
             return op(*args, **kwargs)
@@ -194,9 +186,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Operator(NamedTuple):
-    """An operator that is a product, or whose kernel of the key ``inside`` must run under the mode,
-    for the products or draws in it.
-    """
+    """A product, or an operator whose kernel ``inside`` runs products or draws under the mode."""
 
     name: str
     operands: tuple[int, ...]
@@ -229,7 +219,7 @@ def _operator(op: Any) -> _Operator | None:
 
 
 def _kinds(values: list[Any]) -> set[str]:
-    """The dtypes of tensors; of those that are no plain CPU tensors, what they are instead."""
+    """The dtypes of plain CPU tensors; for other tensors, what they are instead."""
     flat = [
         item
         for value in values
@@ -258,8 +248,7 @@ def _product(mode: _Rounding, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ...]:
-    """Convolutions of rounded operands; but the bias' gradient is a sum of gradients as they
-    are."""
+    """Convolutions of rounded operands. The bias' gradient is a sum of unrounded gradients."""
     *others, (of_input, of_weight, of_bias) = args
     grads = _product(mode, op, *others, [of_input, of_weight, False])
     return (*grads[:2], op(*others, [False, False, True])[2]) if of_bias else tuple(grads)
@@ -268,9 +257,7 @@ def _convolution_backward(mode: _Rounding, op: Any, *args: Any) -> tuple[Any, ..
 def _attention(
     mode: _Rounding, op: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mathematical form's output in the fused one's layout, and the fused one's other output,
-    for a backward after the context.
-    """
+    """The mathematical form's output in the fused one's layout; the fused one's second output."""
     output, logsumexp = op(*args, **kwargs)
     with mode:
         output.copy_(_attention_math(*args, **kwargs)[0])
@@ -280,8 +267,7 @@ def _attention(
 def _attention_backward(
     mode: _Rounding, op: Any, grad: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The mathematical form's gradients; it multiplies query and key by the root of the scale
-    each."""
+    """The mathematical form's gradients: query and key are each multiplied by the scale's root."""
     query, key, value, _, _, *options = args
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     key, value = (tensor.repeat_interleave(heads[1], 1) for tensor in (key, value))
@@ -309,9 +295,7 @@ def _attention_math(
     attn_mask: Any = None,
     scale: float | None = None,
 ) -> Any:
-    """The output and the weights. Shapes: (batch, heads, length, size); a key's and value's head
-    may serve several of the query.
-    """
+    """Output and weights, (batch, heads, length, size). Several query heads may share a key's."""
     key, value = (
         tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value)
     )
@@ -320,8 +304,7 @@ def _attention_math(
     )
 
 
-#: What takes more than to round the operands: products are hidden, or not all that it does is a
-#: product.
+#: Operators that hide products, or that do more than one product: rounding operands is not enough.
 _WAYS: dict[str, Callable[..., Any]] = {
     "convolution_backward": _convolution_backward,
     "_slow_conv2d_backward": _convolution_backward,

@@ -1,6 +1,4 @@
-"""How a capture computes: deterministically or not, in reduced precision or not; and what the
-device then did otherwise.
-"""
+"""How a capture computes (determinism, reduced precision), and what the device did otherwise."""
 
 from __future__ import annotations
 
@@ -20,11 +18,7 @@ from accucompare.selection import Precision
 
 
 class Numerics:
-    """The numerics that were asked for, and notes on what the device did otherwise.
-
-    Attributes:
-        options: what was asked, for the manifest.
-    """
+    """The numerics that were asked for (``options``), and what the device did otherwise."""
 
     def __init__(
         self,
@@ -35,10 +29,9 @@ class Numerics:
         tf32: bool | None = None,
         emulate: str | None,
     ) -> None:
-        """The options of ``accucompare.capture``.
-
+        """
         Raises:
-            UsageError: if the device has no such thing.
+            UsageError: if the device does not have what is asked.
         """
         self._device = device
         self._backend = devices.backend(device.type)
@@ -49,7 +42,7 @@ class Numerics:
                 continue
             if name == self._backend.REDUCED:
                 self._reduced = allow
-            # Forbidding it where there is none does no harm: the same options serve every device.
+            # forbidding what does not exist is harmless: the same options serve every device
             elif allow:
                 other = (
                     f"--{self._backend.REDUCED} is its"
@@ -81,7 +74,7 @@ class Numerics:
             noting_fallbacks(self._device.type, self._backend.unsupported(), self._note_fallback),
             self._noting_warnings(),
         ):
-            self._backend.overflowed(self._device)  # what overflowed earlier is not ours
+            self._backend.overflowed(self._device)  # earlier overflows are not ours
             yield
 
     @contextlib.contextmanager
@@ -105,9 +98,7 @@ class Numerics:
                     )
 
     def end_step(self, step: int) -> None:
-        """Wait for the device, so that an error of a step is raised in that step; and read its
-        overflow flag.
-        """
+        """Wait for the device, so that a step's errors are raised in it; read the overflow flag."""
         self._backend.synchronize(self._device)
         if self._backend.overflowed(self._device):
             self._note(
@@ -116,7 +107,6 @@ class Numerics:
             )
 
     def notes(self) -> list[str]:
-        """What the device did otherwise, one sentence each."""
         return list(self._notes)
 
     def _note_fallback(self, operator: str) -> None:
@@ -127,7 +117,7 @@ class Numerics:
 
     @contextlib.contextmanager
     def _noting_warnings(self) -> Iterator[None]:
-        """Keep the warnings that bear on numbers; they are shown, or not, as ever."""
+        """Note the warnings that bear on numbers. Whether they are shown does not change."""
         show = warnings.showwarning
 
         def note(message: Warning | str, *details: Any, **options: Any) -> None:

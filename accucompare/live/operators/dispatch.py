@@ -1,9 +1,9 @@
-"""Catching operators, wherever they are called: in a forward, in a backward, inside another
-operator.
+"""Catching operators wherever they are called: in a forward, a backward, or another operator.
 
-They are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is
-switched on for the capturing thread only (and for the backward threads that it starts). For every
-other operator that key falls through, which costs nothing."""
+Kernels are registered at a dispatch key that PyTorch leaves unused, and the key is switched on for
+the capturing thread only (and for the backward threads that it starts). All other operators fall
+through at that key, which costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ _T = TypeVar("_T")
 
 _KEY = "TESTING_ONLY_GenericMode"
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_switched_on: dict[
-    int, list[Any]
-] = {}  # by thread: what switches the key off again, and how many contexts have not ended
-_libraries: list[Library] = []  # as long as they live, so do the kernels
+# by thread: what switches the key off again, and the number of open contexts
+_switched_on: dict[int, list[Any]] = {}
+_libraries: list[Library] = []  # keeps the kernels alive
 
 
 def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
-    """Let kernels be called in place of operators such as ``bernoulli_.float``, where
-    ``intercepting``; forever, so do it once.
+    """Call kernels in place of operators such as ``bernoulli_.float`` while ``intercepting``.
+
+    This cannot be undone: do it only once.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators
-            be caught.
+        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
     """
     if not _libraries:
         fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -47,15 +46,13 @@ def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
 
 @contextlib.contextmanager
 def intercepting() -> Iterator[None]:
-    """Catch operators on this thread until the last of its contexts has ended, in whatever order
-    they end.
+    """Catch operators on this thread until the last of its contexts has ended, in any order.
 
     Raises:
-        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators
-            be caught.
+        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
     """
     key = _key()
-    # torch.cond, flex_attention: they know no fall through for all
+    # torch.cond, flex_attention: they have no general fallthrough
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
     thread = threading.get_ident()
@@ -73,21 +70,19 @@ def intercepting() -> Iterator[None]:
 
 
 class Inside:
-    """Lets a mode see what an operator does inside; and autocast and ``matched_randomness``, too,
-    if they would without a mode.
+    """Lets a mode see what an operator does inside; autocast and ``matched_randomness``, too.
 
-    Autocast would not if it knows the operator itself: then it has decided already.
+    They do so only if they would without the mode: autocast not, if it knows the operator itself.
     """
 
     def __init__(self, *devices: str) -> None:
-        """``devices``: those whose autocast is meant, as dispatch keys call them, such as
-        ``CPU``."""
+        """``devices`` whose autocast counts, named as in dispatch keys: ``CPU``."""
         self._autocast = [f"Autocast{device}" for device in devices]
         self._decided = False
 
     @contextlib.contextmanager
     def of(self, op: Any, mode: TorchDispatchMode) -> Iterator[None]:
-        """From within the mode's handling of this operator."""
+        """To be entered inside the mode's handling of this operator."""
         outer = self._decided
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         self._decided = outer or any(has_kernel(op.name(), key) for key in self._autocast)
@@ -100,12 +95,12 @@ class Inside:
 
 @contextlib.contextmanager
 def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
-    """From within a mode's handling of an operator, let the mode, and these dispatch keys, see what
-    the operator calls.
+    """In a mode's handling of an operator, let it and these dispatch keys see the calls inside.
 
-    A key that was switched off where Python called the operator stays so; one that this torch does
-    not know is left out."""
-    # In the state in which Python called:
+    A key that was switched off where Python called the operator stays off. Keys that this torch
+    does not know are left out.
+    """
+    # as it was when Python called
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         keys = [
             key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)
@@ -118,7 +113,7 @@ def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[No
 
 
 def of_this_thread(active: Sequence[tuple[int, _T]]) -> _T | None:
-    """The last entry of this thread; on a thread of a backward, which has none, the last of all."""
+    """This thread's last entry; on a backward's thread, which has none, the last of all."""
     thread = threading.get_ident()
     return next(
         (entered for by, entered in reversed(active) if by == thread),
@@ -127,7 +122,7 @@ def of_this_thread(active: Sequence[tuple[int, _T]]) -> _T | None:
 
 
 def without_dispatch(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator as if it were not caught."""
+    """Run an operator without catching it."""
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key())):
         return op(*args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Functions of PyTorch's that have no hooks of their own: who is called when one of them is.
+"""Observing functions of PyTorch that have no hooks.
 
-As long as somebody observes a function, another one that calls it is in its place, one for all who
-do."""
+While a function has observers, one wrapper for all of them stands in its place.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.jit import _builtins
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizer_module
 
-#: Called before a function with the name of its caller, and what it is given; gives what is to be
-#: called with what it returns, if anything.
+#: Called before a function with its caller's name and its arguments. May return what gets the
+#: result.
 Before = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 
-#: Who observes the function of this name in a module or a class.
+#: The observers by (module or class, name of the function).
 _observers: dict[tuple[Any, str], list[Before]] = {}
 
-#: What clips gradients, by what it calls first, with the gradients. From torch 2.6 on
-#: ``clip_grad_norm_`` calls ``_get_total_norm``, which others call, too, who clip nothing; before,
-#: it grouped them as the others do.
+#: The function that each clipper of gradients calls first, and those clippers. From torch 2.6 on
+#: ``clip_grad_norm_`` calls ``_get_total_norm``, which others call without clipping; before, it
+#: grouped the gradients, as the others do.
 CLIPPING = {
     (clip_grad, "_get_total_norm"): frozenset(("clip_grad_norm_",)),
     (clip_grad, "_group_tensors_by_device_and_dtype"): frozenset(
@@ -34,9 +34,7 @@ CLIPPING = {
 
 
 def observe_function(owner: Any, name: str, before: Before) -> bool:
-    """Call ``before`` whenever a module's function, or a class's method, is called; False if there
-    is no such function.
-    """
+    """Call ``before`` before each call of a function or method; False if there is no such one."""
     if not callable(vars(owner).get(name)):
         return False
     observers = _observers.setdefault((owner, name), [])
@@ -53,7 +51,7 @@ def observe_function(owner: Any, name: str, before: Before) -> bool:
                     after(result)
             return result
 
-        # What is scripted meanwhile calls the operator itself.
+        # code that is scripted meanwhile calls the operator itself
         operator = _builtins._find_builtin(original)  # type: ignore[no-untyped-call]
         if operator is not None:
             _builtins._register_builtin(observed, operator)
@@ -63,22 +61,21 @@ def observe_function(owner: Any, name: str, before: Before) -> bool:
 
 
 def observe_function_no_more(owner: Any, name: str, before: Before) -> None:
-    """Take ``observe_function`` back; nothing if that did nothing."""
+    """Undo ``observe_function``; does nothing if that did nothing."""
     observers = _observers.get((owner, name), [])
     if before in observers:
         observers.remove(before)
         if not observers:
             observed = vars(owner)[name]
             setattr(owner, name, observed.__wrapped__)
-            # Another function may come to have this id.
+            # another function may get this id
             _builtins._get_builtin_table().pop(id(observed), None)  # type: ignore[no-untyped-call]
 
 
 def running_steps() -> Iterator[Any]:
-    """The optimizers whose ``step`` runs on this thread, the innermost first, as PyTorch's wrapper
-    of that has them.
+    """The optimizers whose ``step`` runs on this thread, innermost first (from PyTorch's wrapper).
 
-    One that wraps another (``ZeroRedundancyOptimizer``) calls that one's.
+    An optimizer that wraps another (``ZeroRedundancyOptimizer``) calls that one's ``step``.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -92,9 +89,7 @@ def running_steps() -> Iterator[Any]:
 
 
 def scalers(given: Any = None) -> list[type]:
-    """The classes that may scale losses: ``GradScaler``, all that are derived of it, and those of a
-    scaler that is given.
-    """
+    """The classes that may scale losses: ``GradScaler``, subclasses, a given scaler's classes."""
     found: list[Any] = [torch.amp.GradScaler]
     for kind in found:
         found += (derived for derived in kind.__subclasses__() if derived not in found)

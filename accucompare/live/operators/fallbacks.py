@@ -1,7 +1,7 @@
-"""Operators that a device has no kernel for, so that they run on the CPU.
+"""Operators that run on the CPU because the device has no kernel for them.
 
-torch_npu warns of them once a process, on standard error, past Python. So they are looked for here:
-operators without a kernel of the device's.
+torch_npu warns of them once a process, on standard error and not through Python. So operators
+without a kernel of the device's are caught here.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _registered: set[str] = set()
 def noting_fallbacks(
     type: str, operators: Iterable[str], seen: Callable[[str], None]
 ) -> Iterator[None]:
-    """Call ``seen`` with the name of each of these operators, such as ``aten::huber_loss``, that is
-    run on a device's tensors.
+    """Call ``seen`` with each of these operators that runs on such a device (``aten::huber_loss``).
 
-    Where this version of torch does not let operators be caught, none is seen; nor are random ones,
-    which are caught for their numbers."""
+    Sees none if this torch does not let operators be caught. Random operators, which are caught for
+    their numbers, are not seen.
+    """
     names = frozenset(name for name in operators if name.startswith("aten::"))
     with contextlib.ExitStack() as stack:
         if names:

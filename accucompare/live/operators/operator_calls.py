@@ -11,27 +11,24 @@ from torch.utils import _python_dispatch as dispatching
 
 from accucompare.live.operators import randomness
 
-# Files of ours that call models: what called them is no code of a model's.
+# our files that call models: frames beyond them are not a model's code
 _callers: set[str] = set()
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 
 
 def calls_models(file: str) -> None:
-    """Told by a file of ours that calls models: a source line is not looked for beyond it."""
+    """Register a file of ours that calls models: source lines are not looked for beyond it."""
     _callers.add(file)
 
 
 def is_caller(file: str) -> bool:
-    """Whether a file of ours calls models."""
     return file in _callers
 
 
 class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators, below autograd and autocast, while a module call runs; it may be left
-    although others were entered since.
+    """Sees operators, below autograd and autocast, while a module call runs, if ``entered``.
 
-    Attributes:
-        entered: whether it sees any now.
+    It can be left before modes that were entered later.
     """
 
     supports_higher_order_operators = True
@@ -41,14 +38,13 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.entered = False
 
     def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and give what it gives."""
+        """Run an operator and return its result."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
-            return (
-                NotImplemented  # such a tensor runs operators of its own, which come here in turn
-            )
+            # such a tensor runs operators of its own, which come here in turn
+            return NotImplemented
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **(kwargs or {}))
         return self.see(op, args, kwargs or {})
@@ -59,7 +55,7 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.entered = True
 
     def leave(self) -> None:
-        """See no more; modes that were entered since, and were not left, stay."""
+        """Stop seeing. Modes that were entered later and not left stay."""
         if not self.entered:
             return
         self.entered = False
@@ -73,14 +69,11 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def source_line(folders: int = 0) -> str | None:
-    """Where the operator was called, by the first frame outside of torch and accucompare; ``None``
-    if it is part of a matched draw.
+    """The line that called the operator, if it is outside torch and accucompare.
 
-    It is the file's name, after so many of the folders that it lies in, and the number of the line:
-    ``lora/layer.py:1065``.
-
-    Of a model that accucompare itself called and that is made of torch's modules alone, there is
-    none. Draws agree on every device already; what they overwrite with is no work of the module's.
+    It is the file's name after ``folders`` of its folders, and the line: ``lora/layer.py:1065``.
+    ``None`` if accucompare called the model and the model is made of torch's modules alone. Also
+    for matched draws: they agree on every device already, and overwriting is not the module's work.
     """
     frame = sys._getframe(2)
     while frame is not None:

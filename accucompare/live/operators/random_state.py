@@ -1,4 +1,4 @@
-"""The states of random generators, taken and put back."""
+"""The states of random generators, read and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 
 
 def get_state(device: torch.device) -> torch.Tensor:
-    """The state of a device's own generator."""
     if device.type == "cpu":
         return torch.default_generator.get_state()
     state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
@@ -22,7 +21,6 @@ def get_state(device: torch.device) -> torch.Tensor:
 
 
 def set_state(device: torch.device, state: torch.Tensor) -> None:
-    """Put ``get_state`` back."""
     if device.type == "cpu":
         torch.default_generator.set_state(state)
     else:
@@ -35,8 +33,8 @@ class RandomState:
 
     Attributes:
         devices: by device: ``cpu``, ``cuda:0``, ``npu:0``.
-        python, numpy: those of ``random`` and ``numpy.random``; ``None`` if they are not known.
-        megatron: those that Megatron keeps, by name; empty without.
+        python, numpy: of ``random`` and ``numpy.random``; ``None`` if unknown.
+        megatron: Megatron's, by name; empty without it.
     """
 
     devices: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -46,14 +44,12 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        """Of the CPU, of this device, of Python and of NumPy."""
         devices = {
             str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))
         }
         return cls(devices, random.getstate(), np.random.get_state(), _of_megatron())
 
     def restore(self) -> None:
-        """Put back what it has."""
         for name, state in self.devices.items():
             set_state(torch.device(name), state)
         if self.python is not None:
@@ -65,9 +61,7 @@ class RandomState:
 
 
 def _megatrons_tracker() -> Any:
-    """What keeps the states of the generators that differ between ranks, which its ``fork`` puts in
-    place; ``None`` without Megatron.
-    """
+    """Megatron's generators that differ between ranks (``fork`` switches to one), or ``None``."""
     return getattr(
         sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None
     )
@@ -80,7 +74,7 @@ def _of_megatron() -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Put the random states back when the context ends."""
+    """Restore the random states when the context ends."""
     state = RandomState.now(device)
     try:
         yield

@@ -1,14 +1,13 @@
-"""The same random numbers on every device, in every dtype: random operations draw from a CPU
-generator.
+"""The same random numbers on every device and in every dtype: random operations draw on the CPU.
 
 Device generators never match (an NPU's state is 16 bytes, a CPU's 5,056), and even CPUs differ in
-how they fill a tensor. So, while a capture runs, each random operation is first done plainly, which
-leaves all generators as a plain run leaves them, and then its numbers are replaced by ones drawn in
-float32 on the CPU by a Mersenne Twister seeded with the seed and the operation's number.
+how they fill a tensor. So during a capture each random operation first runs plainly, which leaves
+all generators as in a plain run. Then its numbers are replaced by float32 draws on the CPU, from a
+Mersenne Twister seeded with the seed and the operation's number.
 
-Activation checkpointing restores the plain generators before it computes a forward again; a draw
-then finds its number by their state, so that a recomputed dropout mask is the one of the first
-time."""
+Activation checkpointing restores the plain generators before it computes a forward again. A draw
+then finds its number by their state, so a recomputed dropout mask equals the first one.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +44,9 @@ class Draws:
     """The random operations of one capture.
 
     Attributes:
-        seed: of the capture.
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
-        repeated: whether a step drew what the one before had drawn, since the generators were
-            seeded again.
+        repeated: whether a step repeated the last one's draws, as generators were seeded again.
     """
 
     seed: int
@@ -60,11 +57,10 @@ class Draws:
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
     def generator(self, state: bytes) -> torch.Generator:
-        """The generator of the draw that found the plain generator in this state, or else of the
-        next draw.
+        """The generator of the draw that found the plain generator in this state; else the next.
 
-        So a loop that seeds again draws the same again, as it would plainly, and so does a
-        recomputation."""
+        So a loop that seeds again, or a recomputation, draws the same numbers again, as it should.
+        """
         number = self._numbers.get(state)
         if number is None and state in self._earlier:
             number, self.repeated = self._earlier[state], True
@@ -75,13 +71,11 @@ class Draws:
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
     def end_step(self) -> None:
-        """Forget the states of the step before the one that ends; this one's backward may be still
-        to come.
-        """
+        """Forget the states of the step before; the ending step's backward may still come."""
         self._earlier, self._numbers = self._numbers, {}
 
     def saved(self) -> SavedDraws:
-        """What the draws of the next step depend on; to be asked between two steps."""
+        """What the draws of the next step depend on. Call it between two steps."""
         return SavedDraws(
             self.count,
             {state.hex(): number for state, number in self._earlier.items()},
@@ -89,11 +83,7 @@ class Draws:
         )
 
     def restore(self, saved: SavedDraws) -> None:
-        """Draw on from there.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
+        """Go on drawing from a saved state. Raises ValueError if it is damaged."""
         self.count, self.repeated = saved.count, saved.repeated
         self._earlier, self._numbers = (
             {bytes.fromhex(state): number for state, number in saved.numbers.items()},
@@ -110,7 +100,7 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
     """Draw every random number of this thread on the CPU while the context lasts.
 
     Yields:
-        The draws, or ``None`` where this version of torch does not let them be caught.
+        The draws, or ``None`` if this version of torch does not let them be caught.
     """
     try:
         register_kernels()
@@ -130,9 +120,7 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
 
 
 def register_kernels() -> None:
-    """Let random operations be caught; errors as ``register``. To be called before other kernels
-    are registered for them.
-    """
+    """Let random operations be caught; call it first. Raises as ``register``."""
     if not _registered:
         register(_kernels())
         _registered.append(True)
@@ -178,10 +166,10 @@ def _name_of(op: Any) -> str:
 
 
 def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
-    """The generator to draw from; ``None`` where the plain numbers shall stand.
+    """The generator to draw from; ``None`` if the plain numbers stay.
 
-    They stand for a CPU generator of the user's own, which agrees on every device, and where there
-    is no plain data."""
+    They stay for a user's own CPU generator, which agrees on every device, and without plain data.
+    """
     draws = of_this_thread(_active)
     if (
         draws is None
@@ -194,9 +182,7 @@ def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch
 
 
 def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
-    """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not
-    inside torch.func, not meta.
-    """
+    """Whether data can be overwritten: no subclass with own dispatch, no torch.func, not meta."""
     # DTensor, FakeTensor
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
@@ -208,7 +194,7 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """The first numbers of a generator that nothing was drawn from."""
+    """The first numbers of a fresh generator."""
     options = {"dtype": torch.float32, "device": "cpu"}
     drawn: torch.Tensor = without_dispatch(torch.empty, shape, **options)
     if not compiled.fill_uniform(generator.initial_seed(), drawn.numpy()):
@@ -217,9 +203,7 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Put values drawn on the CPU in place of the plain ones, as data: to autograd, the plain
-    operation made the tensor.
-    """
+    """Replace the plain values as data: to autograd, the plain operation made the tensor."""
     tensor.detach().copy_(values)
     return tensor
 
@@ -259,16 +243,14 @@ def _uniform_(
     if ours is None:
         return tensor
     values = _uniform(tensor.shape, ours)
-    if tensor.dtype in _STEPS:  # rounded to nearest, many would become `high`, which is never drawn
+    if tensor.dtype in _STEPS:  # rounding to nearest would often give `high`, which is never drawn
         values = values.mul_(_STEPS[tensor.dtype]).floor_().div_(_STEPS[tensor.dtype])
     values = values.mul_(high - low).add_(low).to(tensor.dtype)
     return _overwrite(tensor, values.masked_fill_(values >= high, low) if high > low else values)
 
 
 def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Tensor]:
-    """For ``bernoulli`` in all its forms. ``default``: the probability if none is given; ``None``
-    where the tensor holds them.
-    """
+    """For ``bernoulli``. ``default``: the probability; ``None`` if the tensor holds them."""
 
     def kernel(
         tensor: torch.Tensor,
@@ -317,15 +299,13 @@ def _scaled_dot_product_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation
-    of its own.
-    """
+    """Dropout inside fused kernels cannot be matched; the mathematical form calls an operation."""
     plain = _aten.scaled_dot_product_attention.default
     inputs: tuple[Any, ...] = (query, key, value, attn_mask, dropout_p, is_causal)
     draws = of_this_thread(_active)
     if dropout_p == 0 or draws is None or not _is_plain(query, draws):
         return without_dispatch(plain, *inputs, **options)  # type: ignore[no-any-return]
-    if _is_mathematical(inputs, options):  # what it drops out by is met on the way
+    if _is_mathematical(inputs, options):  # its dropout is caught on the way
         return _mathematical(inputs, options)
     before = get_state(query.device)
     result = _advance_generators(plain, *inputs, **options)
@@ -340,7 +320,7 @@ def _scaled_dot_product_attention(
 
 
 def _is_mathematical(inputs: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether the plain operation takes the mathematical form, too, as a CPU's does."""
+    """Whether the plain operation uses the mathematical form, too, as a CPU's does."""
     if inputs[0].device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     return torch._fused_sdp_choice(*inputs, **options) == SDPBackend.MATH.value
@@ -360,16 +340,16 @@ def _mathematical(inputs: tuple[Any, ...], options: dict[str, Any]) -> torch.Ten
 
 
 def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator only because the generators must advance as they would plainly; what it runs
-    inside is no work of the model's.
+    """Run an operator only to advance the generators, as a plain run would. It is not the model's.
 
-    Whoever looks for the source line of such an operator meets this function's frame, which is none
-    of ``RUN_FOR_THE_MODEL``."""
+    Whoever looks for the source line of an operator inside meets this function's frame, which is
+    not in ``RUN_FOR_THE_MODEL``.
+    """
     return without_dispatch(op, *args, **kwargs)
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An attention mask in the form that is added."""
+    """An attention mask in its additive form."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
     return mask.to(dtype)
@@ -386,7 +366,7 @@ def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tenso
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
-    """For operations that take their parameters as tensors: done again on the CPU, in float32."""
+    """For operations with tensors as parameters: run them again on the CPU, in float32."""
 
     def kernel(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -424,8 +404,8 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-#: The code of the kernels that run operators of the model's own. Whatever the other functions here
-#: run is part of a draw.
+#: Code of the kernels that run the model's own operators. All else that runs here is part of a
+#: draw.
 RUN_FOR_THE_MODEL = (
     _scaled_dot_product_attention.__code__,
     _mathematical.__code__,

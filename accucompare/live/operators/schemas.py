@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas
-#: say so.
+#: Operators that are not recorded, and why. Nor are views, and operators that return no tensor.
 NO_VALUES = "makes memory without values"
 LEFT_OUT = {
     **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted"), NO_VALUES),
@@ -26,8 +25,7 @@ LEFT_OUT = {
     ),
 }
 
-#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's
-#: own.
+#: Namespaces of operators that do not compute on tensors: communication, profiling, Python's own.
 _FOREIGN = (
     "prim",
     "prims",
@@ -39,17 +37,16 @@ _FOREIGN = (
     "debugprims",
 )
 
-#: Operators that write into ``self`` without reading it: what it held before may be anything.
+#: Operators that write into ``self`` without reading it.
 _FILLING = ("fill_", "zero_")
 
-#: Operators that draw only on the way.
+#: Operators that draw only as a part of their work.
 _COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
 
-#: Arguments that operators write into without saying so.
+#: Arguments that operators write into without declaring it.
 WRITTEN_SILENTLY = ("running_mean", "running_var")
 
-#: How many of an operator's outputs the forward is for; the rest is kept for the backward, in
-#: forms that differ between devices.
+#: How many outputs are for the forward. The rest, for the backward, differs between devices.
 _FOR_FORWARD = {
     **dict.fromkeys(
         (
@@ -85,21 +82,19 @@ _FOR_FORWARD = {
     ),
 }
 
-#: Kernels by which PyTorch composes an operator of others. Those of random operators must run
-#: where their draws can be caught.
+#: Kernels that compose an operator of others. For random operators they must run: draws are caught.
 _COMPOSITE = "CompositeImplicitAutograd"
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-_BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is the one that is plugged in
+_BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is PrivateUse1
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 class Blank:
-    """Memory that nothing has been written into, so that what it holds may be anything."""
+    """Memory that nothing has been written into; its content may be anything."""
 
     def __init__(self) -> None:
-        self._storages: dict[
-            int, StorageWeakRef
-        ] = {}  # a weak reference keeps the number from being another's
+        # a weak reference keeps the address from being reused
+        self._storages: dict[int, StorageWeakRef] = {}
 
     def add(self, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor) and is_plain(tensor):
@@ -108,7 +103,7 @@ class Blank:
             )  # type: ignore[no-untyped-call]
 
     def take(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in such memory; from now on it does no more."""
+        """Whether a tensor lies in such memory; from then on it no longer counts as such."""
         return (
             is_plain(tensor)
             and self._storages.pop(tensor.untyped_storage()._cdata, None) is not None
@@ -116,19 +111,18 @@ class Blank:
 
 
 class Known(NamedTuple):
-    """What is known of an operator by its schema."""
+    """What an operator's schema tells."""
 
     arguments: tuple[str, ...]
     written: frozenset[str]  # arguments that it writes into
-    unread: frozenset[str]  # and those that it never reads before
+    unread: frozenset[str]  # written arguments that it never reads before
     name: str  # of aten, without overload; else ""
     left_out: bool
-    outputs: int | None  # how many of those that it returns are recorded; all, if None
-    inside: Any  # the key of the kernel that composes it of others; None if there is none
+    outputs: int | None  # how many of its results are recorded; None: all
+    inside: Any  # the key of the kernel that composes it of others, or None
 
     def is_composed(self, op: Any, values: Iterable[Any]) -> bool:
-        """Whether an operator is run by that kernel: not if the tensors' device has one of its
-        own."""
+        """Whether an operator runs by that kernel: not if the tensors' device has its own."""
         if self.inside is None:
             return False
         devices = [value.device if isinstance(value, torch.Tensor) else value for value in values]
@@ -172,7 +166,7 @@ def known_of(op: Any) -> Known:
 
 
 def _draws_inside(op: Any) -> bool:
-    """Whether an operator draws by other operators, such as rand by uniform_."""
+    """Whether an operator draws by calling others, as rand calls uniform_."""
     return any(_has_kernel(op.name(), key) for key in _COMPOSED)
 
 
@@ -185,11 +179,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 @cache
 def differentiated(node: str, entries: int) -> tuple[str, ...]:
-    """What the entries of an autograd node's ``next_functions`` are the gradients of, such as
-    ``self``, ``mat1``, ``mat2``.
+    """Names for the entries of an autograd node's ``next_functions``: ``self``, ``mat1``, ``mat2``.
 
-    Those are the arguments of the operator that made it, where they can be told by its name and
-    their number; else their numbers. A single one has no name.
+    They are the arguments of the operator that made the node, if its name and their number identify
+    it; else numbers. A single entry has no name.
     """
     if entries == 1:
         return ("",)
@@ -209,13 +202,12 @@ def differentiated(node: str, entries: int) -> tuple[str, ...]:
     return fitting.pop() if len(fitting) == 1 else tuple(map(str, range(entries)))
 
 
-#: The end of the name of the node that an operator makes.
 _BACKWARD = re.compile(r"Backward\d+$")
 
 
 @cache
 def _by_node() -> dict[str, list[str]]:
-    """The operators of aten by the names of their nodes, without underscores and in lower case."""
+    """aten's operators by the names of their nodes, without underscores and in lower case."""
     found: dict[str, list[str]] = {}
     for name in sorted(
         {

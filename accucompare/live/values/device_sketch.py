@@ -1,16 +1,16 @@
-"""A tensor's sketch, statistics and digest, computed on the device where it lies: some KiB go to
-the host in place of the tensor.
+"""A tensor's sketch, statistics and digest, computed on its device: only some KiB go to the host.
 
-The sketch is that of ``numbers.sketch``, so that it can be compared with those of tensors on the
-host. It is added up in float64; on a device that is slow or unable to do that, of half types only
-and in float32, where mean, norm and sketch are wrong by up to ROUNDING.
+The sketch is that of ``numbers.sketch``, so it can be compared with sketches made on the host. Sums
+are in float64. A device that cannot do that, or does it slowly, sums in float32 and sketches half
+types only; mean, norm and sketch are then wrong by up to ROUNDING.
 
 **The digest** is two sums, modulo 2^64, of the tensor's words of 16 or 32 bits times fixed odd
-random numbers of 64 bits. Tensors of one content have one digest on every device. Two that differ
-in one word have two digests; of others at most one pair in 2^64 has the same (one in 2^32 for each
-sum, where words differ in their highest bit only; J. L. Carter & M. N. Wegman, "Universal classes
-of hash functions", J. Comput. Syst. Sci. 18, 1979). It begins with ``device:``, and tells nothing
-beside a digest of bytes."""
+random numbers of 64 bits. Equal tensors have equal digests on every device. Tensors that differ in
+one word have different digests; of other pairs at most one in 2^64 has equal ones (one in 2^32 for
+each sum, where words differ in their highest bit only; J. L. Carter & M. N. Wegman, "Universal
+classes of hash functions", J. Comput. Syst. Sci. 18, 1979). It begins with ``device:``, and cannot
+be compared with digests of bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ from accucompare.numbers import (
     sign_tables,
 )
 
-#: In which of these types a device adds up is its own matter (``devices.Backend.SKETCHES_IN``):
-#: what each can do.
+#: What a device can sketch, by the type in which it sums (``devices.Backend.SKETCHES_IN``).
 _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),
 }
-#: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one
-#: after the other, then those of all runs.
+#: Error of float32 sums relative to magnitudes: some 100 values in sequence, then all runs' sums.
 _ROUNDING = 2.0 * ROWS * 2.0**-24
-#: Values that are worked on at a time: some 70 MB of the device's memory in float64.
+#: Values processed at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * SKETCH_BLOCK
 #: Magnitudes whose squares neither overflow nor vanish in a type; others are scaled.
 _PLAIN = {torch.float64: 2.0**480, torch.float32: 2.0**40}
@@ -52,9 +50,7 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
-    """Whether a device that adds up in this type (``None``: in none) makes sketches of tensors of
-    such a dtype.
-    """
+    """Whether a device that sums in this type (``None``: in none) sketches this dtype."""
     return summed_in is not None and tensor.dtype in _SUMMED[summed_in]
 
 
@@ -62,16 +58,16 @@ def can_sketch(tensor: torch.Tensor, summed_in: str | None) -> bool:
 def begin_sketch(
     tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN
 ) -> tuple[torch.Tensor, Callable[[Array], Sketched]]:
-    """Have the device compute.
+    """Start the device's computation.
 
     Args:
-        tensor: of any shape, not empty, that it ``can_sketch``.
+        tensor: not empty, of any shape, that it ``can_sketch``.
         size: of the sketch.
-        summed_in: the type that it adds up in.
+        summed_in: the type in which the device sums.
         run: how many values at a time, a multiple of SKETCH_BLOCK.
 
     Returns:
-        Bytes on the device, of shape (n,), and what makes something of their copy on the host.
+        Bytes on the device, of shape (n,), and a function that reads their copy on the host.
     """
     wide, values = getattr(torch, summed_in), tensor.detach().reshape(-1)
     parts = [values[start : start + run] for start in range(0, len(values), run)]
@@ -81,7 +77,7 @@ def begin_sketch(
     largest = torch.maximum(low.abs(), high.abs())
     plain = torch.logical_and(largest > 1 / _PLAIN[wide], largest < _PLAIN[wide])
     one = torch.ones_like(largest)
-    # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    # beyond these, the inverse overflows or is subnormal, which some devices flush to zero
     known = torch.finfo(wide)
     scale = torch.where(
         plain | (largest == 0) | ~largest.isfinite(),
@@ -107,9 +103,7 @@ def begin_sketch(
 
 
 def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The extrema of the finite values (inf and -inf if there are none), and how many are NaN and
-    Inf.
-    """
+    """The extrema of the finite values (inf, -inf if there are none), and counts of NaN and Inf."""
     finite = part.isfinite()
     nothing = torch.full((), math.inf, dtype=part.dtype, device=part.device)
     low, high = (
@@ -122,9 +116,7 @@ def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.
 def _sums(
     part: torch.Tensor, scale: torch.Tensor, first: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sketch of a run, whose first block has this number, and the sum and the sum of squares of
-    its values.
-    """
+    """The sketch, sum and sum of squares of a run, whose first block has the number ``first``."""
     blocks = -(-len(part) // SKETCH_BLOCK)
     values = torch.zeros(blocks * SKETCH_BLOCK, dtype=scale.dtype, device=part.device)
     values[: len(part)] = (
@@ -155,7 +147,7 @@ def _digest(part: torch.Tensor, first: int) -> torch.Tensor:
 
 
 def _made(packed: Array, size: int, summed_in: str, count: int) -> Sketched:
-    """What the bytes of ``begin_sketch`` say, of a tensor of so many values."""
+    """Read the bytes of ``begin_sketch``, for a tensor of ``count`` values."""
     end = (size + 5) * np.dtype(summed_in).itemsize
     numbers = packed[:end].view(summed_in).astype(np.float64)
     nan, inf, *sums = packed[end:].view(np.int64).tolist()
@@ -211,12 +203,11 @@ def _keys(words: int, device: str) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _factors(first: int, blocks: int, device: str) -> torch.Tensor:
-    """What the numbers of a block's words are multiplied by, for both sums: of shape (2,
-    blocks)."""
+    """The factors of each block's random numbers, for both sums: of shape (2, blocks)."""
     found = [random_numbers(stream, first, blocks).view(np.int64) | 1 for stream in (7, 8)]
     return _on(np.stack(found), device, torch.int64)
 
 
 def _on(array: Array, device: str, dtype: torch.dtype) -> torch.Tensor:
-    with torch.inference_mode(False):  # it is kept, and used outside of that mode, too
+    with torch.inference_mode(False):  # it is cached, and used outside of that mode, too
         return torch.from_numpy(array.copy()).to(dtype).to(device)

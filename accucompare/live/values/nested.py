@@ -1,6 +1,4 @@
-"""Nested tensors, which hold tensors of different lengths: as one tensor of all their values, and
-put together again.
-"""
+"""Nested tensors (tensors of different lengths in one): joined into one tensor, and rebuilt."""
 
 from __future__ import annotations
 
@@ -8,16 +6,14 @@ import math
 
 import torch
 
-#: The shapes of a nested tensor's components, in order.
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def joined(tensor: torch.Tensor) -> tuple[torch.Tensor, Shapes]:
-    """The values of a nested tensor, of either layout, in one tensor, and the shapes of its
-    components.
+    """A nested tensor's values in one tensor, and the shapes of its components.
 
-    The components are joined along their first dimension; in one row where their other dimensions
-    differ."""
+    The components are joined along their first dimension; flattened, if other dimensions differ.
+    """
     components = tensor.detach().unbind()
     shapes = tuple(tuple(each.shape) for each in components)
     if not components:
@@ -28,7 +24,6 @@ def joined(tensor: torch.Tensor) -> tuple[torch.Tensor, Shapes]:
 
 
 def shapes_of(tensor: torch.Tensor) -> Shapes:
-    """The shapes of a nested tensor's components."""
     return tuple(tuple(each.shape) for each in tensor.detach().unbind())
 
 
@@ -37,7 +32,7 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
     Args:
         tensor: has the layout, the components' shapes, dtype and device.
-        values: as ``joined`` gives them, of any device.
+        values: as ``joined`` returns them, on any device.
     """
     copy: torch.Tensor = tensor.detach().clone()
     components = copy.unbind()  # views

@@ -1,6 +1,4 @@
-"""Subclasses of tensors that hold plain data and carry attributes: MetaTensor of monai, tv_tensors
-of torchvision.
-"""
+"""Tensor subclasses with plain data: MetaTensor of monai, tv_tensors of torchvision."""
 
 from __future__ import annotations
 
@@ -11,22 +9,17 @@ import torch
 
 
 def is_plain_class(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's class leaves its data where torch's own has it; a DTensor keeps it
-    elsewhere, and acts by itself.
-    """
+    """Whether a class keeps its data where torch does. DTensor does not, and has own dispatch."""
     return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def plainly() -> AbstractContextManager[Any]:
-    """Inside, operators see the data alone, and give plain tensors: no code of a subclass's
-    runs."""
+    """Within the context no code of a subclass runs: operators see and return plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def dressed_as(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor in the class of another, with the other's attributes; to be called inside
-    ``plainly``.
-    """
+    """A plain tensor in another's class, with its attributes. Call it inside ``plainly``."""
     if type(like) in (torch.Tensor, torch.nn.Parameter) or not is_plain_class(like):
         return tensor
     dressed = tensor.as_subclass(type(like))

@@ -30,17 +30,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNKNOWN_TO_NUMPY = {
     name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
 }
-# bytes; a block of memory to use again takes longer to find than one of them to copy
+# bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
-_WORTH_KNOWING = 128 << 10  # bytes; to tell whether it was seen takes as long as to digest less
+_WORTH_KNOWING = 128 << 10  # bytes; telling whether it was seen takes as long as digesting less
 _SAMPLED = 1024  # elements
-_SHARED = 4 << 20  # bytes; the same of summarizing one
-_WORTH_A_SKETCH = (
-    1 << 20
-    # bytes; a device's hundred kernels take as long to start as one of them to copy, and to sketch
-    # on the host
-)
+_SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
+# bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
+_WORTH_A_SKETCH = 1 << 20
 
 
 class HostValue(msgspec.Struct, frozen=True, gc=False):
@@ -48,16 +45,13 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         array: its bits; ``None`` if there are none, or if the writer has them already.
-        digest: of the bits, if it is known already; or of a string, which has no array but can be
-            compared.
-        statistics: of the bits, if they are known already.
-        lease: the memory of the writer's that the array is in.
-        ready: to be called before the array is read, if a device is still filling it in.
+        digest: of the bits, if known; or of a string, which has no array but can be compared.
+        statistics: of the bits, if known.
+        lease: the writer's memory that holds the array.
+        ready: call it before reading the array; a device may still be filling it.
         components: of a nested tensor, whose values are one array: the shapes of its parts.
-        sketched: of a tensor that its device makes a sketch of, which has no array: gives what it
-            has made, after ``ready``.
-        later: where the writer puts the digest, or has put that of an earlier record with the same
-            bits.
+        sketched: if the device makes a sketch and there is no array: returns that after ``ready``.
+        later: the writer's place for the digest, shared with earlier records of equal bits.
     """
 
     array: Array | None
@@ -83,9 +77,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Bits(Enum):
     """What is known of a tensor's bits.
 
-    ``NEW``: most likely no record of the step has them, so that they need not be digested before
-    they are copied. ``OURS``: nobody writes into them any more, so that they need not be copied
-    either."""
+    ``NEW``: probably no record of the step has them, so they need not be digested before they are
+    copied. ``OURS``: nobody else writes into them any more, so they need not be copied either.
+    """
 
     ANY = "any"
     NEW = "new"
@@ -100,17 +94,17 @@ def to_host(
 ) -> HostValue:
     """Bring a tensor's bits to the host; never raises.
 
-    Bits that lie there already are digested where they lie, and copied only if the writer does not
-    have them from this step; the content decides, whichever tensor holds it. A large tensor that
-    this step has seen in the same place, and that was not written into since, is not read again;
-    one that is new to a writer of tensors is copied, and the writer digests the copy. For a writer
-    that keeps no tensors they are summarized there too, unless the array is ``needed``. Without a
-    writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device
-    makes those of its large tensors itself, as far as it can.
+    Bits that are on the host already are digested in place, and copied only if the writer does not
+    have equal bits from this step. A large tensor that this step has seen in the same place, and
+    that was not written into since, is not read again. One that is new to a writer of tensors is
+    copied, and the writer digests the copy. For a writer that keeps no tensors it is summarized
+    here, unless the array is ``needed``. Without a writer, the array may be the tensor's own
+    memory. For a writer that keeps sketches, a device sketches its large tensors itself, if it can.
 
-    A nested tensor comes as its values in one array, and the shapes of its components. A tensor
-    that has no plain data (sparse, meta, quantized, inside vmap) or cannot be copied comes without
-    an array."""
+    A nested tensor comes as one array of its values and the shapes of its components. A tensor
+    without plain data (sparse, meta, quantized, inside vmap), or that cannot be copied, comes
+    without an array.
+    """
     dtype = dtype_name(tensor.dtype)
     try:
         array = _in_place(tensor)
@@ -152,7 +146,7 @@ def _on_host(
     needed: bool,
     bits: Bits,
 ) -> HostValue:
-    """Of a tensor whose bits lie in the host's memory, as the array: what the writer lacks."""
+    """What the writer lacks of a tensor whose bits are in host memory, as ``array``."""
     shape = array.shape
     if bits is Bits.NEW:
         if writer.wants_values:
@@ -183,12 +177,12 @@ def _on_host(
 
 
 def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
-    """What is equal of two tensors only if they are one part of memory, that nothing has written
-    into meanwhile; ``None`` if PyTorch does not count the writes.
+    """A key that is equal for two tensors only if they are the same memory, not written since.
 
-    Some writes are not counted: those through ``.data``, and of another library's code. A sample of
-    the values tells of these, unless they leave nearly all of the tensor as it was. The reference
-    keeps the storage's address from being used again, but not its memory."""
+    ``None`` if PyTorch does not count the writes. Writes through ``.data`` and by other libraries
+    are not counted. A sample of the values reveals them, unless they leave nearly all of the tensor
+    unchanged. The weak reference keeps the storage's address from being reused, but not its memory.
+    """
     try:
         version = tensor._version
     except RuntimeError:  # made in inference mode
@@ -200,7 +194,7 @@ def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
 
 
 def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
-    """The digest and the statistics of an array, by two threads."""
+    """The digest and the statistics of an array, computed by two threads."""
     found: list[Statistics] = []
     helper = threading.Thread(target=lambda: found.append(summarize(array, dtype)), daemon=True)
     helper.start()
@@ -210,7 +204,7 @@ def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
 
 
 def _kept(array: Array, dtype: str, checksum: str | None, writer: BundleWriter) -> HostValue:
-    """A copy of bits that lie in the host's memory."""
+    """A copy of bits that are in host memory."""
     shape = array.shape
     if array.nbytes <= _SMALL:
         return HostValue(array.copy(), shape, dtype, Layout.STRIDED, digest=checksum)
@@ -221,7 +215,7 @@ def _kept(array: Array, dtype: str, checksum: str | None, writer: BundleWriter) 
 
 
 def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:
-    """A nested tensor's values in one array; without one where those have no plain data."""
+    """A nested tensor's values in one array; without array if they have no plain data."""
     with torch.no_grad():
         values, components = joined(tensor)
     host = to_host(values, writer, needed)
@@ -234,9 +228,7 @@ def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> 
 
 
 def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
-    """A copy of a tensor of a device or of one that is not contiguous; its digest is left to the
-    writer.
-    """
+    """A copy of a tensor that is on a device or not contiguous. The writer digests it."""
     dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     backend = devices.backend(tensor.device.type)
     nbytes = tensor.numel() * tensor.element_size()
@@ -263,9 +255,7 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
 
 
 def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
-    """What a tensor's device makes of it in place of its values; ``None`` if these are to be
-    copied.
-    """
+    """What the device makes of a tensor instead of its values; ``None``: copy the values."""
     dtype, size, backend = (
         dtype_name(tensor.dtype),
         writer.sketch_size,
@@ -302,9 +292,7 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that nobody else writes into, where the tensor lies; on the host in memory that is
-    faster to get than PyTorch's own.
-    """
+    """A copy of our own on the same device. On the host, in memory faster to get than PyTorch's."""
     tensor = tensor.detach()
     array = _in_place(tensor)
     if array is None or array.nbytes < _LARGE:
@@ -317,10 +305,10 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 def difference(
     after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]
 ) -> tuple[torch.Tensor, Lease | None]:
-    """``after`` minus ``before``, which have one shape and dtype; in float32 if that is wider.
+    """``after`` minus ``before``, of one shape and dtype, in float32 if that is wider.
 
-    ``take`` gives memory for so many bytes, which large tensors of the host are computed in; it
-    comes with the difference."""
+    ``take`` gives memory for large results on the host, which is returned with the difference.
+    """
     after = after.detach()
     wide = torch.float32 if before.itemsize < 4 else before.dtype
     nbytes = before.numel() * wide.itemsize
@@ -347,9 +335,7 @@ def scalar_to_host(value: Any) -> HostValue:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string or a large int by its digest, anything else by its
-    name.
-    """
+    """A value that no array can hold: a string or large int by its digest, else by its name."""
     comparable = isinstance(value, (str, bytes, int))
     digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
@@ -367,7 +353,6 @@ def from_bits(raw: Array, dtype: str) -> torch.Tensor:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """How a tensor holds its data."""
     if torch._C._functorch.is_batchedtensor(tensor):
         return Layout.BATCHED
     if tensor.is_nested:
@@ -382,7 +367,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with data of its own: sharded ones gathered, oneDNN's put into plain order."""
+    """A tensor with data of its own: shards gathered, oneDNN's layout made plain."""
     # DTensor; a collective, which every rank's hook enters in the same order
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
@@ -390,11 +375,10 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_place(tensor: torch.Tensor) -> Array | None:
-    """A tensor's bits as they lie in the host's memory; ``None`` if they do not lie there, one
-    after the other.
+    """A tensor's bits in place, if they are contiguous in host memory; else ``None``.
 
-    By as few calls as can be of those that let another thread take the interpreter: getting it back
-    takes longer than the call."""
+    Makes few calls that release the GIL: getting it back takes longer than the call.
+    """
     plain = (
         type(tensor) in _PLAIN  # else its data may be anywhere
         and tensor.is_cpu
@@ -428,9 +412,7 @@ def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy one contiguous array to another; by two threads if they are large, for most of the time
-    goes into fresh pages.
-    """
+    """Copy a contiguous array; a large one by two threads: fresh pages take most of the time."""
     source, target = source.reshape(-1), target.reshape(-1)
     half = source.size // 2 if source.nbytes >= _LARGE else 0
     helper = (
@@ -446,9 +428,7 @@ def _copy(source: Array, target: Array) -> None:
 
 
 def round_tensor(values: Array, dtype: DType) -> Array:
-    """As ``accucompare.numbers.dtypes.round_to``, by PyTorch, which has instructions for it where
-    NumPy computes bit by bit.
-    """
+    """As ``numbers.dtypes.round_to``, by PyTorch's instructions; NumPy rounds bit by bit."""
     array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
     assert array is not None
     return array

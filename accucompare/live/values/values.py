@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 _NO_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-#: How deep in an object's attributes tensors are looked for.
+#: How deep tensors are looked for in an object's attributes.
 _DEPTH = 4
 
 #: Python numbers, which are recorded as 0-d arrays.
@@ -26,12 +26,12 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
     """Every part of a value that holds no further parts, with its path.
 
     Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, types
-    registered with PyTorch's pytree, and other objects that keep tensors among their attributes (a
-    batch of graphs, a list of images). ``None`` is no value and yields nothing; nor do dtypes and
-    devices, which differ between captures that are to be compared. Whatever else cannot be taken
-    apart is yielded as it is, and so is a container inside itself (``inside`` holds the ids of
-    those around it)."""
-    if type(value) is torch.Tensor:  # most of all there is, in every call
+    registered with PyTorch's pytree, and other objects with tensors among their attributes (a batch
+    of graphs, a list of images). ``None`` yields nothing; nor do dtypes and devices, which differ
+    between captures to be compared. Anything else is yielded whole, as is a container inside itself
+    (``inside`` holds the ids of the containers around).
+    """
+    if type(value) is torch.Tensor:  # the most common case in every call
         yield path, value
         return
     if value is None or isinstance(value, _NO_VALUES):
@@ -51,19 +51,17 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
 def replaced(
     value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None
 ) -> Any:
-    """A value with some of its parts exchanged; what holds them is built anew, in the same
-    structure and of the same types.
+    """A value with some parts replaced; the containers around them are built anew, of equal types.
 
     Args:
-        value: it is not changed; what holds no exchanged part is in the result as it is.
+        value: is not changed; containers without replaced parts are kept.
         by_path: new parts by the paths that ``leaves`` gives.
-        rebuilt: is given the (old, new) pairs of the lists, mappings and objects that were built
-            anew, since somebody may write into them.
+        rebuilt: gets the (old, new) pairs of lists, mappings and objects, which may be written
+            into.
 
     Returns:
-        The new value, or the old one if nothing in it is exchanged. A cache of keys and values,
-        which the calls of a model share, and a container that cannot be built anew stay as they
-        are, and so do their parts.
+        The new value, or the old one if nothing is replaced. A KV cache, which the calls of a model
+        share, and a container that cannot be built anew stay unchanged, with all their parts.
     """
 
     return _replaced(value, "", (), by_path, rebuilt)
@@ -92,7 +90,7 @@ def _replaced(
         return part
     try:
         result = _rebuilt(part, new)
-    except Exception:  # a class of the user's may refuse in any way
+    except Exception:  # a user's class may refuse in any way
         return part
     if rebuilt is not None and (isinstance(part, (list, MutableMapping)) or has_attributes(part)):
         rebuilt.append((part, result))
@@ -100,14 +98,12 @@ def _replaced(
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is transformers' cache of keys and values, which the calls of a model share
-    and write into.
-    """
+    """Whether a value is transformers' KV cache, which a model's calls share and write into."""
     return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
 def _rebuilt(value: Any, children: list[Any]) -> Any:
-    """A container like this one with other children, given in the order of ``_children``."""
+    """A container like this one with other children, in the order of ``_children``."""
     if isinstance(value, MutableMapping):
         mapping = copy.copy(value)
         # a BatchEncoding iterates otherwise
@@ -126,7 +122,7 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
         instance: Any = copy.copy(value)
         for field, child in zip(dataclasses.fields(value), children, strict=True):
             if child is not getattr(value, field.name, None):
-                object.__setattr__(instance, field.name, child)  # also where it is frozen
+                object.__setattr__(instance, field.name, child)  # works for frozen ones, too
         return instance
     node = pytree.SUPPORTED_NODES.get(type(value))
     if node is None:
@@ -141,7 +137,7 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of a container with their names; ``None`` if it is none."""
+    """The parts of a container with their names; ``None`` if it is not one."""
     if type(value) is tuple:
         return [(str(index), child) for index, child in enumerate(value)]
     if isinstance(value, _LEAVES):
@@ -165,9 +161,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether a value is an object of a class of somebody's own that may keep tensors; no function,
-    module, class, nor anything called.
-    """
+    """Whether an object may keep tensors: no function, module, class, nor anything callable."""
     return (
         hasattr(value, "__dict__")
         and not callable(value)
@@ -176,9 +170,7 @@ def has_attributes(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> list[str]:
-    """Those attributes of an object that hold tensors, and those public ones that are numbers, or
-    tuples and lists of numbers.
-    """
+    """An object's attributes that hold tensors, and public ones with numbers or lists of them."""
     found = vars(value).items()
     return [
         name
@@ -209,9 +201,7 @@ def _is_number(value: Any, depth: int) -> bool:
 
 
 def _part(key: Any) -> str:
-    """A mapping's key as part of a path: plain strings and ints as they are, others so that no two
-    keys look alike.
-    """
+    """A mapping's key in a path: plain strings and ints unchanged, others without ambiguity."""
     if isinstance(key, str):
         plain = key and "." not in key and "[" not in key and not key.isdigit()
         return key if plain else f"[{key!r}]"

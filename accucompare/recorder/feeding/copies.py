@@ -16,9 +16,8 @@ IN_PLACE_OF = "_InPlaceOfBackward"
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Forward: returns golden's values. Backward: passes the gradient to the tensor they replaced.
-
-    An ``exchange`` changes that gradient first.
+    """Forward: returns golden's values. Backward: passes the gradient to the tensor they replaced,
+    after ``exchange`` has changed it.
     """
 
     @staticmethod
@@ -48,9 +47,7 @@ def in_place_of(
 def copy_like(
     tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None
 ) -> torch.Tensor:
-    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are
-    gradients of the other.
-    """
+    """Golden's values in a tensor of another's class, nested or plain. Gradients go to that."""
     with torch.inference_mode(False), torch.no_grad():
         if tensor.is_nested:
             new = nested.like(tensor, _cast(golden, tensor.dtype))
@@ -58,7 +55,7 @@ def copy_like(
             with plainly():
                 new = _copy_like(tensor, golden)
     if tensor.requires_grad:
-        # a forward may turn it on later, and ask for gradients with respect to what it was given
+        # a forward may turn it on later, and ask for gradients of its input
         with torch.enable_grad():
             new = _InPlaceOf.apply(tensor, [new], exchange)  # type: ignore[no-untyped-call]
     with plainly():
@@ -66,14 +63,13 @@ def copy_like(
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values in a tensor of the dtype, the device and the strides of another, because
-    kernels choose their ways by these.
+    """Golden's values with another tensor's dtype, device and strides, by which kernels are chosen.
 
     Args:
-        tensor: the one whose place it takes.
+        tensor: the one that is replaced.
         golden: of the same shape, on the CPU.
     """
-    # Outside of inference mode tensors count the writes into them.
+    # outside of inference mode tensors count the writes into them
     with torch.inference_mode(False), torch.no_grad():
         values = _cast(golden, tensor.dtype)
         place, single = tensor.detach(), values
@@ -103,14 +99,12 @@ def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
 
 
 def round_copy(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Golden's values rounded to a type, in their own; what is finite stays finite."""
+    """Golden's values rounded to a type, but kept in their own. Finite values stay finite."""
     return _cast(golden, dtype).to(golden.dtype)
 
 
 def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Golden's values in another type of the same kind; what is finite stays finite, as a mask of
-    float32's lowest numbers has to.
-    """
+    """Golden's values in another type of the kind. Finite values stay finite (masks need it)."""
     ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]
     if ours.kind is Kind.FLOAT and ours.largest < theirs.largest:
         wide = golden if golden.itemsize > 1 else golden.float()

@@ -1,6 +1,4 @@
-"""A fed update gets golden's gradients, parameters and state; what follows it gets golden's
-parameters.
-"""
+"""A fed update gets golden's gradients, parameters and state; the model then its parameters."""
 
 from __future__ import annotations
 
@@ -16,38 +14,27 @@ from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 @dataclass(frozen=True)
 class FedUpdates:
-    """Golden's parameters, gradients and state, for updates
-    (``accucompare.recorder.recording.updates.Golden``).
-
-    Attributes:
-        feed: where they come from.
-        step: tells the number of the step.
-    """
+    """Golden's parameters, gradients and state, for updates (``recording.updates.Golden``)."""
 
     feed: Feeding
     step: Callable[[], int]
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write into the candidate's parameter what golden's was after so many updates of the step.
+        """Write golden's parameter, as its next update recorded it, into the candidate's.
 
-        The next update of golden's was given that, be it in a later step. PyTorch does not count
-        the write: a graph that was made before goes on with golden's value.
+        PyTorch does not count the write: graphs made before go on with golden's value.
         """
         golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
         if golden is not None and not torch.equal(golden, tensor):
             tensor.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something else had changed golden's parameter after so many updates of the step.
-        Errors as ``Feed.inputs``.
-        """
+        """Whether anything but updates changed golden's parameter. Raises as ``Feed.inputs``."""
         self.feed.load(self.step())
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor that an update gets; note a missing one. Errors as
-        ``Feed.inputs``.
-        """
+        """Write golden's value into a tensor, or note a missing one. Raises as ``Feed.inputs``."""
         place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
@@ -59,5 +46,4 @@ class FedUpdates:
             self.feed.pass_on(place, path, golden)
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        """Note that an update was not given golden's value."""
         self.feed.pass_on(FedPlace(self.step(), name, update, role), path, why)

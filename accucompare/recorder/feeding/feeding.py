@@ -1,6 +1,4 @@
-"""The fed capture: each module call gets golden's inputs and its caller golden's outputs, so each
-error is the module's own.
-"""
+"""The fed capture: each module call gets golden's inputs, so each error is the module's own."""
 
 from __future__ import annotations
 
@@ -22,24 +20,23 @@ from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, M
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
-#: From the path of an output and a gradient that arrives there: what the backward goes on with.
+#: From an output's path and the gradient that arrives there: what the backward goes on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
 
-#: What golden's gradient of a value is recorded as, by the role of the value.
+#: The role of a value's gradient, by the role of the value.
 _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 
 class Feeding(GoldenValues):
-    """Golden's values in place of what module calls are given and return, and of the gradients.
+    """Golden's values in place of what module calls take and return, and of the gradients.
 
     What a module writes through ``.data`` cannot be exchanged: its error shows at the next input,
     as glue.
 
     Attributes:
         fed: how many values were exchanged.
-        written: whether golden has what was written into buffers and arguments.
-        backward: whether golden has gradients to feed.
-        updates: whether it has what updates were given.
+        written, backward, updates: whether golden has writes into buffers and arguments, gradients,
+            and what updates took.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class Feeding(GoldenValues):
         renamings: Sequence[Renaming] = (),
         round_to: str | None = None,
     ) -> None:
-        """As ``GoldenValues``."""
         super().__init__(golden, rank, modules, renamings, round_to)
         self.fed = 0
         self.written = golden.manifests[rank].options.written
@@ -61,7 +57,7 @@ class Feeding(GoldenValues):
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
-        """A call's arguments with golden's values in them, and what was lent so.
+        """A call's arguments with golden's values in them, and what was lent.
 
         Raises:
             CaptureError: if golden does not have the step.
@@ -86,17 +82,16 @@ class Feeding(GoldenValues):
         given: Mapping[str, Any],
         arrives: Arrives,
     ) -> tuple[Any, dict[str, Any]]:
-        """What a call returns, with golden's values in it; errors as ``inputs``.
+        """What a call returns, with golden's values in it; raises as ``inputs``.
 
-        Where a module returns what it was given, or a view of it, the caller gets its own tensor
-        back: it may write into the one and read the other.
+        Where a module returns its input, or a view of it, the caller gets its own tensor back: it
+        may write into the one and read the other.
 
         Args:
             place: the call's outputs.
-            output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
-            given: the parts of that as they are now, by path.
-            arrives: see ``Arrives``; the gradient comes from outside of the call.
+            given: the current parts of its arguments, by path.
+            arrives: see ``Arrives``; for gradients from outside the call.
 
         Returns:
             The new value; and by path the caller's own tensors in it.
@@ -130,9 +125,7 @@ class Feeding(GoldenValues):
     def value(
         self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
     ) -> torch.Tensor | None:
-        """A fresh copy of golden's value for one tensor; ``None``, noted, if there is none. Errors
-        as ``inputs``.
-        """
+        """A fresh copy of golden's value; ``None``, noted, if it has none. Raises as ``inputs``."""
         self.load(place.step)
         found = self.golden_value(place, path, tensor, memory)
         if isinstance(found, torch.Tensor):
@@ -142,13 +135,13 @@ class Feeding(GoldenValues):
         return None
 
     def gradient(self, place: FedPlace, path: str, grad: torch.Tensor) -> torch.Tensor:
-        """What a backward goes on with in place of a gradient: golden's of the same value.
+        """Golden's gradient in place of the candidate's, for the backward to go on with.
 
         Args:
             place, path: of the value that was exchanged in the forward, or of the gradient itself.
-                Of an output, the gradient is that which arrives at it; of an input, that which the
+                An output's gradient is the one that arrives at it; an input's is the one that the
                 call has computed.
-            grad: the gradient itself, which is given back where golden has none. That is noted.
+            grad: returned where golden has none, which is noted.
         """
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
@@ -163,12 +156,11 @@ class Feeding(GoldenValues):
         return grad
 
     def end_step(self) -> None:
-        """Forget the step."""
         super().end_step()
         self._backwards.clear()
 
     def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-        """Golden's values of what a call has written into its arguments, by the ids of these."""
+        """Golden's values of what a call has written into its arguments, by the arguments' ids."""
         found = {}
         for path in self.paths(place):
             part = given.get(path)
@@ -179,7 +171,7 @@ class Feeding(GoldenValues):
         return found
 
     def _exchange(self, place: FedPlace, path: str, arrives: Arrives | None) -> Exchange | None:
-        """What puts golden's gradient in place, in the backward of a value that was exchanged."""
+        """Returns what puts golden's gradient in place in an exchanged value's backward."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
         if arrives is not None:
@@ -194,7 +186,7 @@ class Feeding(GoldenValues):
         seen: Counter[str],
         arrives: Arrives | None = None,
     ) -> dict[str, Any]:
-        """Golden's values for the parts of a value, by path; what has none is noted."""
+        """Golden's values for the parts of a value, by path. Missing ones are noted."""
         self.load(place.step)
         by_path: dict[str, Any] = {}
         for path, part in leaves(value):
@@ -216,7 +208,7 @@ class Feeding(GoldenValues):
         by_path: Mapping[str, Any],
         rebuilt: list[tuple[Any, Any]],
     ) -> Any:
-        """A value with golden's in place of its parts; what cannot be put there is noted."""
+        """A value with golden's parts in place of its own. Those that do not go in are noted."""
         if not by_path:
             return value
         new = replaced(value, by_path, rebuilt)

@@ -1,6 +1,4 @@
-"""Whether a golden bundle can feed a capture: what it holds, and whether it is of the same model
-and weights.
-"""
+"""Whether a golden bundle can feed a capture: its content, its model and its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from accucompare.selection import Mode, RoleGroup, Steps
 
 
 def held_steps(manifest: Manifest) -> Steps | None:
-    """The steps that a bundle holds, be it in its series only; ``None`` if there are none."""
+    """The steps that a bundle holds, at least in its series; ``None`` if there are none."""
     return Steps.held(entry.step for entry in manifest.steps or manifest.series)
 
 
@@ -34,14 +32,13 @@ def check_golden(
     """Refuse a golden that cannot feed a capture.
 
     Args:
-        golden: the bundle.
         out: where the capture writes.
-        steps: those that it is to have, if that was said.
-        ranks: how many processes capture, if that is known.
+        steps: the capture's steps, if known.
+        ranks: how many processes capture, if known.
 
     Raises:
-        UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other
-            steps or ranks.
+        UsageError: if the capture would overwrite golden, or golden holds no tensors or no inputs,
+            or has other steps or ranks.
     """
     own, target = golden.path.resolve(), place_of(out).resolve()
     finished = Steps.held(entry.step for _, entry in golden.steps())
@@ -90,16 +87,14 @@ def check_model(
     """Refuse a golden of another model or of other weights.
 
     Args:
-        golden: the bundle.
         rank: whose records will be fed.
         model: what the manifest will say of the model.
-        force: feed all the same if only the class or the weights differ.
-        renamings: of golden's layers.
-        like: the bundle that the model's weights come from, if they come from one.
+        force: accept another class or other weights.
+        like: the bundle that the model's weights come from, if any.
         step: the step whose weights the model has.
 
     Raises:
-        UsageError: if it is one.
+        UsageError: if golden is refused.
         BundleError: if its first step is damaged.
     """
     described = golden.manifests[rank].model
@@ -134,7 +129,7 @@ def check_model(
             f"{golden.path}: begins with the weights of step {described_at}, and the model has"
             f" those of step {step}: {cure}"
         )
-    # then it knows no class, and only weights of modules that ran
+    # an imported bundle knows no class, and only weights of modules that ran
     imported = golden.manifests[rank].options.imported is not None
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:

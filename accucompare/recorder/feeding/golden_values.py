@@ -1,4 +1,4 @@
-"""Golden's values, read from disk as they are asked for, and why some cannot be fed."""
+"""Golden's values, read from disk when needed, and why some cannot be fed."""
 
 from __future__ import annotations
 
@@ -57,18 +57,12 @@ class FedPlace:
     role: Role
 
 
-#: (arrived, given), by what makes copies equal: the id of the tensor that arrived, golden's dtype
-#: and digest.
+#: (arrived, given) by the arrived tensor's id, golden's dtype and digest: equal keys, equal copies.
 Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 
 class GoldenValues:
-    """What golden has, of one step at a time.
-
-    Attributes:
-        not_fed: the values that were passed on as they came, or as copies where the model has one
-            tensor, and why.
-    """
+    """What golden has, one step at a time; ``not_fed`` lists what was not given, and why."""
 
     def __init__(
         self,
@@ -78,12 +72,10 @@ class GoldenValues:
         renamings: Sequence[Renaming] = (),
         round_to: str | None = None,
     ) -> None:
-        """Of one rank.
-
+        """
         Args:
             renamings: of golden's layers, see ``compare.pairing.align.counterparts``.
-            round_to: the type that golden's floating values are rounded to before they are given;
-                they keep their own.
+            round_to: the type to which golden's floating values are rounded; they keep their own.
         """
         self._rounded = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
@@ -95,33 +87,30 @@ class GoldenValues:
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
         self._parameters = other_names(theirs, modules.outline(), renamings)
         self._signatures = modules.signatures(), theirs.get("signatures") or {}
-        # Of that step, under the model's names; of these the inputs, by the argument's name.
+        # of the loaded step, under the model's names; inputs also by the argument's name
         self._records: dict[tuple[str, int, Role, str], Record] = {}
         self._arguments: dict[tuple[str, int, str], Record] = {}
         self._calls: set[tuple[str, int, Role]] = set()
-        # By module call: operators, and the paths of what it has written into.
+        # by module call: operators, and the paths of what the call has written into
         self._operators: dict[tuple[str, int], list[Record]] = {}
         self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
-        # By step, see _parameters_before; and the step, see _left_by.
+        # by step, see _parameters_before; and one step, see _left_by
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
         self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})
 
     def operators_of(
         self, step: int, name: str, call: int, roles: Collection[Role]
     ) -> list[Record]:
-        """The records of these roles of the operators of one module call, in golden's order; errors
-        as ``inputs``.
-        """
+        """The records of one module call's operators in golden's order; raises as ``inputs``."""
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
     def golden_tensor(self, record: Record) -> torch.Tensor | None:
-        """A record of golden's as it is to be given, on the CPU; ``None`` if it holds no tensor."""
+        """A record of golden's as it will be given, on the CPU; ``None`` if it holds no tensor."""
         return None if record.member is None else self._read(record)
 
     def notes(self) -> list[str]:
-        """What was not fed, in one sentence for each reason."""
         reasons: dict[str, list[str]] = {}
         for value in self.not_fed:
             reasons.setdefault(value["why"], []).append(
@@ -137,7 +126,6 @@ class GoldenValues:
         return sentences
 
     def end_step(self) -> None:
-        """Forget the step."""
         self._step = None
         for kept in (self._records, self._arguments, self._operators, self._written):
             kept.clear()
@@ -148,15 +136,13 @@ class GoldenValues:
     def parameter(
         self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
     ) -> torch.Tensor | None:
-        """Golden's parameter after so many updates of the step: what something else made of it, or
-        what the next update began with.
+        """Golden's parameter after ``update`` updates of the step; ``None`` if no more came.
 
-        ``None`` if no more came.
+        It is what something else made of it, or else what the next update took.
 
         Args:
-            step, update: the number of the update in the step.
             name, path: of the module, and of the parameter in it.
-            tensor: that the value is to fit.
+            tensor: the value must fit it.
         """
         self.load(step)
         # such as an average that is swapped in for a call
@@ -175,9 +161,7 @@ class GoldenValues:
         return copy_like(tensor, self._read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
-        """What something else than an update made of golden's parameters in a step, and no update
-        after it, by name and path.
-        """
+        """Golden's parameters that changed after the step's last update, by name and path."""
         if self._left[0] != step:
             found: dict[tuple[str, str], Record] = {}
             for name, record in self._records_of(step) or ():
@@ -190,9 +174,7 @@ class GoldenValues:
         return self._left[1]
 
     def _parameters_before(self, step: int) -> dict[tuple[str, str], dict[int, Record]] | None:
-        """What golden's updates of a step began with, by name and path and by the update's number;
-        ``None`` if golden has no such step.
-        """
+        """Golden's parameters before each update, by name and path; ``None`` without that step."""
         if step not in self._before:
             records = self._records_of(step)
             if records is None:
@@ -204,18 +186,16 @@ class GoldenValues:
         return self._before[step]
 
     def paths(self, place: FedPlace) -> list[str]:
-        """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as
-        ``inputs``.
-        """
+        """The paths that golden has written, for one of ``WRITTEN_ROLES``; raises as ``inputs``."""
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 
     def has(self, place: FedPlace) -> bool:
-        """Whether golden has anything of this role of a call, of the step that was loaded."""
+        """Whether golden has anything of this role of a call, in the loaded step."""
         return (place.name, place.call, place.role) in self._calls
 
     def has_value(self, place: FedPlace, path: str) -> bool:
-        """The same of one value of it."""
+        """Whether golden has this one value."""
         return (place.name, place.call, place.role, path) in self._records
 
     def golden_value(
@@ -227,15 +207,12 @@ class GoldenValues:
         seen: Mapping[str, int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why there is none; ``None`` for a number or a text that
-        golden's equals.
+        """Golden's value for one part, or why there is none; ``None`` for an equal number or text.
 
         Args:
-            place, path, value: of the part.
             memory: takes the copy.
-            seen: the paths of the call's other parts, as far as they are known: golden's values of
-                these paths are theirs.
-            exchange: of the copy's gradient.
+            seen: the known paths of the call's other parts, whose values are taken.
+            exchange: for the copy's gradient.
         """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe_value(value)}, which cannot be looked into"
@@ -249,7 +226,7 @@ class GoldenValues:
         if (why := _misfit(record, value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
-        # of what is one tensor here and in golden, one copy: modules ask whether key is value
+        # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
             golden = self._read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
@@ -260,7 +237,7 @@ class GoldenValues:
         return memory[key][1]
 
     def _by_argument(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
-        """Golden's record of an input that only one of the two is given by position."""
+        """Golden's record of an input that is positional on one side and a keyword on the other."""
         if place.role is not Role.INPUT:
             return None
         ours, theirs = self._signatures
@@ -271,15 +248,13 @@ class GoldenValues:
         return None if record is None or record.path in seen else record
 
     def _in_a_tuple(self, place: FedPlace, path: str) -> Record | None:
-        """Golden's record of an output that only one of the two returns in a tuple."""
+        """Golden's record of an output that is in a tuple on one side only."""
         other = tupled(place.role, path)
         key = (place.name, place.call, place.role, other or "")
         return None if other is None else self._records.get(key)
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
-        """Golden's value in the type of a Python number; why there is none, also for strings;
-        ``None`` if it is the same.
-        """
+        """Golden's value as a Python number, or why there is none; ``None`` if it is equal."""
         host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
         if host.array is None:
             other = f"golden's {type(value).__name__} is another, which cannot be fed"
@@ -291,7 +266,7 @@ class GoldenValues:
         golden = None if digest(host.array) == record.digest else self.golden_tensor(record)
         try:
             return None if golden is None else type(value)(golden.item())
-        except Exception:  # a class of the user's may refuse in any way
+        except Exception:  # a user's class may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
 
     def _read(self, record: Record) -> torch.Tensor:
@@ -302,9 +277,7 @@ class GoldenValues:
         return round_copy(golden, self._rounded)
 
     def pass_on(self, place: FedPlace, path: str, why: str, hides: bool = False) -> None:
-        """Note that a value was not fed; only once if its call runs again. ``hides``: see
-        ``Unfed``.
-        """
+        """Note once, also for second runs, that a value was not fed. ``hides``: see ``Unfed``."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
             entry = {
@@ -318,7 +291,7 @@ class GoldenValues:
             self.not_fed.append({**entry, "hides": True} if hides else entry)
 
     def load(self, step: int) -> None:
-        """Read the step's list of records, if it is not the one that was read last."""
+        """Read the step's list of records, unless it was read last."""
         if self._step == step:
             return
         records = self._records_of(step)
@@ -349,9 +322,7 @@ class GoldenValues:
         self._step = step
 
     def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
-        """Golden's records of a step under the model's module names; ``None`` if golden has no such
-        step.
-        """
+        """Golden's records of a step by the model's module names; ``None`` without such a step."""
         entries = [
             entry
             for rank, entry in self._golden.steps()
@@ -368,9 +339,7 @@ class GoldenValues:
         return [(name, record) for name, record in named if name is not None]
 
     def _named(self, record: Record) -> tuple[str | None, Record]:
-        """A record, which has the model's path of a parameter, and its module's name; ``None`` if
-        the model lacks that.
-        """
+        """A record under the model's parameter path, and its module's name, ``None`` if missing."""
         new = with_parameter(record.key, self._parameters)
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record
@@ -402,7 +371,7 @@ def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
         return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
     if record.components != nested.shapes_of(tensor):
         return "the tensors nested in it have other shapes than golden's"
-    # no function of ours may stand for one in autograd's graph
+    # autograd's graph takes no function of ours for it
     if tensor.requires_grad and tensor.layout is torch.strided:
         return "it is nested, not jagged, and autograd follows it"
     return None

@@ -1,6 +1,4 @@
-"""Golden's values lent to a module call, and what the call writes into them, copied to the caller's
-own tensors.
-"""
+"""Golden's values lent to a module call; its writes into them go to the caller's own tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 from accucompare.live.autograd import PASSING_ON
 from accucompare.live.values import dressed_as, nested, plainly
 
-#: What gives golden's gradient in place of another.
+#: Returns golden's gradient for another.
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -22,13 +20,12 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 class Lent:
     """What a module call was given in place of what arrived.
 
-    A module may write into what it is given, so that its caller sees it: the caller's own then has
-    to change too.
+    A module may write into its arguments: then the caller's own tensors must change, too.
 
     Attributes:
-        tensors: (arrived, given, the number of writes into it until then).
+        tensors: (arrived, given, count of writes into given when it was given).
         containers: lists, mappings and objects: (arrived, given).
-        contents: those of the given containers, as they were.
+        contents: the given containers' original contents.
         paths: of the given tensors, by their ids.
     """
 
@@ -38,12 +35,12 @@ class Lent:
     paths: dict[int, str] = field(default_factory=dict)
 
     def goes_through(self, output: Any) -> bool:
-        """Whether an output lies in the memory of what the module was given, and its gradient goes
-        another way than its caller's own.
+        """Whether an output shares a given tensor's memory, but its gradient takes another way.
 
-        So it is with a view where nothing was written. Where the module has written there, the
-        caller's own tensor leads to what it wrote, but not through a function with a backward of
-        its own that the output came out of, and not where the output is detached."""
+        True for a view where nothing was written. After a write, the caller's own tensor leads to
+        what was written; but not through a custom backward that made the output, and not if the
+        output is detached.
+        """
         if not isinstance(output, torch.Tensor):  # a number beside the tensors
             return False
         same = [
@@ -57,9 +54,7 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """The paths of what the module wrote into, if another argument has elements of it: that was
-        given a copy, and saw no write.
-        """
+        """Paths of written tensors that overlap another argument, whose copy saw no write."""
         with plainly():
             found = [
                 given
@@ -74,13 +69,11 @@ class Lent:
     def give_back(
         self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()
     ) -> None:
-        """Write into what arrived whatever the module wrote into what it was given; gradients of
-        that go on to the module.
+        """Write the module's writes into what arrived. Their gradients go on to the module.
 
         Args:
-            exchanged: golden's values by the ids of the outputs, and of the arguments, that they
-                took the place of.
-            written: the ids of what golden's module wrote into.
+            exchanged: golden's values by the ids of the outputs and arguments that they replaced.
+            written: the ids of the arguments that golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
             if given._version != version or id(given) in written:
@@ -112,8 +105,7 @@ class Lent:
     def aliases(
         self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> dict[int, torch.Tensor | None]:
-        """The caller's own tensors behind outputs that lie in the memory of what the module was
-        given.
+        """The caller's own tensors behind outputs that lie in the memory of given tensors.
 
         If the module wrote there, golden's values are written there too. If not, nothing is
         written: the memory may be the user's. The caller's tensor is returned only if it is close
@@ -146,14 +138,11 @@ class Lent:
                     else:
                         found[id(golden)] = own, golden
                         if own is not None and not _same(own, golden):
-                            # memory that can be written into only here and there
-                            with (
-                                torch.no_grad(),
-                                contextlib.suppress(RuntimeError),
-                            ):
+                            # some elements may refuse writes
+                            with torch.no_grad(), contextlib.suppress(RuntimeError):
                                 own.copy_(golden)
                     break
-        # only now, since one may have been written over by another
+        # last, since one may have been overwritten by another
         return {
             key: own if own is not None and _about(own, golden) else None
             for key, (own, golden) in found.items()
@@ -161,9 +150,7 @@ class Lent:
 
 
 class _WrittenInto(torch.autograd.Function):
-    """What a module wrote into what it was given, in the caller's own tensor: its gradient goes to
-    the module.
-    """
+    """What a module wrote into its argument, in the caller's tensor; gradients go to the module."""
 
     @staticmethod
     def forward(
@@ -175,8 +162,7 @@ class _WrittenInto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # zeros, not None: of a tensor that is a view, the rest of its base would have no gradient
-        # either
+        # zeros, not None: for a view, None would leave its whole base without a gradient
         return torch.zeros_like(grads[0]), grads[0], None
 
 
@@ -192,21 +178,18 @@ _OTHER_VIEWS = frozenset(
     )
 )
 
-#: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than
-# rounding, far less than most faults.
+#: Largest relative L2 difference of tensors taken as equal: between rounding and most faults.
 _ALIKE = 0.1
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tells whether two tensors lie in one piece of memory."""
+    """A key that is equal for two tensors in one piece of memory."""
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
     return int(held.untyped_storage()._cdata)
 
 
 def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether autograd takes an output for a view of what was given: nothing else lies between the
-    two in its graph.
-    """
+    """Whether only views lie between what was given and an output in autograd's graph."""
     if not output.requires_grad:
         return not given.requires_grad
     node: Any = output.grad_fn
@@ -218,12 +201,12 @@ def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's values, also of a nested one, as one that is not nested."""
+    """A tensor's values; a nested tensor's joined into one."""
     return nested.joined(tensor)[0] if tensor.is_nested else tensor
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors share elements; of two types, whether their memory ranges overlap."""
+    """Whether two tensors share elements; for different types, whether their memory overlaps."""
     if any(
         each.is_nested or each.layout is not torch.strided or not each.numel()
         for each in (one, other)
@@ -248,7 +231,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor begins in its memory, and ends, in bytes."""
+    """The byte offsets at which a tensor begins and ends in its memory."""
     last = tensor.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -256,7 +239,7 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
-    """Whether two tensors hold the same but for rounding."""
+    """Whether two tensors are equal but for rounding."""
     own, golden = _values(own), _values(golden)
     if _same(own, golden):
         return True
@@ -285,7 +268,7 @@ def contents(container: Any) -> list[Any]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN being NaN."""
+    """Whether two tensors hold the same values; NaN equals NaN."""
     one, other = _values(one), _values(other)
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
@@ -293,8 +276,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _same_part(
     part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor
 ) -> torch.Tensor | None:
-    """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
-    if given.is_nested:  # whose parts are no views that could be told
+    """The part of ``arrived`` that corresponds to ``part`` of ``given``; ``None`` if unknown."""
+    if given.is_nested:  # parts of nested tensors are no views
         return arrived if part is given else None
     if part is given:
         return arrived if part.shape == arrived.shape else None

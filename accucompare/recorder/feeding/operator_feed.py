@@ -1,11 +1,12 @@
-"""Golden's operators of one module call, and which of them one that arrives is.
+"""Matching the operators of one module call to golden's.
 
-Golden's operators are gone through in their order. One that arrives is golden's next one, if it has
-that one's name, and what goes in its shapes and is like its values. Golden's between are passed
-over for a later one such, if that has the same source line, numbers and strings, or takes what
-those between have made; they then are golden's alone. The next one on the same line is the same
-operator though what arrives is altogether different, but it is not given golden's values. Any other
-is the candidate's alone, and run as it comes."""
+Golden's operators are taken in order. An arriving operator is golden's next one if its name and
+input shapes are equal and its input values are alike. Some of golden's may be skipped for a later
+one with these properties, if that one has the same source line, numbers and strings, or takes what
+the skipped ones made; the skipped ones are then golden's alone. An operator with the next one's
+name on its line matches even if its inputs differ altogether, but gets no golden values. Any other
+operator is the candidate's alone, and runs unfed.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,11 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace
 
-#: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the
-# same line and of any other: rounding : is far below, another tensor about 1.4, and what an
-# activation makes of one between.
+#: The largest relative L2 distances at which inputs count as golden's: for its next operator on the
+#: same line, and for any other. Rounding is far below; unrelated tensors have about 1.4.
 _ALIKE, _ALMOST_EQUAL = 0.5, 0.1
 
-#: Among how many of golden's operators of one name one that arrives is looked for.
+#: The most golden operators of one name among which an arriving one is looked for.
 _AHEAD = 256
 
 
@@ -40,8 +40,7 @@ class GoldenOperator:
     Attributes:
         place: among golden's operators of that call.
         inputs: records by path within the operator.
-        after: the place among golden's of the last operator that made one of the inputs; -1 if none
-            did.
+        after: the place of golden's last operator that made one of the inputs; -1 if none did.
     """
 
     operator: str
@@ -53,7 +52,7 @@ class GoldenOperator:
 
     @property
     def options(self) -> dict[str, str | None]:
-        """The digests of numbers and strings that it was given, by path."""
+        """The digests of the numbers and strings that it was given, by path."""
         return {
             path: record.digest
             for path, record in self.inputs.items()
@@ -66,8 +65,8 @@ class Match:
     """Which of golden's operators one is.
 
     Attributes:
-        number: its own among golden's of that name, or one that golden has none of.
-        why_not: why it is not given golden's values, in words; ``""`` if it is.
+        number: golden's number of that name, or one that golden does not have.
+        why_not: why it does not get golden's values, in words; ``""`` if it does.
     """
 
     number: int
@@ -75,9 +74,7 @@ class Match:
 
 
 class OperatorFeed:
-    """Golden's operators of one module call, in their order: what one that arrives is passed by has
-    been run by golden alone.
-    """
+    """Golden's operators of one module call, in order. Those a match skips are golden's alone."""
 
     def __init__(
         self, feed: Feeding, step: int, name: str, call: int, state: frozenset[int]
@@ -87,7 +84,7 @@ class OperatorFeed:
         self.state = state
         self._place = (step, name, call)
         found: dict[tuple[str, int], GoldenOperator] = {}
-        made: dict[str | None, int] = {}  # which of golden's gave values of a digest last
+        made: dict[str | None, int] = {}  # digest → golden's last operator that made these values
         for record in feed.operators_of(step, name, call, (Role.OP_INPUT, Role.OP_OUTPUT)):
             operator = found.setdefault(
                 record.operator, GoldenOperator(*record.operator, record.source_line, len(found))
@@ -112,12 +109,11 @@ class OperatorFeed:
         return FedPlace(*self._place, role)
 
     def match(self, operator: str, line: str, inputs: list[tuple[str, Any]]) -> Match:
-        """Which of golden's operators that are still to come one is, and whether it may be given
-        golden's values.
+        """Which of golden's remaining operators one is, and whether it may get golden's values.
 
         Args:
-            operator, line: of the one that arrives.
-            inputs: tensors, numbers and strings that it was given, by path.
+            operator, line: of the arriving one.
+            inputs: the tensors, numbers and strings that it was given, by path.
         """
         tensors = [(path, value) for path, value in inputs if isinstance(value, torch.Tensor)]
         following = self._golden[self._next] if self._next < len(self._golden) else None
@@ -152,9 +148,7 @@ class OperatorFeed:
         line: str,
         inputs: list[tuple[str, Any]],
     ) -> Iterator[GoldenOperator]:
-        """Those of golden's that an operator may be if its values are alike, the most likely first;
-        ``following``: the next, if it fits.
-        """
+        """Golden's operators that may match, likeliest first. ``following``: the next, or None."""
         given = _options(inputs)
         if following is not None and following.options == given:
             yield following
@@ -179,7 +173,7 @@ class OperatorFeed:
         )
         if following is not None and following.options != given and not elsewhere:
             yield following
-        # which takes what golden alone made
+        # they take what golden alone made
         yield from (golden for golden in later if golden not in here and golden.after >= self._next)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
@@ -189,9 +183,7 @@ class OperatorFeed:
     def _alike(
         self, golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]], most: float
     ) -> bool:
-        """Whether what arrives may be what went into golden's, of which parameters and buffers are
-        no part.
-        """
+        """Whether arriving inputs may be golden's; parameters and buffers are left out."""
         for path, tensor in inputs:
             value = None if self.keeps(tensor) else self.feed.golden_tensor(golden.inputs[path])
             if value is None or not is_plain(tensor):
@@ -205,12 +197,12 @@ class OperatorFeed:
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    """What tells whether a tensor lies in the memory of one of these."""
+    """Keys of the memory in which these tensors lie."""
     return frozenset(tensor.untyped_storage()._cdata for tensor in tensors if is_plain(tensor))
 
 
 def _fits(golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]]) -> bool:
-    """Whether as many tensors of the same shapes and kinds went into golden's."""
+    """Whether golden's operator took as many tensors, of the same shapes and kinds."""
     theirs = {
         path: record
         for path, record in golden.inputs.items()
@@ -228,7 +220,7 @@ def _kind(dtype: str) -> Kind | None:
 
 
 def _options(inputs: Iterable[tuple[str, Any]]) -> dict[str, str | None]:
-    """The digests of numbers and strings that an operator was given, by path."""
+    """The digests of the numbers and strings that an operator was given, by path."""
     hosts = {path: _host(value) for path, value in inputs if not isinstance(value, torch.Tensor)}
     return {
         path: host.digest if host.array is None else digest(host.array)

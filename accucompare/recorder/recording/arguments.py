@@ -1,6 +1,4 @@
-"""What a module call writes into what it is given: a cache of keys and values, ``out=``, a mapping
-that is filled in.
-"""
+"""What a module call writes into its arguments: a KV cache, ``out=``, a mapping to fill in."""
 
 from __future__ import annotations
 
@@ -16,39 +14,27 @@ _FIXED = (torch.Tensor, type(None), *Scalar, str)
 
 
 class Arguments:
-    """What a call was given, and how often that had been written into when it began."""
+    """A call's arguments, and PyTorch's count of the writes into each when the call began."""
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Sequence[tuple[str, Any]]
     ) -> None:
-        """Of a call that begins.
-
-        Args:
-            args, kwargs: as the forward gets them.
-            parts: as ``arguments_of`` gives them.
-        """
+        """``args`` and ``kwargs`` as the forward gets them, ``parts`` from ``arguments_of``."""
         self._args = args
         self._kwargs = kwargs
-        # by path the tensor, and PyTorch's count of the writes into it; -1 of one without
+        # by path: the tensor and PyTorch's count of writes into it (-1: not counted)
         self._before = {
             path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)
         }
-        # where nothing can be exchanged for something else: no list, no object
+        # kept only if no list or object among the arguments can get other tensors
         fixed = all(isinstance(each, _FIXED) for each in (*args, *kwargs.values()))
         self._parts = parts if fixed else None
 
     def now(self) -> Iterable[tuple[str, Any]]:
-        """Every part of it as it is now, with its path."""
         return self._parts or arguments_of(self._args, self._kwargs)
 
     def written(self, parts: Iterable[tuple[str, Any]], output: Any) -> Iterator[str]:
-        """The paths of tensors that were written into, or put there, each tensor once; what the
-        call returns, too, is left out.
-
-        Args:
-            parts: as ``now`` gives them.
-            output: of the call.
-        """
+        """The paths of tensors that were written into or put there, each once, but not returned."""
         returned: set[Any] | None = None
         for path, part in parts:
             if not isinstance(part, torch.Tensor):
@@ -73,7 +59,7 @@ def _writes(tensor: torch.Tensor) -> int:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """What tells that two tensors are one part of memory."""
+    """A key that is equal for two tensors if they share memory."""
     plain = (
         is_plain_class(tensor)
         and tensor.layout is torch.strided

@@ -1,6 +1,4 @@
-"""Recording the backward: the gradients at the outputs, the inputs and the parameters of every
-module call.
-"""
+"""Recording the backward: gradients at the outputs, inputs and parameters of every module call."""
 
 from __future__ import annotations
 
@@ -54,25 +52,24 @@ from accucompare.recorder.recording.nodes import Nodes
 
 _C = TypeVar("_C", bound=Call)
 
-#: What gives calls views of one flat parameter, whose gradients are not told apart.
+#: FSDP gives calls views of one flat parameter, whose gradients cannot be told apart.
 _FLAT = "FullyShardedDataParallel"
 
 
 class Backward(Generic[_C]):
     """The backward's part of a recorder.
 
-    Of each module call it records ``grad_output``, the whole gradient that arrives at an output;
+    For each module call it records ``grad_output``, the whole gradient that arrives at an output;
     ``grad_input``, what this call adds to the gradient of an input; and ``call_grad``, what it adds
-    to that of a parameter. The path of the last is the parameter's name in its module. For a shared
-    parameter that was first met in another module it is ``/`` and its full name there. Nothing is
-    put into autograd's graph.
+    to the gradient of a parameter. The path of a ``call_grad`` is the parameter's name in its
+    module. A shared parameter that was first met in another module has ``/`` and its full name
+    there. Nothing is put into autograd's graph.
 
     Attributes:
-        count: how many backwards there were.
-        other_threads: whether calls of one step were made in several threads; gradients of such
-            steps are not recorded, since autograd numbers the nodes of each thread for itself.
-        late: how many gradients arrived at calls of a step that had ended, and are not recorded.
-        past: how many steps had calls and backwards, none of which went through a call.
+        other_threads: whether calls of one step were made in several threads. Gradients of such
+            steps are not recorded: autograd numbers the nodes of each thread separately.
+        late: gradients that arrived after their step had ended; they are not recorded.
+        past: steps that had calls and backwards, but no backward through a call.
     """
 
     def __init__(
@@ -82,35 +79,32 @@ class Backward(Generic[_C]):
         record: Callable[[_C, Role, str, torch.Tensor], None],
         nodes: Nodes[_C] | None = None,
     ) -> None:
-        """``nodes``: records those of some calls, too."""
+        """``nodes`` also records the autograd nodes of some calls."""
         self.count = 0
         self.other_threads = False
         self.late = 0
         self.past = 0
-        self._reached: bool | None = (
-            None  # whether a backward of this step went through a call; None before the first
-        )
+        # whether a backward of this step went through a call; None before the first
+        self._reached: bool | None = None
         self._guard = guard
         self._record = record
         self._nodes = nodes
         self._spans: Spans[_C] = Spans()
-        self._again: dict[
-            int, Spans[_C]
-        ] = {}  # by thread: of calls that are run again, until the backward through them begins
+        # by thread: spans of calls that are run again, until the backward through them begins
+        self._again: dict[int, Spans[_C]] = {}
         self._threads: set[int] = set()  # in which calls of this step were made
-        self._second = False  # whether a backward has made a graph, which another may go through
-        self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
+        self._second = False  # a backward made a graph, which another may go through
+        self._running: list[Running] = []  # nested, for reentrant checkpoints
         self._handles: list[Any] = []
         self._outputs: dict[NodeOutput, weakref.ref[torch.Tensor]] = {}
-        # those on which the user had put hooks when the call gave them
+        # outputs on which the user had put hooks by the time the call returned them
         self._hooked: set[NodeOutput] = set()
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
         self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
-        self._gathered: dict[
-            int, torch.Tensor
-        ] = {}  # by id: what takes the place of sharded parameters
+        # by id: what takes the place of sharded parameters
+        self._gathered: dict[int, torch.Tensor] = {}
         self._parameters: dict[int, str] = {}
         self._own: dict[tuple[str, int], str] = {}
         for each in parameters_of(modules):
@@ -141,9 +135,7 @@ class Backward(Generic[_C]):
     def began(
         self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]
     ) -> Span[_C] | None:
-        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not
-        to be recorded.
-        """
+        """A call that autograd follows begins; ``None`` if its gradients are not recorded."""
         if self._gathers:
             self._gather(call)
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
@@ -155,9 +147,7 @@ class Backward(Generic[_C]):
         return self._spans.begin(call, outer, parts)
 
     def _gather(self, call: _C) -> None:
-        """Learn what FSDP has put in the place of a module's parameters: their gradients are this
-        rank's own, not yet summed.
-        """
+        """Learn what FSDP puts in place of parameters: gradients of this rank, not yet summed."""
         for own, tensor in call.module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
                 self._gathered[id(tensor)] = tensor
@@ -165,22 +155,19 @@ class Backward(Generic[_C]):
                 self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
-        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a
-        backward of their own comes next.
-        """
+        """A backward on this thread will run calls whose first run autograd did not follow."""
         self._again[threading.get_ident()] = Spans()
 
     @property
     def runs_again(self) -> bool:
-        """Whether the calls that begin now on this thread are such."""
+        """Whether calls that begin now on this thread are run again."""
         return threading.get_ident() in self._again
 
     def ended(self, span: Span[_C]) -> None:
-        """A call ends; nodes made from now on are not its own. Can be called again."""
+        """A call ends; later nodes are not its own. Can be called twice."""
         self._spans.end(span)
 
     def notes(self) -> list[str]:
-        """What is not recorded, one sentence each."""
         found = (
             [
                 "calls of one step were made in several threads; gradients of such steps are not"
@@ -218,13 +205,10 @@ class Backward(Generic[_C]):
         parts: Iterable[tuple[str, Any]],
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """A call has given these.
+        """A call has given outputs.
 
         Args:
-            span: of the call.
-            parts: of its outputs.
-            exchange: gives what the backward goes on with in place of the gradient that arrives at
-                a path.
+            exchange: maps a path and the gradient that arrives there to the one to go on with.
         """
         parts = list(parts)
         self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
@@ -236,22 +220,21 @@ class Backward(Generic[_C]):
                 arrived = functools.partial(
                     guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange
                 )
-                if part.is_leaf:  # which outlives its graph
+                if part.is_leaf:  # a leaf outlives its graph
                     hook = GradientHook(arrived)
                     self._handles.append(part.register_hook(hook))  # type: ignore[no-untyped-call]
                 else:
                     hook_arriving(part, arrived)
 
     def passed_on(self, span: Span[_C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
-        """A fed call returned what it was given, and its caller gets its own tensor back: the
-        gradient of that arrives at inner calls, too.
+        """A fed call returned its own input: gradients of the caller's tensor reach inner calls,
+        too.
 
-        Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its
-        gradient is recorded for each of them.
+        Without a feed, a tensor that inner calls pass on unchanged is one tensor, so its gradient
+        is recorded for each of them.
 
         Args:
-            span: of the call.
-            pairs: (what it returned, the caller's own tensor).
+            pairs: (what the call returned, the caller's own tensor).
         """
         spans = self._again.get(threading.get_ident(), self._spans)
         for returned, own in pairs:
@@ -269,11 +252,11 @@ class Backward(Generic[_C]):
         grad: torch.Tensor,
         exchange: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """What a fed backward goes on with in place of a gradient of an output that arrives from
-        outside of the call.
+        """What a fed backward goes on with in place of an output's gradient from outside the call.
 
-        That is the gradient itself, unless the call uses the output, too: all that arrives there is
-        not from outside then."""
+        That is the gradient itself, unless the call also uses the output: then part of what arrives
+        comes from inside.
+        """
         running = self._running_through(span)
         used = running is not None and any(
             path in paths and (id(span), edge) in running.used_inside
@@ -282,9 +265,7 @@ class Backward(Generic[_C]):
         return exchange(path, grad) if used else grad
 
     def _running_through(self, span: Span[_C]) -> Running | None:
-        """The backward that is running through a call; ``None`` also if the call was of a step that
-        has ended.
-        """
+        """The backward that runs through a call; ``None`` if the call's step has ended."""
         return next((running for running in reversed(self._running) if span in running.spans), None)
 
     def _arrived(
@@ -320,13 +301,11 @@ class Backward(Generic[_C]):
             self._guard.run(self._follow, "a backward", (roots, seeds, running))
 
     def _follow(self, roots: Any, seeds: Any, running: Running) -> None:
-        """Put hooks on the nodes that give something to an input or a parameter of the call that
-        made them.
-        """
+        """Put hooks on the nodes that give something to an input or a parameter of their call."""
         if len(self._threads) > 1:
             return
         self._reached = self._reached or not running.spans
-        uses: dict[NodeOutput, Uses[_C]] = {}  # of outputs, after the calls that gave them
+        uses: dict[NodeOutput, Uses[_C]] = {}  # of outputs that are used after their call ended
         casts: dict[int, Cast[_C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
             for giver in running.spans.giving(edge):
@@ -337,7 +316,7 @@ class Backward(Generic[_C]):
                 running.handles += self._nodes.follow(node, made, span.call)
             gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
-                # no gradient of such a one is recorded
+                # its gradient is not recorded
                 if following is None or (self._second and made_by_backward(following)):
                     continue
                 edge = edge_to(following, number)
@@ -359,13 +338,12 @@ class Backward(Generic[_C]):
         self._reached = self._reached or bool(uses)
         for cast in casts.values():
             self._cast(cast, running)
-        for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
+        # only a part of what arrives there is from outside
+        for key in running.used_inside & uses.keys():
             self._outside(uses[key], key[1], running)
 
     def _made(self, node: Any, running: Running) -> tuple[int, Span[_C] | None]:
-        """The number of a node, and the span of the innermost call that made it; of one that a
-        backward has made, after all numbers.
-        """
+        """The number of a node and the innermost call's span. Nodes of a backward come last."""
         if self._second and made_by_backward(node):
             made, span = OPEN, backward_of(node)
         else:
@@ -386,11 +364,11 @@ class Backward(Generic[_C]):
         given: tuple[Any, ...],
         arrived: tuple[Any, ...],
     ) -> None:
-        graph.tell(None, arrived)  # sums, which autograd makes itself
+        graph.tell(None, arrived)  # autograd makes the sums itself
         graph.tell(span, given)
 
     def _hook(self, node: Any, name: str, gifts: list[Gift], running: Running) -> None:
-        """When a node has run, a module's of this name, add what it gives."""
+        """Add what a node of the module ``name`` gives, when it has run."""
         for gift in gifts:
             gift.total.expect()
         running.handles.append(
@@ -400,9 +378,7 @@ class Backward(Generic[_C]):
     def _to_inputs(
         self, span: Span[_C], node: Any, index: int, edge: Edge, running: Running
     ) -> Iterable[Gift]:
-        """What a node of a call gives along an edge, as parts of the gradients of its inputs, and
-        of those of the calls around it.
-        """
+        """Parts of the input gradients of the node's call and those around it, from one edge."""
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
                 yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
@@ -419,9 +395,7 @@ class Backward(Generic[_C]):
         casts: dict[int, Cast[_C]],
         running: Running,
     ) -> Iterable[Gift]:
-        """Likewise as a part of the gradient of a parameter. It counts for the call that was not
-        given the parameter as an argument.
-        """
+        """Parts of a parameter's gradient, for the innermost call that was not given it."""
         owner = None if span is None else span.owner(edge)
         following = node.next_functions[index][0]
         if edge[0] >= 0:
@@ -434,9 +408,7 @@ class Backward(Generic[_C]):
             yield Gift(index, self._of_parameter(owner.call, edge[1], running))
 
     def _cast(self, cast: Cast[_C], running: Running) -> None:
-        """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else
-        on the one that has cast it.
-        """
+        """Put hooks on the users of a parameter's cast; on its maker if no other call uses it."""
         maker, node, index = cast.maker or (None, None, 0)
         if all(owner is maker for owner, *_ in cast.users):
             if maker is not None:
@@ -447,9 +419,8 @@ class Backward(Generic[_C]):
                     running,
                 )
             return
-        parts: dict[
-            int, Sum
-        ] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
+        # by the id of the call's span; added up in the type in which autograd does it
+        parts: dict[int, Sum] = {}
         for owner, node, index in cast.users:
             if owner is None:
                 continue
@@ -461,9 +432,7 @@ class Backward(Generic[_C]):
             self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
 
     def _outside(self, uses: Uses[_C], edge: Edge, running: Running) -> None:
-        """Record what arrives at an output from outside of the call that gave it, and uses it
-        itself.
-        """
+        """Record what arrives from outside at an output that its own call uses, too."""
         giver = uses.giver
         output = self._outputs.get((id(giver), edge))
         if (id(giver), edge) in self._hooked or (
@@ -491,9 +460,7 @@ class Backward(Generic[_C]):
         return running.sums[key]
 
     def _add(self, gifts: list[Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        """A node has run; ``given`` is what it gives on, one entry for each of its
-        ``next_functions``.
-        """
+        """A node has run and gives ``given``, one entry for each of its ``next_functions``."""
         for gift in gifts:
             gift.total.add(gift.taken(given, arrived))
 
@@ -511,5 +478,5 @@ class Backward(Generic[_C]):
             handle.remove()
         if self._guard.listening:
             for each in (*running.parts, *running.sums.values()):
-                if each.waits:  # nodes that a backward with inputs= left out
+                if each.waits:  # a backward with inputs= left out some of its nodes
                     self._guard.run(each.end, "a backward", ())

@@ -1,6 +1,4 @@
-"""What something other than an update does to parameters between two updates: clamping, an average
-swapped in, a checkpoint loaded.
-"""
+"""What changes parameters between updates: clamping, an average swapped in, a loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -12,16 +10,15 @@ from torch.nn.parameter import is_lazy
 from accucompare.live.autograd import Parameter
 from accucompare.recorder.recording.series import digest_of
 
-#: What tells a tensor's bits: a digest, or a sum on the tensor's device that is read later;
-#: ``None`` if nothing does.
+#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
 _Bits = str | torch.Tensor | None
 
 
 class Between:
-    """Tells which parameters no longer hold what the last update left.
+    """Finds the parameters that no longer hold what the last update left.
 
-    The bits tell, and not how often a tensor has been written into: PyTorch does not count writes
-    through ``.data``."""
+    It compares bits: PyTorch does not count writes through ``.data``.
+    """
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[Parameter, _Bits]] = {}  # by id
@@ -37,9 +34,7 @@ class Between:
         return id(parameter.tensor) in self._left
 
     def changed(self) -> set[int]:
-        """The ids of the parameters whose bits changed since they were accepted. Accepts the new
-        bits.
-        """
+        """Ids of parameters whose bits changed since they were accepted. Accepts the new bits."""
         now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
         found = {
@@ -52,7 +47,7 @@ class Between:
             for key, (one, other) in pairs.items()
             if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         ]
-        if sums:  # they are read together: each reading waits for the device
+        if sums:  # read together: each reading waits for the device
             differ = torch.stack([one != other.to(one.device) for _, one, other in sums]).tolist()
             found |= {key for (key, *_), other in zip(sums, differ, strict=True) if other}
         self._left = {key: (each, now[key]) for key, (each, _) in self._left.items()}
@@ -60,18 +55,14 @@ class Between:
         return found
 
     def next_step(self) -> None:
-        """A step is over. What updates left before a step that was not recorded says nothing: that
-        one had updates of its own.
-        """
+        """A step is over. After an unrecorded one, with updates of its own, nothing is known."""
         self._age += 1
         if self._age > 1:
             self._left.clear()
 
 
 def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host; of a tensor on a device the sum of its words, made there, which does
-    not see them in another order.
-    """
+    """A digest on the host; on a device the sum of the words, which does not see permutations."""
     if is_lazy(tensor) or tensor.is_meta:
         return None
     local = tensor.detach()

@@ -1,11 +1,11 @@
 """Recording what is written into buffers, and giving them golden's values.
 
-PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers
-a call has written into: a call is looked at when it ends, and when it calls a child, for then its
-own code has written what changed since the last look. Some writes are not
-counted: those of ``batch_norm`` into running statistics, and those through ``.data``. So with a
-buffer that a call has written into, the floating ones beside it are recorded too; and before a step
-and at its end, digests tell of modules in train mode what nothing has counted."""
+PyTorch counts the writes into a tensor (``_version``). A call's buffers are checked when it ends
+and when it calls a child: what changed since the last check, the call's own code has written. Two
+kinds of writes are not counted: ``batch_norm`` into running statistics, and ``.data``. So if a call
+has written into a buffer, the floating buffers beside it are recorded too. Before a step and at its
+end, digests find the uncounted writes in modules in train mode.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ from accucompare.live.values import dtype_name, to_host
 from accucompare.numbers import digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 
-#: Is given a call, a role, a path and a value to record.
+#: Called with a call, a role, a path and a value to record.
 RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute that held one when the capture
-    began.
+    """Where a module keeps a tensor: a buffer, or a plain attribute that held one at the start.
 
     Attributes:
-        module, owner, own: the module, its name, and the attribute's.
+        owner, own: the module's name, and the attribute's.
         table: the dictionary that holds it.
         registered: whether it is a buffer.
-        tensor, version: what it held when it was looked at last, and how often that had been
-            written into; -1 if nothing counts that.
+        tensor, version: the tensor at the last look, and its count of writes (-1: not counted).
         digest: of the bytes at the last look between calls; ``None`` if a call has written since.
-        shared: others that held the same tensor when the capture began.
+        shared: slots that held the same tensor when the capture began.
     """
 
     module: nn.Module
@@ -60,59 +58,51 @@ class _Slot:
 
     @property
     def changed(self) -> bool:
-        """Whether it holds another tensor than at the last look, or one that was written into, as
-        far as that is counted.
-        """
+        """Whether it holds another tensor than at the last look, or a write into it was counted."""
         tensor = self.now
         return tensor is not self.tensor or (
             tensor is not None and self.version >= 0 and tensor._version != self.version
         )
 
     def looked_at(self) -> None:
-        """What it holds now is known."""
         tensor = self.tensor = self.now
         self.version = (
             -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
         )
 
     def path_of(self, name: str) -> str:
-        """Its path in the records of the module of this name."""
+        """Its path in the records of the module ``name``."""
         return self.own if self.owner == name else f"/{self.owner}.{self.own}".replace("/.", "/")
 
 
 class Buffers:
-    """The buffers' part of a recorder. With a feed, what golden wrote takes the place of what is
-    written here, after that is recorded.
-    """
+    """The buffers' part of a recorder. With a feed, golden's values replace what was recorded."""
 
     def __init__(
         self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
     ) -> None:
-        """``step``: tells the number of the step."""
+        """``step`` returns the number of the step."""
         self._modules = modules
         self._record = record
         self._feed = feed if feed is not None and feed.written else None
         self._step = step
         self._slots: list[_Slot] = []
-        self._inside: dict[
-            str, list[_Slot]
-        ] = {}  # by module: its own and those of the modules inside
-        self._buffers_of: dict[
-            str, list[_Slot]
-        ] = {}  # by module: its own, plain attributes left out
+        # by module: its own and those of the modules inside
+        self._inside: dict[str, list[_Slot]] = {}
+        # by module: its own, without plain attributes
+        self._buffers_of: dict[str, list[_Slot]] = {}
         by_tensor: dict[int, list[_Slot]] = {}
         for slot in _slots(modules):
             slot.shared = by_tensor.setdefault(id(slot.now), []) if slot.now is not None else []
             slot.shared.append(slot)
             self._hold(slot)
         self._lazy: list[_Slot] = []
-        self._dirty: dict[
-            _Slot, None
-        ] = {}  # that calls have written into since the last look between calls
-        # how often a call has written into a buffer, in this step
+        # written into by calls since the last look between calls
+        self._dirty: dict[_Slot, None] = {}
+        # how often a call of this step has written into a buffer
         self._times: Counter[tuple[str, int, str]] = Counter()
-        self._outermost = 0  # calls of the step
-        self._starts = True  # whether the model was not called yet
+        self._outermost = 0  # calls in this step
+        self._starts = True  # the model was not called yet
         for slot in self._slots:
             slot.looked_at()
             slot.digest = _digest_of(slot.now)
@@ -120,12 +110,11 @@ class Buffers:
                 self._lazy.append(slot)
 
     def next_step(self) -> None:
-        """Count calls from 0 again."""
         self._times.clear()
         self._outermost = 0
 
     def model_is_called(self) -> None:
-        """An outermost call begins: what changed since the last one, no call has written."""
+        """An outermost call begins. What changed since the last one was written by no call."""
         self._settle()
         if self._outermost:
             self._outside(Role.BUFFER_AFTER, self._outermost - 1, counted=True)
@@ -135,21 +124,19 @@ class Buffers:
         self._outermost += 1
 
     def end_step(self) -> None:
-        """A step ends in which the model was called."""
+        """A step in which the model was called ends."""
         self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
 
     def calls(self, caller: Call, name: str) -> None:
-        """A call's own code calls the module of this name: what changed inside that since the last
-        look, this code has written.
-        """
+        """A call's own code calls ``name``, and has written what changed in it since last time."""
         self._settle()
         changed = [slot for slot in self._inside.get(name, ()) if slot.changed]
         if changed:
             self._written(caller, changed)
 
     def ended(self, call: Call) -> None:
-        """A call ends: what changed since the last look, its own code has written."""
-        buffers = self._modules.named[call.name]._buffers  # of the module itself, and of no replica
+        """A call ends. Its own code has written what changed since the last look."""
+        buffers = self._modules.named[call.name]._buffers  # of the module itself, not of a replica
         if len(buffers) > len(self._buffers_of.get(call.name, ())):
             self._add(call.name, buffers)
         slots = self._inside.get(call.name, ())
@@ -162,7 +149,7 @@ class Buffers:
             self._dirty.clear()
 
     def _add(self, name: str, buffers: dict[str, Any]) -> None:
-        """Know the buffers that a module has registered since."""
+        """Learn the buffers that a module has registered since."""
         known = {slot.own for slot in self._buffers_of.get(name, ())}
         for own in buffers:
             if own not in known:
@@ -177,7 +164,7 @@ class Buffers:
             self._inside.setdefault(".".join(parts[:depth]), []).append(slot)
 
     def _settle(self) -> None:
-        """Know the buffers that have got values only now: that is no write."""
+        """Learn the buffers that got their first values only now: that is no write."""
         if not self._lazy:
             return
         for slot in [slot for slot in self._lazy if slot.now is None or not is_lazy(slot.now)]:
@@ -185,9 +172,7 @@ class Buffers:
             slot.looked_at()
 
     def _written(self, call: Call, changed: list[_Slot], ends: bool = False) -> None:
-        """Record what a call's own code has written, and the floating buffers beside, of which
-        writes may not be counted.
-        """
+        """Record what a call's own code has written, and the floating buffers beside it."""
         owners = dict.fromkeys(slot.owner for slot in changed if slot.registered)
         beside = [
             slot for owner in owners for slot in self._buffers_of[owner] if _is_floating(slot.now)
@@ -202,7 +187,7 @@ class Buffers:
         for path in self._golden_paths(place) if ends else ():
             own, _, number = path.partition("#")
             times, unwritten = self._times[call.name, call.index, own], self._at(call.name, own)
-            # golden has written there, and this call has not
+            # golden's call wrote there, this one did not
             if unwritten is not None and times < int(number or 1):
                 self._times[call.name, call.index, own] += 1
                 self._one(call, place, path, unwritten)
@@ -210,23 +195,22 @@ class Buffers:
             self._know(slot)
 
     def _know(self, slot: _Slot) -> None:
-        """What a buffer holds now is known, under each name that it has."""
+        """Note what a buffer holds now, under each of its names."""
         for each in slot.shared or [slot]:
             if each.now is slot.now:
                 each.looked_at()
                 self._dirty[each] = None
 
     def _outside(self, role: Role, number: int, counted: bool = False, every: bool = False) -> None:
-        """Record what changed although no call of the model ran.
+        """Record what changed outside the calls of the model.
 
         Args:
-            role, number: of the record, and its call.
-            counted: look only where a write was counted.
-            every: take them all for changed: by steps that were not recorded, of this run or of the
-                one that it goes on with.
+            role, number: the record's role and call index.
+            counted: check only the buffers with a counted write.
+            every: treat all as changed, because unrecorded steps came before.
         """
         changed = []
-        # a frozen part of the model may be written into all the same
+        # a part in eval mode may be written into, too
         trains = getattr(self._modules.named[""], "training", False)
         for slot in self._slots:
             if every or slot.changed or ((trains or slot.module.training) and not counted):
@@ -251,7 +235,7 @@ class Buffers:
             slot.looked_at()
 
     def _one(self, call: Call, place: FedPlace, path: str, slot: _Slot) -> None:
-        """Record what a buffer holds, and let it hold golden's."""
+        """Record what a buffer holds, then put golden's value there."""
         tensor = slot.now
         if tensor is None:
             return
@@ -265,30 +249,27 @@ class Buffers:
         golden = self._feed.value(place, path, tensor.detach(), Memory())
         if golden is None:
             return
-        if replaced:  # what it holds may be somebody else's, too
+        if replaced:  # others may hold the same tensor
             for each in [each for each in self._slots if each.now is tensor]:
                 each.table[each.own] = golden
                 self._know(each)
         else:
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                tensor.data.copy_(
-                    golden
-                    # not counted as a write: a graph that was made before goes on with golden's
-                    # value
-                )
+                # .data: this write is not counted, and graphs made before go on with golden's value
+                tensor.data.copy_(golden)
         self._know(slot)
 
     def _golden_paths(self, place: FedPlace) -> Iterable[str]:
         return () if self._feed is None else self._feed.paths(place)
 
     def _at(self, name: str, path: str) -> _Slot | None:
-        """The buffer of this path in the records of a module."""
+        """The buffer with this path in the records of a module."""
         return next((slot for slot in self._slots if slot.path_of(name) == path), None)
 
 
 def _slots(modules: Modules) -> Iterator[_Slot]:
     for name, module in modules.named.items():
-        # whose own is made anew each time that it is asked for
+        # a scripted module makes a new table at each access
         scripted = not isinstance(module._buffers, dict)
         table = dict(module._buffers.items()) if scripted else module._buffers
         for own in table:
@@ -303,14 +284,14 @@ def _is_floating(tensor: torch.Tensor | None) -> bool:
 
 
 def _once(slots: Iterable[_Slot]) -> list[_Slot]:
-    """Those that hold a tensor, of several that hold the same one the first."""
+    """The slots that hold a tensor; the first of those that hold the same one."""
     return list(
         {id(slot.now): slot for slot in reversed(list(slots)) if slot.now is not None}.values()
     )[::-1]
 
 
 def _digest_of(tensor: torch.Tensor | None) -> str | None:
-    """A digest of a tensor's bytes, wherever they lie; ``None`` if it has no plain data."""
+    """A digest of a tensor's bytes on any device; ``None`` if it has no plain data."""
     if tensor is None or is_lazy(tensor):
         return None
     host = to_host(tensor.detach())

@@ -1,6 +1,4 @@
-"""What gradients are made of while a backward runs: the parts that nodes give, and the sums that
-they belong to.
-"""
+"""The parts that nodes give while a backward runs, and the sums of these parts."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ class Gift(NamedTuple):
     """What a node gives along one of its ``next_functions``.
 
     Attributes:
-        entry: the number there.
+        entry: the index there.
         total: the sum that it is a part of.
-        cut: of what was written into a view, the part that counts.
+        cut: where a view was written into, the part that counts.
     """
 
     entry: int
@@ -31,13 +29,13 @@ class Gift(NamedTuple):
     cut: Cut | None = None
 
     def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
-        """Of what a node gives, and what arrived at it."""
+        """The part, from what a node gives and what arrived at it."""
         part: torch.Tensor | None = given[self.entry]
         return part if self.cut is None or part is None else self.cut.of(part)
 
 
 class Exchanged(Gift):
-    """Of the node of a value of golden's, which gives golden's gradient on: what arrived there."""
+    """The node passes golden's gradient on; what counts is what arrived there."""
 
     def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
         part: torch.Tensor | None = arrived[0]
@@ -50,13 +48,12 @@ NodeOutput = tuple[int, Edge]
 
 @dataclass
 class Uses(Generic[_C]):
-    """What a gradient of an output consists of, as far as it comes from outside of the call that
-    gave it.
+    """The parts of an output's gradient that come from outside the call that gave it.
 
     Attributes:
         giver: the span of that call.
-        nodes: that use the output, each with the number that it has among their ``next_functions``.
-        seeds: where the output is a root of the backward, what that begins with.
+        nodes: users of the output, each with the output's index in their ``next_functions``.
+        seeds: initial gradients, where the output is a root of the backward.
     """
 
     giver: Span[_C]
@@ -66,13 +63,11 @@ class Uses(Generic[_C]):
 
 @dataclass
 class Cast(Generic[_C]):
-    """A parameter that was cast to another type, which autocast then keeps for other calls.
+    """A parameter cast to another type, which autocast keeps for other calls.
 
     Attributes:
-        parameter: that was cast.
-        maker: the span that it was cast in, if any, the node, and the parameter's number among its
-            ``next_functions``.
-        users: likewise the nodes that use what was cast.
+        maker: the span, if any, and the node of the cast; the parameter's index for the node.
+        users: the same for the nodes that use the cast.
     """
 
     parameter: torch.Tensor
@@ -82,12 +77,12 @@ class Cast(Generic[_C]):
 
 @dataclass
 class Running:
-    """A backward that is running: what is to be ended with it."""
+    """A backward that is running, and what ends with it."""
 
     spans: Spans[Any]  # of the calls that it goes through
-    graph: Graph[Any] | None  # that it goes through, if it makes one itself
+    graph: Graph[Any] | None  # set if the backward itself makes one
     handles: list[Any] = field(default_factory=list)
-    parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
+    parts: list[Sum] = field(default_factory=list)  # added to those in sums
     # by a call's id, role and path
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)
     # outputs that were used before the call ended
@@ -95,5 +90,4 @@ class Running:
 
 
 def add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:
-    """Add a part to a sum of another type."""
     total.add(None if part is None else part.to(dtype))

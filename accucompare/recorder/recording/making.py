@@ -1,4 +1,4 @@
-"""A value as a record: copied to the host, known by its place, handed to the writer."""
+"""Making a record: the value copied to the host, its place, and the writer that takes it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class How:
     """How a value is recorded.
 
     Attributes:
-        detail: of the record.
-        written: called with the record, when it is written.
+        written: called with the record when it is written.
         bits: what is known of the value's bits.
-        lease: the memory that they are in, if it was taken from the sink.
-        by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
+        lease: the memory that holds them, if it was taken from the sink.
+        by_digest: whether ``written`` needs the digest of the bits on any device.
         given: whether the model is called with the value: its fingerprint goes into the manifest.
     """
 
@@ -40,11 +39,7 @@ PLAINLY = How()
 
 
 class RecordMaker:
-    """Makes the records of one step after the other.
-
-    Attributes:
-        count: how many there are of this step.
-    """
+    """Makes the records of one step after the other; ``count`` is their number in this step."""
 
     def __init__(self, writer: BundleWriter) -> None:
         self.count = 0
@@ -52,7 +47,6 @@ class RecordMaker:
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
 
     def next_step(self) -> None:
-        """Number records from 0 again."""
         self.count = 0
         self._seen.clear()
 
@@ -70,17 +64,16 @@ class RecordMaker:
         """Record a value.
 
         Args:
-            step, call, role, path: what it is known by; a path that the call had before in this
-                role is numbered.
-            operator, line: of an operator's value, its name and source line; else ``""``.
-            how: what more there is to say of it.
+            step, call, role, path: its key; a path that the call already had in this role is
+                numbered.
+            operator, line: name and source line for an operator's value; else ``""``.
         """
         host = self._host_value(value, how.given or how.by_digest, how.bits)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
             path = f"{path}#{seen}"
-        record = Record(  # by position as far as they are all given: it takes half as long
+        record = Record(  # positional arguments take half as long
             0,
             step,
             call.name,

@@ -1,17 +1,17 @@
-"""The operator level of a backward: what each autograd node of chosen module calls is given and
-gives on, and golden's in its place.
+"""The operator level of a backward: what the autograd nodes of chosen module calls take and give.
 
-A node stands for the operator that made it in the forward. It is known by its module call, its name
-and its number among the nodes of that name in that call, in the order in which the backward runs
-them; all three are in a record's ``name``, ``call`` and ``path`` (``AddmmBackward0#1.mat2``). The
-source line of the operator is the record's ``source_line``.
+A node stands for the operator that made it in the forward. Its key is its module call, its name and
+its number among the call's nodes of that name, in the order in which the backward runs them. All
+three are in a record's ``name``, ``call`` and ``path`` (``AddmmBackward0#1.mat2``). The operator's
+source line is the record's ``source_line``.
 
-**Fed**, a node is given golden's gradients, and what it gives on is exchanged for golden's, so that
-its error is its own. Which of golden's nodes it is, is told by the order of their names and lines.
+**Fed**, a node gets golden's gradients, and its results are exchanged for golden's, so its error is
+its own. Nodes are matched to golden's by the order of their names and lines.
 
-Not recorded are nodes that pass on what they are given, in another order or shape: a fault in them
-shows in what the next node is given. Nor are sums of several uses, which autograd makes itself, and
-nodes of a second backward (``create_graph=True``)."""
+Not recorded are nodes that only pass on, reorder or reshape what they get: a fault in them shows at
+the next node. Nor are autograd's own sums of several uses, and nodes of a second backward
+(``create_graph=True``).
+"""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _Grads = tuple[torch.Tensor | None, ...]
 
 @dataclass(eq=False)
 class _Met:
-    """The nodes of one module call that backwards have come to, by their numbers in autograd.
+    """The nodes of one module call that backwards have reached, by their numbers in autograd.
 
     Attributes:
-        waiting: name and source line of those that are not known yet.
-        known: of the others, what each is called, such as ``AddmmBackward0#1``, and its line.
-        golden: whether golden's gradients are to be put in the place of such a one's.
+        waiting: name and source line of the nodes that have no identity yet.
+        known: identity (``AddmmBackward0#1``) and source line of the others.
+        golden: the nodes whose gradients are replaced by golden's.
     """
 
     waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Met:
 
 
 class Nodes(Generic[_C]):
-    """The nodes' part of a recorder, of the calls that it is asked to follow."""
+    """The nodes' part of a recorder."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Nodes(Generic[_C]):
     ) -> None:
         """
         Args:
-            guard: runs what a hook does.
             wanted: whether the nodes of a call are recorded.
             add: records a gradient: call, role, path, value, the node's name and its source line.
             feed: where golden's gradients come from; ``None`` if the backward is not fed.
@@ -73,15 +72,13 @@ class Nodes(Generic[_C]):
         self._wanted = wanted
         self._add = add
         self._feed = feed
-        self._met: dict[_C, _Met] = {}  # which a call is kept by until the step ends
+        self._met: dict[_C, _Met] = {}  # keeps each call until the step ends
 
     def next_step(self) -> None:
         self._met.clear()
 
     def follow(self, node: Any, number: int, call: _C) -> Iterable[Any]:
-        """A backward will come to a node of this number, which the call has made. Gives the handles
-        of the hooks that it has now.
-        """
+        """A backward will reach this call's node ``number``. Returns the handles of new hooks."""
         name = node.name()
         if name in PASSING_ON or name == IN_PLACE_OF or not self._wanted(call):
             return []
@@ -120,10 +117,10 @@ class Nodes(Generic[_C]):
     def _exchanged(
         self, call: _C, role: Role, number: int, name: str, parts: Iterable[str], grads: _Grads
     ) -> _Grads | None:
-        """Record gradients; gives golden's, if they are to be put in their place."""
+        """Record gradients; returns golden's if they replace them."""
         met = self._met.get(call)
         if met is None:
-            return None  # of a step that has ended
+            return None  # its step has ended
         if met.waiting:
             self._number(call, met)
         identity, line = met.known[number]
@@ -140,9 +137,7 @@ class Nodes(Generic[_C]):
         )
 
     def _number(self, call: _C, met: _Met) -> None:
-        """Say what each new node is called, before the first one runs: the last that was made is
-        the first that does.
-        """
+        """Give each new node its identity before any runs. The last one made runs first."""
         counts: Counter[str] = Counter()
         own: dict[int, tuple[str, int, str]] = {}
         for number, (name, line) in sorted(met.waiting.items(), reverse=True):
@@ -160,7 +155,7 @@ class Nodes(Generic[_C]):
                 met.golden.add(number)
                 continue
             met.counts[name] += 1
-            if records and self._feed is not None:  # else golden was captured without them
+            if records and self._feed is not None:  # else golden was captured without nodes
                 place = FedPlace(self._guard.step, call.name, call.index, Role.OP_GRAD_OUTPUT)
                 self._feed.pass_on(
                     place, met.known[number][0], "golden's backward runs no such node here"
@@ -170,9 +165,7 @@ class Nodes(Generic[_C]):
     def _matched(
         self, met: _Met, records: Sequence[Record], own: Mapping[int, tuple[str, int, str]]
     ) -> dict[int, int]:
-        """The numbers that golden's nodes have which these are, as far as it has them. No other one
-        will get a number of golden's.
-        """
+        """The new nodes that golden has, with golden's numbers. The others get none of these."""
         taken = {met.known[number][0] for number in met.golden}
         golden = [
             record

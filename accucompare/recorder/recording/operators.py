@@ -1,16 +1,15 @@
-"""The operator level: what every operator called in the forward of chosen modules takes and gives,
-and golden's in its place.
+"""The operator level: what the operators in the forward of chosen module calls take and give.
 
-An operator is known by its module call, its name and its number among the operators of that name in
-that call; all three are in a record's ``name``, ``call`` and ``path``
-(``aten.bmm.default#1.mat2``). Its source line is the record's ``detail``.
+An operator's key is its module call, its name and its number among the call's operators of that
+name. All three are in a record's ``name``, ``call`` and ``path`` (``aten.bmm.default#1.mat2``). Its
+source line is the record's ``detail``.
 
-**Fed**, each operator's tensors are exchanged as a module's are. An operator that writes into an
-argument is given golden's values in that very tensor, before and after, since others hold it too.
-Parameters and buffers stay the model's own, as for modules.
+**Fed**, each operator's tensors are exchanged for golden's, as a module's are. Where an operator
+writes into an argument, golden's values are written into that same tensor before and after, since
+others hold it too. Parameters and buffers stay the model's own.
 
 Not recorded are operators that compute nothing, and random ones, whose numbers agree already
-(``matched_randomness``): a fault in them shows in what the next operator is given.
+(``matched_randomness``): a fault in them shows at the next operator.
 """
 
 from __future__ import annotations
@@ -44,22 +43,20 @@ class OperatorSink(Protocol):
     """Records the operators of one module call."""
 
     def listening(self) -> bool:
-        """Whether the code that runs is the module's own: not a child's, nor a hook's."""
+        """Whether the code that runs is the module's own, not a child's or a hook's."""
 
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Do what recording takes; gives ``None`` if it failed, which is noted (or, in a fed
-        capture, raised).
-        """
+        """Run recording's work; an error gives ``None`` and is noted (raised in a fed capture)."""
 
     def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
         """Record one value."""
 
 
 class Operators(CallMode):  # type: ignore[no-untyped-call]
-    """Sees the operators of one module call: below autograd and autocast, above emulation.
+    """Sees the operators of one module call, below autograd and autocast, above emulation.
 
-    Without autograd, as in inference mode, composite operators arrive whole: then it sees what they
-    are composed of."""
+    Without autograd, as in inference mode, composite operators arrive whole: it sees their parts.
+    """
 
     def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:
         super().__init__()
@@ -97,7 +94,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
     def _unread(
         self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> frozenset[str]:
-        """The arguments that are written into and hold no values yet, or none that are read."""
+        """The arguments whose values are not read, or that are written into and hold none yet."""
         given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
         return known.unread | {
             name
@@ -106,7 +103,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         }
 
     def _fed(self, call: _Call, feed: OperatorFeed) -> Any:
-        """Run an operator on golden's values, and give golden's."""
+        """Run an operator on golden's values, and return golden's."""
         matched, by_path = self._sink.do(self._feed_inputs, call, feed)
         given = replaced(call.named, by_path)
         result = call.op(
@@ -143,9 +140,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             self._sink.add(role, call.path(path), value, call.name, call.line)
 
     def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
-        """Record what arrived, and find golden's values for it: those to exchange, by path. What is
-        written into gets them at once.
-        """
+        """Record what arrived; return golden's values by path. Written arguments get them now."""
         parts = list(call.inputs())
         tensors = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
         match = feed.match(call.name, call.line, parts)
@@ -166,14 +161,12 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
                 writes.append((tensor, found))
             elif found is not None:
                 by_path[path] = found
-        for tensor, found in writes:  # only now, since it may be another argument's memory
+        for tensor, found in writes:  # last, since it may be another argument's memory
             _overwrite(tensor, found)
         return True, by_path
 
     def _feed_outputs(self, call: _Call, feed: OperatorFeed, result: Any) -> Any:
-        """The result with golden's values in place of those computed; in the same tensors, where an
-        argument was written into.
-        """
+        """The result with golden's values, in the same tensors where arguments were written."""
         place, memory = feed.place(Role.OP_OUTPUT), Memory()
         written = {id(part) for part in call.written()}
         by_path: dict[str, torch.Tensor] = {}
@@ -190,8 +183,6 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _Call:
-    """One call of an operator."""
-
     op: Any
     known: Known
     line: str
@@ -218,7 +209,7 @@ class _Call:
 
     @property
     def named(self) -> dict[str, Any]:
-        """What was given, by the argument's name."""
+        """The arguments by name."""
         return {**dict(zip(self.known.arguments, self.args, strict=False)), **self.kwargs}
 
     def path(self, part: str) -> str:
@@ -226,7 +217,7 @@ class _Call:
         return f"{self.id}.{part}" if part else self.id
 
     def inputs(self) -> Iterator[tuple[str, Any]]:
-        """Tensors, numbers and strings that were given, and those that hold if nothing is given."""
+        """Tensors, numbers and strings that were given, and the defaults of the other arguments."""
         defaults = {
             argument.name: argument.default_value
             for argument in self.op._schema.arguments
@@ -243,11 +234,10 @@ class _Call:
                 )
 
     def written(self) -> Iterator[torch.Tensor]:
-        """The tensors that are written into."""
         yield from (part for _, part in self._written())
 
     def outputs(self, result: Any) -> Iterator[tuple[str, Any]]:
-        """Everything returned, and what was written into but is not returned."""
+        """What was returned, and what was written into but not returned."""
         result = result[: self.known.outputs] if self.known.outputs else result
         returned = [
             (path, part)
@@ -262,7 +252,7 @@ class _Call:
         )
 
     def computed(self, result: Any) -> list[torch.Tensor]:
-        """The tensors that were made, not written into."""
+        """The returned tensors that were made, not written into."""
         written = {id(part) for part in self.written()}
         return [
             part

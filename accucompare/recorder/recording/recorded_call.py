@@ -14,17 +14,16 @@ from accucompare.recorder.recording.operators import Operators
 
 @dataclass(eq=False)
 class RecordedCall(Call):
-    """What is not given when a call is made is a default of the class: one is made in every hook.
+    """A module call with defaults in the class, not in ``__init__``: every hook makes one.
 
     Attributes:
         lent: of a fed capture.
-        arguments: what it is given, where writes into that are recorded.
-        returned: what the forward returned, if it has, before any other hook saw it.
-        operators: of a capture of operators, where they are recorded.
-        span: of a capture of the backward: the nodes of autograd's graph that it makes.
-        notes_lines: whether the lines are noted of the nodes that it makes.
-        again: whether it was recorded in its first run, and is run again by activation
-            checkpointing.
+        arguments: set if writes into arguments are recorded.
+        returned: what the forward returned, before any other hook saw it.
+        operators: set if operators are recorded.
+        span: the nodes that the call makes in autograd's graph, if the backward is recorded.
+        notes_lines: whether the source lines of these nodes are noted.
+        again: whether its first run was recorded, and activation checkpointing runs it again.
     """
 
     lent: Lent | None = field(default=None, init=False)

@@ -46,13 +46,13 @@ from accucompare.selection import RoleGroup, Selection, Steps
 class Recorder(Listener[RecordedCall]):
     """Records the inputs and outputs of every module call.
 
-    An input is recorded before the module runs, since an in-place module overwrites it; an output
-    when it is returned, since the next module may. Whatever goes wrong in a hook is noted in
-    ``errors`` and never reaches the model.
+    An input is recorded before the module runs, since an in-place module overwrites it. An output
+    is recorded when it is returned, since the next module may overwrite it. An error in a hook is
+    noted in ``errors`` and never reaches the model.
 
-    With a ``feed``, the hooks hand on golden's values instead. A model that is not fed as it should
-    be would be measured wrongly, so that whatever then goes wrong in a hook is raised, and kept as
-    ``failure`` in case that the model catches it."""
+    With a ``feed``, the hooks hand on golden's values. A wrongly fed model would be measured
+    wrongly, so an error in a hook is raised, and kept as ``failure`` if the model catches it.
+    """
 
     def __init__(
         self,
@@ -65,24 +65,23 @@ class Recorder(Listener[RecordedCall]):
         groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
         training: Training = NOTHING,
     ) -> None:
-        """What to record.
-
+        """
         Args:
             started: called when an outermost call begins.
-            operators: record those of the selected modules, too.
-            groups: which records to make, where there is what they are of.
-            training: what the loop has beside the model, as far as it is known.
+            operators: also record the operators of the selected modules.
+            groups: the groups of roles to record.
+            training: what is known of the loop beside the model.
         """
         super().__init__(modules, RecordedCall)
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
         self.sees_returns = feed is not None or operators
-        self._allows = functools.cache(selection.allows)  # of a name
+        self._allows = functools.cache(selection.allows)
         self._writer = writer
         self._started = started
         self._feed = feed
         self._operators = operators
-        # of operators that are fed: the storages of parameters and buffers
+        # storages of parameters and buffers, if operators are fed
         self._state: frozenset[int] = frozenset()
         self._maker = RecordMaker(writer)
         self._functions = FunctionsRun()
@@ -97,18 +96,17 @@ class Recorder(Listener[RecordedCall]):
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
         self._buffers: Buffers | None = None
-        self._called = False  # whether an outermost call has begun in this step
+        self._called = False  # an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
         self._witness = Witness(self._will_run_again)
-        self._known_second_runs = 0  # that are running, and need nothing
-        self._ran_in_backward = (
-            False  # whether calls were made in a backward, and not by torch.utils.checkpoint
-        )
+        self._known_second_runs = 0  # running second runs that need nothing
+        # whether calls were made in a backward, and not by torch.utils.checkpoint
+        self._ran_in_backward = False
 
     @property
     def files_run(self) -> set[str]:
-        """The files of the functions that ran in the first outermost call of each module."""
+        """Files of the functions that ran in the first outermost call of each module."""
         return self._functions.files
 
     @property
@@ -118,11 +116,10 @@ class Recorder(Listener[RecordedCall]):
 
     @property
     def all_files_seen(self) -> bool:
-        """Whether no other profiler kept them from being seen."""
+        """Whether all files were seen; another profiler hides some."""
         return not self._functions.disturbed
 
     def training_notes(self) -> list[str]:
-        """What is not recorded of backwards and updates, one sentence each."""
         trained = self._updates if self._roles & {*TRAINING_ROLES} else None
         found = [
             note for part in (self._backward, trained) if part is not None for note in part.notes()
@@ -136,19 +133,17 @@ class Recorder(Listener[RecordedCall]):
 
     @property
     def backwards(self) -> int:
-        """How many backwards there were of which something was to be recorded."""
+        """The number of backwards with something to record."""
         if self._backward is not None:
             return self._backward.count
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
     def records(self) -> int:
-        """How many records there are of this step."""
         return self._maker.count
 
     @property
     def holds_records(self) -> bool:
-        """Whether any record is to be made."""
         return bool(self._roles)
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
@@ -182,9 +177,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Record the buffers that the model computes itself, before the first call: they are not
-        what ``--like`` brings, nor fed.
-        """
+        """Put the hooks on; they listen in the given steps."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -192,8 +185,8 @@ class Recorder(Listener[RecordedCall]):
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
     def end_step(self) -> Callable[[], StepSeries] | None:
-        """A step is over. Returns what gives its entry in the series, when all its records are
-        written; ``None`` if it did not train.
+        """A step is over. Returns what gives its series entry once all records are written, or
+        ``None`` if the step did not train.
         """
         if self._buffers is not None and self._called:
             self.run(self._buffers.end_step, "the end of a step", ())
@@ -203,7 +196,6 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     def next_step(self) -> None:
-        """Number calls and records from 0 again."""
         super().next_step()
         self._called = False
         self._maker.next_step()
@@ -265,10 +257,7 @@ class Recorder(Listener[RecordedCall]):
                 self._buffers.ended(call)
         call.arguments = None
         # break the reference cycle now; otherwise only the cyclic GC frees it
-        span, call.span = (
-            call.span,
-            None,
-        )
+        span, call.span = call.span, None
         if span is not None and self._backward is not None:
             self._backward.ended(span)
         # golden's selection is the same
@@ -286,7 +275,7 @@ class Recorder(Listener[RecordedCall]):
         handed_on, own = self._feed.outputs(
             place, output, call.lent, given, functools.partial(self._from_outside, span, exchange)
         )
-        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
+        call.lent, call.returned = None, ()  # keep nothing of a graph beyond its life
         if span is not None and self._backward is not None and own:
             self._backward.passed_on(
                 span, [(part, own[path]) for path, part in leaves(output) if path in own]
@@ -318,11 +307,11 @@ class Recorder(Listener[RecordedCall]):
         return self._backward.from_outside(span, path, grad, exchange)
 
     def left(self, call: RecordedCall) -> None:
-        """See no more of a call's operators and functions."""
+        """Stop observing a call's operators and functions."""
         if call.operators is not None:
             call.operators.leave()
         if call.span is not None and self._backward is not None:
-            self._backward.ended(call.span)  # also of a module that raised
+            self._backward.ended(call.span)  # also if the module raised
         if call.notes_lines and self._lines is not None:
             call.notes_lines = False
             self._lines.end()
@@ -330,9 +319,7 @@ class Recorder(Listener[RecordedCall]):
             self._functions.stop()
 
     def idle(self) -> bool:
-        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs
-        again what was seen.
-        """
+        """Whether hooks have nothing to do. In a backward, they act in second runs only."""
         if not self.listening:
             return True
         if not in_backward() or self.second_run() is not None:
@@ -342,16 +329,12 @@ class Recorder(Listener[RecordedCall]):
         return True
 
     def _will_run_again(self, reentrant: bool) -> Again:
-        """A part of the forward begins that is run again in the backward. Gives what is entered
-        then.
-        """
+        """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
     @contextlib.contextmanager
     def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
-        """What it computes is not recorded again, but fed; if autograd did not follow its first
-        run, gradients are recorded now.
-        """
+        """A second run: fed, not recorded. Gradients are recorded if the first run had no graph."""
         follows = reentrant and self._backward is not None
         if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
             self._known_second_runs += 1
@@ -366,7 +349,7 @@ class Recorder(Listener[RecordedCall]):
             yield
 
     def failed(self, error: Exception, name: str) -> None:
-        """Note what goes wrong, or raise it if the model is fed."""
+        """Note an error, or raise it if the model is fed."""
         place = f"step {self.step}, {name or '(root)'}"
         if self._feed is not None:
             self.listening = False
@@ -377,9 +360,7 @@ class Recorder(Listener[RecordedCall]):
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
     def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
-        """From now on see the operators that a module calls, and the nodes that it makes, if they
-        are to be recorded.
-        """
+        """From now on observe the operators and nodes of a call, if they are recorded."""
         if (
             self._backward is not None
             and torch.is_grad_enabled()
@@ -401,27 +382,23 @@ class Recorder(Listener[RecordedCall]):
             call.operators.enter()
 
     def _is_selected(self, call: RecordedCall) -> bool:
-        """Whether a call is recorded; those made by a module whose operators are, too, since they
-        are parts of its own code.
-        """
+        """Whether a call is recorded; with operators, a selected module's own calls are, too."""
         caller = call.parent is not None and self._operators and self._allows(call.parent[0])
         return caller or self._allows(call.name)
 
     def add_operator(
         self, call: RecordedCall, role: Role, path: str, value: Any, operator: str, line: str
     ) -> None:
-        """Record what an operator, or the node of its backward, took or gave."""
+        """Record what an operator, or its backward's node, took or gave."""
         if self._writer.failure is None and role in self._roles:
             self._record_value(call, role, path, value, operator, line)
 
     def wants(self, name: str, role: Role) -> bool:
-        """Whether what updates take or give is recorded of a module."""
         return role in self._roles and (self._allows(name) or not name)
 
     def add_update(
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
     ) -> None:
-        """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
             self._record_value(
                 RecordedCall(self._modules.named[name], name, update, None, None),
@@ -434,7 +411,6 @@ class Recorder(Listener[RecordedCall]):
             how.lease.release()
 
     def room(self, nbytes: int) -> Lease:
-        """Memory of the host for a value that will be recorded; waits until there is some."""
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
     def _record_gradient(
@@ -470,9 +446,7 @@ class Recorder(Listener[RecordedCall]):
     def _record_arguments(
         self, call: RecordedCall, arguments: Arguments, given: Mapping[str, Any], output: Any
     ) -> None:
-        """Record what a call has written into its arguments, and what it has where golden's has
-        written.
-        """
+        """Record what a call has written into its arguments, and values where golden's wrote."""
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
             paths.update(
@@ -497,7 +471,7 @@ class Recorder(Listener[RecordedCall]):
         for path, value in parts:
             is_tensor = isinstance(value, torch.Tensor)
             written = self._updates.given(value, recorded) if is_tensor else None
-            if recorded:  # a later call of the step may be given what an earlier one computed
+            if recorded:  # a later call of the step may get what an earlier one computed
                 self._record_value(
                     call,
                     Role.INPUT,
@@ -521,8 +495,6 @@ class Recorder(Listener[RecordedCall]):
 
 @dataclass(frozen=True)
 class _Inside:
-    """Records the operators of one module call."""
-
     recorder: Recorder
     call: RecordedCall
 

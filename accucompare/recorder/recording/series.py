@@ -1,6 +1,4 @@
-"""The numbers that a step of training comes to: losses, learning rates, norms of gradients, loss
-scale, digests of batch and weights.
-"""
+"""A training step in numbers: losses, rates, gradient norms, loss scale, batch, weights."""
 
 from __future__ import annotations
 
@@ -17,65 +15,54 @@ from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
-#: Between what a scaler made of a loss and the root of the backward lie at most so many nodes, as
-#: where it is divided for accumulation.
+#: The most nodes between a scaled loss and the backward's root, such as an accumulation's division.
 _MOST_NODES = 32
 
-#: Room for a number, or a digest, that comes later, when the record is written.
+#: Holds a number or digest that comes later, when the record is written.
 Later = list[Any]
 
 
 @dataclass
 class _Numbers:
-    """The running step. Its tensors are copies, read when the step ends, so that nothing waits for
-    a device earlier.
-    """
+    """The running step. Tensors are copies, read at its end: nothing waits for a device earlier."""
 
-    # each with the scale that it was multiplied by
+    # each with its loss scale
     losses: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     lr: dict[str, Any] = field(default_factory=dict)
-    # of gradients, by the update and the parameter's id
+    # of gradients, by update and id of the parameter
     norms: dict[tuple[int, int], Later] = field(default_factory=dict)
-    # the same of updates with clipped gradients
+    # the same, by update, where gradients were clipped
     clipped: dict[int, list[float | None]] = field(default_factory=dict)
     scale: Any = None
     skipped: bool = False
     overflowed: list[torch.Tensor] = field(default_factory=list)
     updates: int = 0
-    # of each call, digests of the tensors that it was given
+    # digests of the tensors given to each call
     batch: list[list[Later]] = field(default_factory=list)
     weights: list[Later] | None = None
     begun: bool = False
 
 
 class SeriesRecorder:
-    """Collects the numbers of one step after the other.
-
-    What is recorded anyway is not read again: the thread that writes a record calls back with its
-    digest and statistics.
-
-    Attributes:
-        backwards: how many there were.
-    """
+    """Collects each step's numbers. Recorded values are not read again: the writer calls back."""
 
     def __init__(self) -> None:
         self.backwards = 0
         self._now = _Numbers()
         self._scales: dict[int, Any] = {}  # by the number of the node that a scaler made
         self._optimizers: dict[str, list[int]] = {}  # ids, by class
-        self._digests: dict[
-            int, tuple[tuple[int, int], str | None]
-        ] = {}  # of parameters, with what tells whether they were written into
+        # of parameters, with the state that tells whether they were written into
+        self._digests: dict[int, tuple[tuple[int, int], str | None]] = {}
 
     def scaled(self, results: Iterable[Any], scale: Any) -> None:
-        """A scaler has made these of losses, by this factor: a tensor or a number."""
+        """A scaler has multiplied losses by ``scale``, a tensor or a number."""
         self._now.scale = scale = _copy(scale)
         for result in results:
             if isinstance(result, torch.Tensor) and result.grad_fn is not None:
                 self._scales[result.grad_fn._sequence_nr()] = scale
 
     def backward_begins(self, roots: Iterable[Any]) -> None:
-        """Keep the values of the roots that are losses: floating, of one element."""
+        """Keep the roots that are losses: floating, one element."""
         self.backwards += 1
         self._now.begun = True
         for root in roots:
@@ -88,7 +75,7 @@ class SeriesRecorder:
                 self._now.losses.append((_copy(value), self._scale_of(root)))
 
     def rates(self, optimizer: Any) -> None:
-        """An optimizer is about to step, or its step to be left out."""
+        """An optimizer is about to step, or to be skipped."""
         kind = type(optimizer).__name__
         known = self._optimizers.setdefault(kind, [])
         if id(optimizer) not in known:
@@ -101,26 +88,24 @@ class SeriesRecorder:
                 )
 
     def left_out(self) -> None:
-        """A scaler has left out an update."""
+        """A scaler has skipped an update."""
         self._now.skipped = self._now.begun = True
 
     def norm_of(self, parameter: torch.Tensor) -> Callable[[Record], None]:
-        """A parameter's gradient is to be recorded: what is to be called with the record."""
+        """What to call with the record of a parameter's gradient."""
         later = self._now.norms[self._now.updates, id(parameter)] = [None]
         return functools.partial(_keep_norm, later)
 
     def measure(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
-        """The same of a gradient that is not recorded, or without data."""
+        """Measure a gradient now: it is not recorded, or has no plain data."""
         self._now.norms[self._now.updates, id(parameter)] = [norm(grad)]
 
     def clipped(self, grads: Iterable[torch.Tensor]) -> None:
-        """The gradients that the update is given, some of which were clipped."""
+        """Keep the norms of an update's gradients, some of which were clipped."""
         self._now.clipped[self._now.updates] = [norm(grad) for grad in grads]
 
     def updated(self, overflowed: torch.Tensor | None) -> None:
-        """An update ended. ``overflowed``: over 0 if a fused optimizer skipped it because of
-        non-finite gradients.
-        """
+        """An update ended. ``overflowed`` > 0: a fused optimizer skipped it for its gradients."""
         self._now.begun = True
         self._now.updates += 1
         if overflowed is not None:
@@ -132,9 +117,7 @@ class SeriesRecorder:
         return self._now.weights is None
 
     def weight(self, parameter: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """A parameter when the step's first update begins; what is to be called with its record, if
-        it is to be recorded.
-        """
+        """Digest a parameter before the first update. Returns what to call with its record."""
         if self._now.weights is None:
             self._now.weights = []
         later: Later = [None if recorded else self._digest_of(parameter)]
@@ -142,27 +125,22 @@ class SeriesRecorder:
         return functools.partial(_keep_digest, later)
 
     def call_begins(self) -> None:
-        """The model is called."""
         self._now.batch.append([])
 
     def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """A tensor that the model is called with; what is to be called with its record, if it is to
-        be recorded.
-        """
+        """Digest a tensor given to the model. Returns what to call with its record."""
         later: Later = [None if recorded else digest_of(tensor)]
         self._now.batch[-1].append(later)
         return functools.partial(_keep_digest, later)
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """The step is over: what gives its numbers, when all its records are written; ``None`` if
-        it did not train.
-        """
+        """End the step. Returns what gives its numbers later; ``None`` if it did not train."""
         numbers, self._now = self._now, _Numbers()
         self._scales.clear()
         return functools.partial(_entry, step, numbers) if numbers.begun else None
 
     def _scale_of(self, root: torch.Tensor) -> Any:
-        """What a scaler has multiplied a loss by, if one has."""
+        """The factor by which a scaler has multiplied a loss, if any."""
         waiting: list[Any] = [root.grad_fn]
         known: set[int] = set()
         while waiting and len(known) < _MOST_NODES and self._scales:
@@ -175,7 +153,7 @@ class SeriesRecorder:
         return None
 
     def _digest_of(self, parameter: torch.Tensor) -> str | None:
-        """A parameter's digest; that of one that nothing has written into is known."""
+        """A parameter's digest, read again only after a write."""
         if parameter.is_inference():
             return digest_of(parameter)
         state = (
@@ -188,9 +166,7 @@ class SeriesRecorder:
 
 
 def norm(tensor: torch.Tensor) -> float | None:
-    """The L2 norm of a tensor, in float64, on the host; NaN or Inf where it holds such, ``None`` if
-    it cannot be read.
-    """
+    """A tensor's L2 norm in float64; NaN or Inf if it holds any, ``None`` if unreadable."""
     values = tensor.detach().coalesce().values() if tensor.layout is torch.sparse_coo else tensor
     host = to_host(values)
     return None if host.array is None else _norm(summarize(host.array, DTYPES[host.dtype]))
@@ -203,7 +179,7 @@ def digest_of(tensor: torch.Tensor) -> str | None:
 
 
 def _norm(statistics: Statistics) -> float:
-    """The norm of all values, of which statistics leave out those that are not finite."""
+    """The norm of all values. Statistics leave out the non-finite ones."""
     if statistics.nan:
         return math.nan
     return math.inf if statistics.inf or statistics.l2 is None else statistics.l2
@@ -218,7 +194,7 @@ def _keep_digest(later: Later, record: Record) -> None:
 
 
 def _local(tensor: Any) -> torch.Tensor | None:
-    """A tensor's own data, for which no other rank is asked; ``None`` if there is none."""
+    """A tensor's own data, without asking other ranks; ``None`` if there is none."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:
         return None
     if hasattr(tensor, "to_local"):
@@ -240,9 +216,7 @@ def _number(value: Any) -> float:
 
 
 def _total(norms: Iterable[float | None]) -> float | None:
-    """The norm of what has these norms, put together; ``None`` if there is none, or one is not
-    known.
-    """
+    """The norm of parts together, from their norms; ``None`` if there are none, or an unknown."""
     parts = list(norms)
     if not parts or any(part is None for part in parts):
         return None
@@ -252,14 +226,11 @@ def _total(norms: Iterable[float | None]) -> float | None:
 
 
 def _mixed(digests: Iterable[str | None]) -> str:
-    """One digest of several, whatever their order: names and places may be others in another
-    version of the model.
-    """
+    """One digest of several in any order: model versions may order or name them differently."""
     return xxhash.xxh3_128_hexdigest("\n".join(sorted(each or "" for each in digests)).encode())
 
 
 def _entry(step: int, numbers: _Numbers) -> StepSeries:
-    """The step's numbers, read from its tensors."""
     left_out = sum(_number(each) > 0 for each in numbers.overflowed)
     clipped: list[float | None] = []
     for (update, _), later in numbers.norms.items():

@@ -1,4 +1,4 @@
-"""Recording updates: what an optimizer's step is given, and what it makes of that."""
+"""Recording updates: what an optimizer's step takes, and what it makes of that."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
-#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing
-#: steps it either.
+#: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
-#: Where Megatron keeps gradients that it has taken out of ``grad``.
+#: Where Megatron keeps gradients, instead of ``grad``.
 MAIN_GRAD = "main_grad"
 
 
 def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
-    """A parameter's gradient, and where that is, if it is not in ``grad``."""
+    """A parameter's gradient, and the attribute that holds it unless that is ``grad``."""
     if parameter.grad is not None or not isinstance(
         getattr(parameter, MAIN_GRAD, None), torch.Tensor
     ):
@@ -53,28 +52,25 @@ class Golden(Protocol):
     """Where golden's parameters, gradients and state come from."""
 
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write what golden's parameter was after so many updates of the step, unless it is
-        there."""
+        """Write golden's parameter after ``update`` updates of the step, unless it is there."""
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether something other than an update had changed golden's parameter after so many
-        updates of the step.
-        """
+        """Whether anything but an update changed golden's parameter after ``update`` updates."""
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor; what cannot be is noted."""
+        """Write golden's value into a tensor; note it if that cannot be done."""
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        """Note that an update was not given golden's value."""
+        """Note that an update did not get golden's value."""
 
 
 class Updates:
-    """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of
-    the model.
+    """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` of the model's parameters.
 
-    An update is given ``param_before``, ``param_grad`` (before PyTorch's functions clip it) and
-    ``state_before``, and the numbers of its parameter groups; it makes ``param_update`` (after
-    minus before) and ``state_after``. With golden, the update is given golden's."""
+    An update takes ``param_before``, ``param_grad`` (before PyTorch's functions clip it),
+    ``state_before`` and the numbers of its parameter groups. It makes ``param_update`` (after minus
+    before) and ``state_after``. With golden, it takes golden's.
+    """
 
     def __init__(
         self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training
@@ -84,35 +80,31 @@ class Updates:
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._count = 0  # of updates in this step
-        self._started = -1  # after how many of them the model was called
+        self._started = -1  # the update count at the model's last call
         self._between = Between()
         # ids of parameters whose gradient was recorded for the next update
         self._recorded: set[int] = set()
-        # how often a parameter's gradient was recorded for the next update
+        # how often each was recorded for the next update
         self._times: Counter[int] = Counter()
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         # ids of parameters whose gradient was clipped for the next update
         self._clipped: set[int] = set()
         self._before: dict[int, torch.Tensor] = {}
-        self._after_hooks: Any = None  # of the update that runs, behind the user's own
+        self._after_hooks: Any = None  # of the running update, after the user's own
         self._held = {
             id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
         }
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
-        self._any_update = (
-            False  # whether an optimizer stepped in this step, also one of other parameters
-        )
-        self._versions: list[
-            int
-        ] = []  # how often each parameter had been written into when the step began
-        self._backwards = 0  # until then
-        self._changed_otherwise = (
-            False  # whether parameters changed in a step that trained without an optimizer's step
-        )
-        self._others: dict[
-            str, None
-        ] = {}  # classes of optimizers that hold no parameter of the model
+        # whether any optimizer stepped in this step, even of other parameters
+        self._any_update = False
+        # each parameter's count of writes when the step began
+        self._versions: list[int] = []
+        self._backwards = 0  # when the step began
+        # whether parameters changed in a step that trained without an optimizer's step
+        self._changed_otherwise = False
+        # classes of optimizers that hold no parameter of the model
+        self._others: dict[str, None] = {}
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
         self._observed: list[tuple[Any, str, entrances.Before]] = [
@@ -124,11 +116,9 @@ class Updates:
 
     @property
     def backwards(self) -> int:
-        """How many backwards there were."""
         return self._series.backwards
 
     def notes(self) -> list[str]:
-        """What was not updated though it could be, one sentence each."""
         kinds = ", ".join(self._others)
         notes = (
             [
@@ -181,9 +171,7 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step``
-        does.
-        """
+        """A step ends: record gradients that no update took. Returns as ``Series.end_step``."""
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:
@@ -218,9 +206,7 @@ class Updates:
         return self._any_update or self._series.backwards > self._backwards
 
     def _written(self) -> list[int]:
-        """How often each parameter has been written into; -1 if that is not counted, or it has no
-        values yet.
-        """
+        """Each parameter's count of writes; -1 if there is no count, or no value yet."""
         tensors = (each.tensor for each in self._parameters.values())
         return [
             -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
@@ -228,9 +214,7 @@ class Updates:
         ]
 
     def model_begins(self) -> None:
-        """The model is called: for the first time in a step, or since an update, with golden's
-        weights, where it has recorded them.
-        """
+        """The model is called, first in a step or after an update: give it golden's weights."""
         if self._started == self._count:
             return
         self._started = self._count
@@ -239,7 +223,7 @@ class Updates:
             for each in self._parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.leave(each for each in self._parameters.values() if each in self._between)
-        # what a loop changes that has no optimizer for it: an average of others, an update by hand
+        # parameters that change without an optimizer: averages, updates by hand
         if torch.is_grad_enabled():
             others = (
                 each
@@ -251,11 +235,11 @@ class Updates:
             )
 
     def _note_changed(self, when: str = "") -> None:
-        """Record the parameters that something else has changed since the last update, here or in
-        golden.
+        """Record what anything but an update changed since the last one, here or in golden.
 
-        ``when``: behind their paths; ``AT_THE_END`` of a step in which no update came after the
-        last call of the model."""
+        ``when`` is appended to the paths; ``AT_THE_END`` if no update followed the model's last
+        call in this step.
+        """
         changed = self._between.changed()
         for key, each in self._parameters.items():
             place = each.owner, self._count, each.own + when
@@ -267,11 +251,9 @@ class Updates:
                 self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
     def call_begins(self) -> None:
-        """The model is called."""
         self._series.call_begins()
 
     def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        """As ``Series.given``."""
         return self._series.given(tensor, recorded)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
@@ -284,9 +266,7 @@ class Updates:
                     yield self._parameters[id(tensor)]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        """Record the gradients again: this backward adds to clipped ones, or the update that they
-        were meant for was skipped.
-        """
+        """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
             self._guarded(self._series.backward_begins, roots)
@@ -298,7 +278,7 @@ class Updates:
             self._guarded(self._clips, {id(grad) for _, grad in leaves(args)})
 
     def _clips(self, grads: Collection[int]) -> None:
-        """Gradients are about to be clipped; their ids."""
+        """The gradients with these ids are about to be clipped."""
         for key, each in self._parameters.items():
             if each.tensor.grad is not None and id(each.tensor.grad) in grads:
                 self._gradient(each, None)
@@ -314,7 +294,6 @@ class Updates:
         )
 
     def _scaled(self, scaler: Any, result: Any) -> None:
-        """A scaler has multiplied losses."""
         if getattr(scaler, "is_enabled", lambda: True)():
             scale = getattr(scaler, "_scale", None)
             self._series.scaled(
@@ -325,7 +304,7 @@ class Updates:
     def _stepping(
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None] | None:
-        """A scaler is told to step an optimizer; it does not if a gradient is not finite."""
+        """A scaler is told to step an optimizer; it skips that if a gradient is not finite."""
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
         if not self._sink.listening or optimizer is None:
             return None
@@ -359,7 +338,7 @@ class Updates:
         first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
-            if not closure:  # which computes gradients only then
+            if not closure:  # a closure computes gradients later
                 self._gradient(each, scale)
             self._parameter(each, self._weight(each) if first else None)
             self._states(optimizer, [each], Role.STATE_BEFORE)
@@ -370,7 +349,7 @@ class Updates:
                 if key not in held:
                     self._weight(each, recorded=False)
         self._clipped_to(parameters, scale)
-        # of the user's, which come after this one, and may clip
+        # the user's hooks run after this one, and may clip
         if getattr(optimizer, "_optimizer_step_pre_hooks", None):
             states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
             clips = functools.partial(
@@ -390,9 +369,7 @@ class Updates:
         states: dict[int, tuple[int, int]],
         scale: torch.Tensor | None,
     ) -> None:
-        """The optimizer's own hooks have run: they may have written into gradients, which had these
-        states before.
-        """
+        """The optimizer's own hooks have run; ``states`` are the gradients' from before."""
         changed = {
             id(each.tensor)
             for each in parameters
@@ -403,7 +380,7 @@ class Updates:
             self._clipped_to(parameters, scale)
 
     def _clipped_to(self, parameters: list[Parameter], scale: torch.Tensor | None) -> None:
-        """Keep the norm of the gradients as the update uses them, if some were clipped."""
+        """Keep the norms of the gradients as the update uses them, if some were clipped."""
         if any(id(each.tensor) in self._clipped for each in parameters):
             grads = (gradient_of(each.tensor)[0] for each in parameters)
             self._series.clipped(
@@ -440,9 +417,7 @@ class Updates:
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None
     ) -> Callable[[Record], None] | None:
-        """What is to be called with the record of a parameter before the step's first update, for
-        the digest of all weights.
-        """
+        """What to call with a parameter's record before the first update, to digest the weights."""
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
@@ -450,7 +425,7 @@ class Updates:
         return self._series.weight(parameter.tensor, recorded)
 
     def _groups(self, optimizer: Any) -> None:
-        """Record learning rates, betas and whatever numbers else the parameter groups have."""
+        """Record the numbers of the parameter groups: learning rates, betas and others."""
         for number, group in enumerate(optimizer.param_groups):
             options = {
                 name: value
@@ -465,12 +440,11 @@ class Updates:
     def _gradient(
         self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
     ) -> None:
-        """Record a parameter's gradient, once for each update; again if there was a backward since.
+        """Record a parameter's gradient, once for each update; again after a further backward.
 
         Args:
-            parameter: whose.
-            scale: what the gradient is still multiplied by, which a fused optimizer undoes itself.
-            late: the update is over, so that golden's gradient comes too late.
+            scale: what the gradient is still multiplied by; a fused optimizer undoes that itself.
+            late: the update is over, so golden's gradient comes too late.
         """
         key = id(parameter.tensor)
         if key in self._recorded:
@@ -502,14 +476,12 @@ class Updates:
             grad.copy_(value * scale)
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
-        """Record a parameter that an update is given, keep it until that is over, and give it
-        golden's.
-        """
+        """Record a parameter before its update, keep it until the end, and give golden's value."""
         tensor, wanted = (
             parameter.tensor.detach(),
             self._sink.wants(parameter.owner, Role.PARAM_BEFORE),
         )
-        if self._golden is None and wanted:  # one copy is recorded, and kept
+        if self._golden is None and wanted:  # one copy is both recorded and kept
             tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(
                 parameter,
@@ -530,24 +502,20 @@ class Updates:
                 self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
-        """What is to be called with the record of a gradient, for its norm; if it is not recorded,
-        or has no plain data, it is read now.
-        """
+        """What to call with a gradient's record for its norm. Without a record, read it now."""
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
         return None
 
     def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
-        """Whether an optimizer steps as a part of another's step of the same parameters, which is
-        the update. It may keep the state.
-        """
+        """Whether an optimizer steps inside another's update of these parameters."""
         own = {id(each.tensor) for each in parameters}
         others = (each for each in entrances.running_steps() if each is not optimizer)
         return any(id(each.tensor) in own for other in others for each in self._of(other))
 
     def _states(self, optimizer: Any, parameters: Iterable[Parameter], role: Role) -> None:
-        """Record an optimizer's state of parameters, before an update or after it."""
+        """Record an optimizer's state of parameters, before or after an update."""
         for each in parameters:
             for path, value in leaves(dict(optimizer.state.get(each.tensor, {}))):
                 (self._take if role is Role.STATE_BEFORE else self._give)(
@@ -557,7 +525,7 @@ class Updates:
     def _take(
         self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY
     ) -> None:
-        """Record what an update is given, and give it golden's."""
+        """Record what an update takes, then put golden's value there."""
         self._give(parameter, role, path, value, how)
         if self._golden is not None and isinstance(value, torch.Tensor):
             self._golden.put(parameter.owner, self._count, role, path, value)

@@ -1,6 +1,4 @@
-"""The baselines that golden brings along: fed runs of golden's own case, made where its code is
-(``capture --with-baseline``).
-"""
+"""The baselines that golden brings (``--with-baseline``): fed runs of its case on its machine."""
 
 from __future__ import annotations
 
@@ -30,19 +28,15 @@ def capture_baselines(
     tensors: bool = False,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> list[Place]:
-    """Capture golden's case once for each precision of a candidate, fed with golden, and keep the
-    errors beside golden.
+    """Capture golden's case, fed, once for each precision, and keep the errors beside golden.
 
     Args:
         target: golden's case.
         golden: its bundle's directory; the baselines go to ``baselines/<precision>`` in it.
         device: golden's own, which is trusted. Products are rounded to HF32 or TF32 on the CPU.
         precisions: names of ``compare.limits.brought.PRECISIONS``.
-        tensors: keep what each module computed, too: as much as golden itself, each time.
-        announce: called with what is done, before it begins.
-
-    Returns:
-        The baselines' directories.
+        tensors: also keep what each module computed; each baseline is then as large as golden.
+        announce: called before each task with its description.
 
     Raises:
         UsageError: if golden was captured by several processes.
@@ -87,7 +81,7 @@ def capture_baselines(
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[None]:
-    """Remove a baseline that does not come to its end: golden is complete without it."""
+    """Remove a baseline that does not finish: golden is complete without it."""
     try:
         yield
     except (CaptureError, KeyboardInterrupt) as error:
@@ -96,7 +90,7 @@ def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[
             raise KeyboardInterrupt(
                 f"{golden} is complete, without its baseline for {precision}"
             ) from None
-        what = str(error).splitlines()[0]  # the rest tells where its records are, which are removed
+        what = str(error).splitlines()[0]  # the rest points to its records, which are removed
         cure = f"leave {precision} out of --with-baseline, or see --debug"
         raise CaptureError(
             f"baseline for {precision}: {what}\n{golden} is complete, without this baseline; {cure}"
@@ -104,10 +98,10 @@ def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[
 
 
 def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
-    """What the baseline for candidates of a precision computes in: a floating type, and what its
-    products are rounded to.
+    """The floating type that a precision's baseline computes in, and its products' format.
 
-    In golden's own type a device would give golden itself; float64 then shows golden's rounding,
-    which is the candidate's."""
+    In golden's own type a device would give golden itself. There the baseline is float64, which
+    shows golden's rounding: the candidate's own.
+    """
     dtype, emulate = PRECISIONS[precision]
     return ("float64" if emulate is None and dtype == float_dtype(golden) else dtype), emulate

@@ -35,12 +35,7 @@ from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
 class Casting:
-    """What is done to floating tensors of a model and its inputs, on the CPU.
-
-    Attributes:
-        needed: whether it does anything.
-        options: for the manifest.
-    """
+    """Rounds and casts a model's and its inputs' floating tensors on the CPU, if ``needed``."""
 
     def __init__(self, rounded: RoundedType | None, final: FloatType | None) -> None:
         self.options = {"round_weights": rounded and rounded.value, "dtype": final and final.value}
@@ -58,9 +53,7 @@ class Casting:
 
 
 def repeat_of(directory: Place, run: int) -> Place:
-    """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then
-    ``repeat1``, ``repeat2``, … in it.
-    """
+    """The directory of a ``--repeat`` run: ``directory`` for run 0, then its ``repeat1``, …"""
     return directory / f"repeat{run}" if run else directory
 
 
@@ -81,23 +74,19 @@ def capture_case(
     Args:
         target: the case, see ``accucompare.case.load_case``.
         out: directory to write the bundle to.
-        device: where to run.
         options: as for ``accucompare.capture``, except:
-            steps: how many, or which; as many as the case has inputs if not given, or those of
-                ``like`` or ``feed``. If there are fewer inputs, they are used again from the first.
-            feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the
-                manifest lists them (``fallback``). If golden has no gradients, loss and optimizer
-                are left out. If it has no updates, only step 0 of a case with an optimizer is run,
-                because golden's later steps had other weights.
-        dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
-        round_weights: what to round floating parameters, buffers and inputs to, before they are
-            cast; they keep their types.
-        repeat: how many times to run the case from scratch; the runs after the first one go to
-            ``repeat1``, … in its directory.
+            steps: by default those of ``like`` or ``feed``, else one for each input. If there are
+                fewer inputs than steps, the inputs are used again from the first.
+            feed: with ``dtype`` float64, modules that do not run in float64 compute in float32, and
+                the manifest lists them (``fallback``). Loss and optimizer are left out if golden
+                has no gradients. If golden has no updates, only step 0 of a case with an optimizer
+                is run: golden's later steps had other weights.
+        dtype: what to cast floating parameters, buffers and inputs to.
+        round_weights: what to round floating parameters, buffers and inputs to before the cast;
+            rounding keeps their types.
+        repeat: how many times to run the case from scratch; later runs go to ``repeat1``, … inside
+            the first's directory.
         progress: called with the steps done and the steps to do.
-
-    Returns:
-        The bundle's directory.
 
     Raises:
         CaseError: if the case cannot be found or built, or lacks inputs.
@@ -137,7 +126,7 @@ def capture_case(
                 break
             except WantedGradientsError:
                 grad = True
-                again = replace(again, overwrite=True)  # what was recorded until then
+                again = replace(again, overwrite=True)  # what the failed attempt recorded
             except ModuleFailedError as error:
                 no_kernel = (
                     isinstance(error.__cause__, RuntimeError)
@@ -147,16 +136,14 @@ def capture_case(
                 if not no_kernel or error.module in narrowed:
                     raise
                 narrowed.add(error.module)
-                again = replace(again, overwrite=True)  # what was recorded until then
+                again = replace(again, overwrite=True)  # what the failed attempt recorded
     return place_of(out)
 
 
 def _taken_over(
     options: CaptureOptions, out: str | Place, round_weights: RoundedType | None
 ) -> tuple[CaptureOptions, RoundedType | None]:
-    """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is
-    given.
-    """
+    """The options, with missing seed, steps and rounding taken from ``like`` and ``feed``."""
     seed, steps = options.seed, starting(options.asked, _first_step(options.like), options.like)
     for source in (options.like, options.feed):
         if source is None:
@@ -166,7 +153,7 @@ def _taken_over(
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            # it may hold fewer
+            # golden may hold fewer
             asked = None if bundle.complete or options.feed is not None else bundle.manifest.asked
             steps = (
                 steps
@@ -196,10 +183,9 @@ def _capture_once(
     """Build the case and capture it.
 
     Args:
-        options: those of ``capture_case``.
-        narrowed: qualified names of the classes of modules that compute in float32, whatever the
-            model's type.
-        grad: run a case without a loss with gradients on; fed, they are on also where golden's
+        narrowed: qualified class names of the modules that compute in float32, whatever the model's
+            type.
+        grad: turn gradients on in a case without a loss; a fed one has them also where golden's
             forward asked for some.
     """
     built = build(target, place, casting, options.seed or 0, options.like)
@@ -229,7 +215,7 @@ def _capture_once(
             f" {', '.join(narrow[:3])}"
         )
     saved = inputs if options.save_state else None
-    # of those that are run here
+    # the steps that run here
     recorded = replace(options, steps=steps if steps.chosen is not None else None)
     training, loss = (built.training, case.loss) if trains or not fed else (NOTHING, None)
     with (
@@ -267,8 +253,7 @@ def _fed_steps(
     trains: bool,
     notes: list[str],
 ) -> tuple[Steps, bool]:
-    """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did;
-    what is otherwise than asked is noted.
+    """The steps of a fed capture, and whether it trains, as golden did. Notes what differs.
 
     Raises:
         UsageError: if golden lacks what the steps start from.
@@ -308,7 +293,7 @@ class Built:
         case: as its callable returned it.
         name: the target that it was found under.
         model: cast, and on the device.
-        inputs: one entry of positional and keyword arguments a step, on the CPU.
+        inputs: positional and keyword arguments of each step, on the CPU.
         training: what it has beside the model.
     """
 
@@ -345,7 +330,7 @@ def build(
     # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
     if casting.needed:
         model._apply(casting)  # type: ignore[no-untyped-call]
-    try:  # cast already: no operator runs on the device before its flags are set
+    try:  # the cast is done: no operator runs on the device before its flags are set
         model = model.to(device=place)
     except RuntimeError as error:
         raise DeviceError(
@@ -357,7 +342,7 @@ def build(
 
 
 def _training(case: Case, name: str) -> Training:
-    """What a case has beside its model; CaseError if it does not go together."""
+    """What a case has beside its model; CaseError if the parts do not go together."""
     if case.optimizer is not None and case.loss is None:
         raise CaseError(
             f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)"
@@ -376,7 +361,7 @@ def _training(case: Case, name: str) -> Training:
 def _hold_again(
     optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]
 ) -> None:
-    """Let an optimizer hold the model's parameters of now: some devices replace them."""
+    """Make an optimizer hold the model's current parameters: some devices replace them."""
     new = {
         parameter: after[name]
         for name, parameter in before.items()
@@ -406,9 +391,7 @@ def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[CallArgume
 
 
 def moved(arguments: CallArguments, device: torch.device, casting: Casting) -> CallArguments:
-    """Fresh copies on the device, floating ones cast where they are; the model may write into what
-    it is given.
-    """
+    """Fresh copies on the device, cast before the move. The model may write into its inputs."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return casting(tensor).clone().to(device)
@@ -426,9 +409,7 @@ def _seed_everything(seed: int) -> None:
 
 
 def _compute_in_float32(module: nn.Module) -> None:
-    """Let a module of a float64 model compute in float32: its parameters, and what it is given;
-    what it gives is float64 again.
-    """
+    """Make a module of a float64 model compute in float32, and cast its inputs and outputs."""
     forward = module.forward
 
     def cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:

@@ -20,9 +20,7 @@ from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
-    """The model raised in a module of the class of this name: the class itself is another one each
-    time that a case is loaded.
-    """
+    """The model raised in a module of this class, by name: each load of a case makes new ones."""
 
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
@@ -30,7 +28,7 @@ class ModuleFailedError(CaptureError):
 
 
 class WantedGradientsError(CaptureError):
-    """The model asked for gradients in its forward, and ran without."""
+    """The forward asked for gradients, but ran without."""
 
 
 @contextlib.contextmanager
@@ -43,10 +41,7 @@ def naming_the_model(
     except AccucompareError:
         raise
     # a sys.exit(0) in the user's code is no success of the capture
-    except (
-        Exception,
-        SystemExit,
-    ) as error:
+    except (Exception, SystemExit) as error:
         stopped = _stopped(out)
         module, step = stopped.get("module"), stopped.get("step")
         what = (
@@ -70,9 +65,7 @@ def naming_the_model(
 
 @contextlib.contextmanager
 def telling_exits() -> Iterator[None]:
-    """Let ``os._exit`` of a case end as ``sys.exit`` does: this process must not end with the
-    case's exit code, which may be 0.
-    """
+    """Make a case's ``os._exit`` act like ``sys.exit``: its exit code, maybe 0, is not ours."""
     leave, process = os._exit, os.getpid()
 
     def leave_told(status: int) -> NoReturn:
@@ -91,9 +84,7 @@ def telling_exits() -> Iterator[None]:
 
 
 def _kept(out: Place) -> Iterator[str]:
-    """Where what a stopped capture has recorded is, and what it was to replace; nothing, if it had
-    not begun to write.
-    """
+    """Where a stopped capture's records are, and what it was to replace; nothing if none are."""
     with contextlib.suppress(AccucompareError), open_bundle(out) as bundle:
         if not bundle.complete:
             kept = previous_of(out)
@@ -110,9 +101,7 @@ def _stopped(out: Place) -> dict[str, Any]:
 
 
 def _wanted_gradients(error: BaseException) -> bool:
-    """Whether a model failed when it asked autograd for gradients in its forward, as force fields
-    do; there are none without a graph.
-    """
+    """Whether a model failed because its forward asks for gradients, as force fields do."""
     place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_code.co_filename == torch.autograd.__file__:

@@ -1,4 +1,4 @@
-"""Capturing a model that exists already: with its device, weights, mode and type."""
+"""Capturing a model that exists already, with its device, weights, mode and type."""
 
 from __future__ import annotations
 
@@ -16,24 +16,14 @@ from accucompare.recorder.state import Training, run_step
 
 
 def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAULTS) -> Place:
-    """Run a case that is built already, once for each of its inputs, and record it.
+    """Run an already built case once for each of its inputs, and record it.
 
-    The model is not moved, cast or seeded, and gradients are on or off as the caller has them; the
-    inputs are copied to its device. With an optimizer the weights are updated, as in any step of
-    training.
-
-    Args:
-        case: the case; its inputs are needed.
-        out: directory to write the bundle to.
-        options: as for ``accucompare.capture``.
-
-    Returns:
-        The bundle's directory.
+    The model is not moved, cast or seeded, and gradients are on or off as the caller has them. The
+    inputs are copied to the model's device. With an optimizer the weights are updated.
 
     Raises:
         CaseError: if there are no inputs, or an optimizer without a loss.
-        CaptureError, UsageError: as for ``accucompare.capture``; what the model raises is passed
-            on.
+        CaptureError, UsageError: as for ``accucompare.capture``. Errors of the model are passed on.
     """
     steps = [] if case.inputs is None else steps_of(case.inputs)
     if not steps:

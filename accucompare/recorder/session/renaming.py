@@ -1,4 +1,4 @@
-"""Renamings, where the bundle of ``like`` or ``feed`` is of a model with other layer names."""
+"""Renamings for a bundle of ``like`` or ``feed`` whose model has other layer names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accucompare.selection import Selection
 
 
 def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
-    """The renamings of golden's layers, with those that ``auto`` finds, which the notes list.
+    """The renamings of golden's layers; notes list those that ``auto`` finds.
 
     Raises:
         UsageError: if a map matches nothing or leads nowhere, or two layers become one.
@@ -36,7 +36,7 @@ def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renamin
         if source is not None
     ]
     if auto:
-        # of the former the weights will be replaced
+        # with like, the model's own weights will be replaced: no fingerprints
         own = modules.outline() if asked.like is not None else describe_model(modules)
         taken: list[str] = []
         for golden in goldens:

@@ -36,7 +36,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Session:
-    """A running capture. Made by ``capture``.
+    """A running capture, made by ``capture``.
 
     Attributes:
         path: the bundle's directory.
@@ -54,13 +54,11 @@ class Session:
         saver: StateSaver | None,
         unknown: UnknownOptimizers | None,
     ) -> None:
-        """What the running capture is made of.
-
+        """
         Args:
             draws: ``None`` if random operations draw as without a capture.
             saver: of the training's state; ``None`` if that is not saved.
-            unknown: the optimizers that step although they were not given; ``None`` if no state is
-                saved or restored.
+            unknown: optimizers that step but were not given; ``None`` if no state is kept.
         """
         self.path = writer.directory
         self._recorder = recorder
@@ -69,7 +67,7 @@ class Session:
         self._steps = start.steps
         self._numerics = numerics
         self._modules = subject.modules
-        self._eager = False  # whether compiled code was run eagerly
+        self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
         self._saver = saver
@@ -85,8 +83,7 @@ class Session:
         return self._recorder.step
 
     def step(self) -> None:
-        """End a step: what was recorded since the last one becomes readable, and calls are numbered
-        from 0 again.
+        """End a step: its records become readable, and calls are numbered from 0 again.
 
         Raises:
             CaptureError: if recording failed, for example on a full disk.
@@ -105,7 +102,7 @@ class Session:
                 recorder.step, series=series, holds_records=recorder.holds_records
             )
         recorder.next_step()
-        # also in steps that are not recorded, whose draws are numbered with the others
+        # also after steps that are not recorded: draws are numbered in all steps
         if self._draws is not None:
             self._draws.end_step()
         if self._saver is not None and recorder.step == self._start.first_recorded:
@@ -113,10 +110,9 @@ class Session:
         recorder.listening = steps is None or steps.has(recorder.step)
 
     def wake(self) -> None:
-        """Put the hooks on, before the first step and after ``rest``; from now on compiled code
-        runs eagerly.
+        """Put the hooks on, first or after ``rest``. From now on compiled code runs eagerly.
 
-        Not inside a hook of an optimizer's: PyTorch goes through the hooks that this adds to.
+        Not inside an optimizer's hook: PyTorch is then iterating over the hooks that this adds to.
         """
         # inner hooks of a compiled model stop firing after its first call
         if "torch._dynamo" in sys.modules:
@@ -125,16 +121,13 @@ class Session:
         self._recorder.install(self._steps)
 
     def rest(self) -> None:
-        """Take the hooks off, for steps that are not recorded, until ``wake``; not inside a hook
-        either.
-        """
+        """Take the hooks off until ``wake``, for unrecorded steps. Not inside a hook either."""
         self._recorder.remove()
         self._stance.close()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What runs meanwhile is not recorded, such as an evaluation between two steps of
-        training."""
+        """Do not record what runs meanwhile, such as an evaluation between two training steps."""
         listening, self._recorder.listening = self._recorder.listening, False
         try:
             with self._recorder.without_hooks():
@@ -143,7 +136,7 @@ class Session:
             self._recorder.listening = listening
 
     def _note_unknown_optimizers(self) -> None:
-        """List as missing what the state that was saved, or started from, does not have of them."""
+        """List as missing the state of optimizers that the saved or restored state lacks."""
         if self._unknown is None:
             return
         self._unknown.remove()
@@ -154,13 +147,12 @@ class Session:
                 capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
 
     def _note_unfed(self) -> None:
-        """Bring the manifest up to date with what could not be fed."""
         if (feed := self._start.feed) is not None:
             capture = self._writer.manifest.capture
             capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
 
     def check_end(self, golden: str | Place | None) -> None:
-        """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
+        """Raise an error that the model has caught; refuse a feed in which nothing was fed."""
         recorder = self._recorder
         if recorder.failure is not None:
             raise recorder.failure

@@ -1,6 +1,4 @@
-"""A capture from beginning to end: ``with accucompare.capture(model, "golden") as session``; the
-session itself is in ``running.py``.
-"""
+"""A capture from beginning to end: ``with accucompare.capture(model, "golden") as session``."""
 
 from __future__ import annotations
 
@@ -54,48 +52,46 @@ def capture(
 ) -> contextlib.AbstractContextManager[Session]:
     """Record the inputs and outputs of every module call while the context lasts.
 
-    Random operations draw from a CPU generator under ``seed``, so that dropout agrees on every
-    device. The global generators, the model, its mode, its hooks and its parameters are left as a
-    plain run would leave them. With activation checkpointing, let the backward run inside the
-    context, too: the forward that runs again then finds its random numbers.
+    Random operations draw from a CPU generator under ``seed``, so dropout agrees on every device.
+    The global generators, the model, its mode, its hooks and its parameters are left as a plain run
+    would leave them. With activation checkpointing, run the backward inside the context, too: the
+    forward that runs again then finds its random numbers.
 
     Args:
         model: any module, on any device, wrapped or not.
         out: directory, or URL such as ``s3://bucket/golden``, to write the bundle to.
         record: how much to keep of each tensor: ``"tensors"``; ``"sketch"`` (digest, statistics and
-            2 KiB, by which the distance of two tensors is known to some percent); ``"stats"``;
-            ``"digest"``, for two runs that should be equal bit for bit. Or an
-            ``accucompare.Recorded``, which also chooses layers, roles and operators. What is chosen
-            by ``only`` and ``skip`` is that of ``start`` or ``feed`` if neither is given; the
-            outermost call's inputs are always recorded.
-        steps: record this many steps and no more; without it, all. Or the numbers of the steps to
-            record, a list of them or text such as ``"0,10,100-102"`` (``"10-10"`` is step 10
-            alone): the others run as if there were no capture. A run that ends before the last of
-            them leaves an incomplete bundle.
-        seed: of the random operations; that of ``start`` or ``feed``, or 0, if not given.
+            2 KiB, from which the distance of two tensors is estimated to some percent);
+            ``"stats"``; ``"digest"``, for two runs that should be equal bit for bit. Or an
+            ``accucompare.Recorded``, which also chooses layers, roles and operators. Without
+            ``only`` and ``skip``, the layers are those of ``start`` or ``feed``. The outermost
+            call's inputs are always recorded.
+        steps: record this many steps and no more; by default all. Or the numbers of the steps to
+            record, as a list or as text such as ``"0,10,100-102"`` (``"10-10"`` is step 10 alone):
+            the others run as if there were no capture. A run that ends before the last of them
+            leaves an incomplete bundle.
+        seed: of the random operations; by default that of ``start`` or ``feed``, or 0.
         start: a bundle captured with ``save_state``: its weights and buffers are copied into the
             model before it runs, its train or eval mode is set, and its seed and selection are
             taken over. The capture begins with the step of the state (``session.step_number``),
             with the ``loop`` and the random generators as they were then. Or an
             ``accucompare.StartFrom``.
-        feed: a golden bundle: every module call is given golden's inputs, and its caller golden's
+        feed: a golden bundle: every module call gets golden's inputs, and its caller golden's
             outputs (fresh copies in the same dtype and on the same device), after what arrived and
             what was computed is recorded. So each record shows the error of one module, or of the
             code of one parent before it. Gradients and updates are fed likewise, if golden has
-            them; if it has none, gradients are off unless its forward itself asked for some
+            them. If golden has no gradients, they are off unless its forward itself asked for some
             (``autograd.grad``): leave out backward and optimizer then. Golden's seed, steps and
-            selection are taken over where not given. What golden lacks, and objects that cannot be
-            looked into, are passed on as they come and listed in the manifest. Or an
-            ``accucompare.FedWith``.
+            selection are the defaults. What golden lacks, and objects that cannot be looked into,
+            are passed on unchanged and listed in the manifest. Or an ``accucompare.FedWith``.
         loop: the optimizer, or an ``accucompare.Loop`` with the scheduler and the scaler, for
-            ``save_state`` and ``start``. Updates are recorded without it, too; an optimizer that
+            ``save_state`` and ``start``. Updates are recorded without it, too. An optimizer that
             holds none of the model's parameters is an error.
         numerics: an ``accucompare.Arithmetic``: deterministic algorithms, HF32, TF32. Afterwards
             all is as before.
-        save_state: save parameters, buffers, and what else a training step starts from (``loop``,
-            the states of random generators, gradients, the step's number), for ``start``. What
-            cannot be saved is listed in the manifest. The state is that before the first step that
-            is recorded.
+        save_state: save, for ``start``, the parameters, the buffers, and what else a training step
+            starts from (``loop``, random generators, gradients, the step's number), as they are
+            before the first recorded step. What cannot be saved is listed in the manifest.
         overwrite: replace an earlier bundle in ``out``.
 
     Yields:
@@ -103,9 +99,9 @@ def capture(
 
     Raises:
         CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed
-            capture also if a call cannot be fed: a damaged record of golden, a hook of the user's
-            that replaces what a module returns.
-        UsageError: if an option makes no sense, or ``feed`` is of another model, of other weights,
+            capture also if a call cannot be fed: a damaged record of golden, a user's hook that
+            replaces what a module returns.
+        UsageError: if an option makes no sense; if ``feed`` is of another model or other weights,
             or holds nothing to feed; if a renaming matches nothing, leads to no layer of the model,
             or makes two layers one.
 
@@ -138,14 +134,14 @@ def recording(
     device: torch.device | None = None,
     within: Within = ALONE,
 ) -> Iterator[Session]:
-    """What ``capture`` does, with its options as one object."""
+    """``capture`` with its options as one object."""
     if options.like is not None and place_of(options.like).resolve() == place_of(out).resolve():
         raise UsageError(
             f"{out}: cannot be both what the capture starts from and what it writes; choose another"
             " --out"
         )
     subject = Subject.of(model, training, device)
-    notes = notes_on(subject.modules)  # before it is given the weights and the mode of another
+    notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another
     numerics = Numerics(
         subject.device,
         deterministic=options.deterministic,
@@ -234,9 +230,7 @@ def recording(
 
 
 def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
-    """What to do when the model is called: note the autocast in force, whether gradients are on,
-    and that it is no longer where it was.
-    """
+    """Returns what the first call notes: autocast, gradients on or off, a moved model."""
     device = subject.device
     moved: list[torch.device] = []
 
@@ -259,7 +253,7 @@ def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _prepared(directory: Place, overwrite: bool, subject: Subject) -> Iterator[None]:
-    """Let rank 0 lock and clear the directory, and all ranks wait for it, or fail with it."""
+    """Rank 0 locks and clears the directory; all ranks wait for it, or fail with it."""
     problem: list[str | None] = [None]
     with contextlib.ExitStack() as stack:
         if subject.rank == 0:

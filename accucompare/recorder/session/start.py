@@ -1,6 +1,4 @@
-"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to
-them.
-"""
+"""What a capture starts from: the options, and what ``like`` and ``feed`` add to them."""
 
 from __future__ import annotations
 
@@ -31,18 +29,17 @@ from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 @dataclass(frozen=True)
 class Within:
-    """What a capture is part of: of a case, or of a script that runs anyway.
+    """What a capture is part of: a case, or a script that runs anyway.
 
     Attributes:
-        case: how the manifest calls what is run.
-        inputs: those to save with the state, one entry of positional and keyword arguments a step.
+        case: the manifest's name for what is run.
+        inputs: saved with the state: positional and keyword arguments of each step.
         made: options by which the model was made, for the manifest.
         notes: more sentences for the manifest.
-        first: the number of the step that begins, if the capture starts from no state.
+        first: the number of the first step, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
-        prepared: whether the directory is ready for all ranks, so that they need not wait for each
-            other.
+        prepared: the directory is ready for all ranks, so they need not wait for each other.
     """
 
     case: str | None = None
@@ -59,15 +56,7 @@ ALONE = Within()
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is captured.
-
-    Attributes:
-        model: as it was given, wrapped or not.
-        modules: its modules by name.
-        training: what the loop has beside it.
-        device: where it computes.
-        rank, ranks: of this process, and how many there are.
-    """
+    """The model that is captured, as it was given, and this process among the ranks."""
 
     model: nn.Module
     modules: Modules
@@ -78,10 +67,10 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
-        """Look at a model; ``device``: where its first parameter or buffer is, if not given.
+        """Look at a model; ``device`` defaults to that of its first parameter or buffer.
 
         Raises:
-            UsageError: if it is none, or an optimizer holds none of its parameters.
+            UsageError: if it is not a module, or an optimizer holds none of its parameters.
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
@@ -106,14 +95,13 @@ class Start:
         seed, steps, selection, groups: in force.
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
-        replaced: the weights that held other values before those of ``like`` were copied.
-        overruled: what else was not as in the state of ``like`` before that was put in: ``the mode
-            of encoder.drop``.
-        model: described, with its weights as they are now.
-        golden, feed: what it is fed with, if it is.
-        without_gradients: whether gradients are off, since that golden has none.
+        replaced: the weights that ``like`` changed.
+        overruled: what else ``like`` changed: ``the mode of encoder.drop``.
+        model: described, with its current weights.
+        golden, feed: set in a fed capture.
+        without_gradients: gradients are off because golden has none.
         continuation: the training state of ``like``, if it has one.
-        begun: the number of the step that begins, without such a state.
+        begun: the number of the first step, without such a state.
     """
 
     seed: int | None
@@ -189,9 +177,7 @@ class Start:
         self._take_over(source.manifest, modules)
 
     def _fed_by(self, golden: Bundle, options: CaptureOptions, subject: Subject) -> Feeding:
-        """What golden feeds. Its seed, steps and selection are taken over where none were given,
-        and what it does not hold is left out.
-        """
+        """What golden feeds, out of what it holds. Its seed, steps, selection are the defaults."""
         rank, modules = subject.rank, subject.modules
         check_model(
             golden, rank, self.model, options.force, self.renamings, options.like, self.step
@@ -234,15 +220,13 @@ class Start:
             )
 
     def _take_over(self, manifest: Manifest, modules: Modules) -> None:
-        """Seed and selection of a bundle, where none was given."""
+        """Take the seed and selection of a bundle, where none was given."""
         self.seed = manifest.capture.get("seed") if self.seed is None else self.seed
         if not (self.selection.only or self.selection.skip):
             self.selection = selection_of(manifest, modules, self.renamings)
 
     def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
-        """Put the training state of ``like`` in place, and note in the manifest what it lacks.
-        Errors as ``Continuation.apply``.
-        """
+        """Restore the training state of ``like``; note gaps. Raises as ``Continuation.apply``."""
         if manifest.capture["like"] is None:
             return
         if self.continuation is not None:
@@ -263,21 +247,21 @@ class Start:
 
     @property
     def first_recorded(self) -> int:
-        """The first step that is recorded, which the saved state is that before."""
+        """The first step that is recorded. The state is saved before it."""
         return self.step if self.steps is None else next(iter(self.steps.numbers))
 
     @property
     def step(self) -> int:
-        """The step that it begins with: that of the state, or 0."""
+        """The first step: that of the state, or 0."""
         return self.begun if self.continuation is None else self.continuation.step
 
     @property
     def sources(self) -> Iterable[str]:
-        """Python modules that golden ran: functions that are cached do not run again."""
+        """Python modules that golden ran. Cached functions do not run again."""
         return () if self.golden is None else self.golden.manifest.model.get("sources") or ()
 
     def manifest(self, options: CaptureOptions, ranks: int) -> Manifest:
-        """What the capture says of itself when it begins."""
+        """The manifest when the capture begins."""
         fed = None
         if self.golden is not None and self.feed is not None:
             fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": []}
@@ -336,10 +320,10 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 
 def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
-    """The steps of a run that begins with the state of ``like``: so many from there, or a list's.
+    """The steps of a run that begins with the state of ``like``: a count from there, or a list.
 
     Raises:
-        UsageError: if the list has an earlier one.
+        UsageError: if the list has an earlier step.
     """
     if steps is None or not first:
         return steps
@@ -354,9 +338,7 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 
 def _differentiates(golden: Bundle) -> bool:
-    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them
-    on: a force field, a PINN.
-    """
+    """Whether golden's forward asked for gradients that it did not turn on: force fields, PINNs."""
     return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
 
 
@@ -374,9 +356,7 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
 def _set_mode(
     model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]
 ) -> list[str]:
-    """Set train or eval mode as in a saved model, on each module. Gives the names of those that
-    were in the other.
-    """
+    """Set each module's train or eval mode as saved. Returns the names of those that changed."""
     before = {name: getattr(module, "training", None) for name, module in modules.named.items()}
     model.train(bool(saved.get("training")))
     for name in counterparts(

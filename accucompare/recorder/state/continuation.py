@@ -28,7 +28,7 @@ from accucompare.live.values import dtype_name, from_bits
 from accucompare.recorder.state.training_loop import Training, TrainingPart
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
 
-#: What malformed JSON of a state makes ``put_together`` and the loaders raise.
+#: What ``put_together`` and the loaders raise on malformed JSON of a state.
 _DAMAGE = (
     KeyError,
     TypeError,
@@ -49,12 +49,10 @@ class Continuation:
     """A saved state, and the training that goes on from it.
 
     Attributes:
-        step: the step to begin with.
-        missing: what the training does not get of it.
+        missing: parts of the state that the training does not get.
         notes: sentences for the manifest.
-        overruled: what held something else before the state of the first step was put in.
-        own_rank: whether the state is that of this rank; else the bundle has no such rank, and it
-            is rank 0's.
+        overruled: what the state of the first step changed here.
+        own_rank: whether the state is this rank's; else it is rank 0's, for lack of this rank.
     """
 
     bundle: Bundle
@@ -91,12 +89,11 @@ class Continuation:
         """Check that a training can go on from a bundle's state; nothing is changed yet.
 
         Returns:
-            ``None`` for a bundle of an older version, if there is no optimizer that would need more
-            than weights and inputs.
+            ``None`` for an older version's bundle, if weights and inputs are enough (no optimizer).
 
         Raises:
-            CaptureError: if the state is of another optimizer class, of other parameter groups, or
-                of an older version.
+            CaptureError: if the state has another optimizer class, other groups, or an older
+                version.
             BundleError: if it is damaged.
         """
         own = rank if rank in bundle.manifests else 0
@@ -139,8 +136,7 @@ class Continuation:
         """Put the state into the training.
 
         Args:
-            draws, seed: of the capture; with another seed than the state's, random numbers are not
-                continued.
+            draws, seed: of the capture; random numbers go on only if the state's seed is equal.
 
         Raises:
             BundleError: if the state is damaged.
@@ -164,8 +160,7 @@ class Continuation:
             self._miss(Component.RANDOM, reason)
 
     def _pairs(self) -> Iterator[tuple[TrainingPart, SavedObject]]:
-        """The parts of the training, each with its saved state; what one side lacks is noted,
-        once."""
+        """The parts of the training, each with its saved state. Notes what one side lacks."""
         saved = {
             Component.OPTIMIZER: self.state.optimizers,
             Component.SCHEDULER: self.state.schedulers,
@@ -192,7 +187,7 @@ class Continuation:
             self.missing.append(missing)
 
     def _parameter_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Names of saved parameters, each with the model's."""
+        """The model's name of each saved parameter."""
         names = list(names)
         own = set(names_of(self.modules).values())
         new = counterparts(dict.fromkeys(names), own, self.renamings, rename_parameter)
@@ -252,7 +247,7 @@ class Continuation:
             put(part, saved)
         except (BundleError, CaptureError):
             raise
-        except Exception as error:  # a class of the user's may refuse in any way
+        except Exception as error:  # a user's class may refuse in any way
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise CaptureError(
                 f"--like: the state of {part.place} in {self.bundle.path} does not fit a"
@@ -280,7 +275,7 @@ class Continuation:
             try:
                 values = self._load(part.component, f"{part.place} {old}", saved.state[old])
             except _NotSavedError:
-                continue  # it is among what is missing
+                continue  # listed as missing already
             if not isinstance(values, dict) or name not in numbers:
                 raise self._damaged(f"in {part.place}, {old}")
             state[numbers[name]] = values
@@ -302,11 +297,11 @@ class Continuation:
         for tensor, key, value in kept_wide:
             part.live.state[tensor][key] = value.to(tensor.device)
         after = Frozen.of(part.live.state_dict().get("state"))
-        if not self.step and not before.same(after):  # later, it need not be the same
+        if not self.step and not before.same(after):  # at a later step they may differ
             self.overruled.append(f"the state of {part.place}")
 
     def _put_options(self, part: TrainingPart, saved: SavedObject) -> None:
-        """Take what the steps before have changed; of the rest, note what is otherwise here."""
+        """Take the options that earlier steps have changed; note where the others differ."""
         own, taken = part.options(), {}
         for name, structure in saved.options.items():
             try:
@@ -325,7 +320,7 @@ class Continuation:
         for name, value in taken.items():
             number, _, key = name.partition(".")
             group = part.live.param_groups[int(number)]
-            if isinstance(group.get(key), torch.Tensor):  # whoever holds it is to see the new value
+            if isinstance(group.get(key), torch.Tensor):  # in place, for whoever else holds it
                 group[key].fill_(value)
             else:
                 group[key] = value
@@ -363,7 +358,7 @@ class Continuation:
             parameter.grad = gradient
 
     def _put_attributes(self) -> None:
-        """Numbers and strings of modules; nothing else of theirs is replaced."""
+        """Set numbers and strings of modules; nothing else of theirs is replaced."""
         for old, new in counterparts(
             self.state.attributes, self.modules.named.keys(), self.renamings
         ).items():

@@ -64,18 +64,15 @@ def restore_weights(
 ) -> tuple[list[str], list[str]]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
-    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of
-    what is under test. Those that the steps before the state have ``changed`` do not.
+    Buffers that the model computes itself (``persistent=False``) stay its own: they are under test.
 
     Args:
-        bundle: it has saved state.
-        modules: the model's.
-        renamings: of the bundle's layers; what is renamed to a name that the model has goes there.
-        changed: the saved names of computed buffers that are restored all the same.
+        bundle: has saved state.
+        renamings: of the bundle's layers; applied where the model has the new name.
+        changed: computed buffers that are restored all the same, since earlier steps changed them.
 
     Returns:
-        Notes: buffers that only one of the two has. And the names of the parameters and buffers
-            that held other values before.
+        Notes on buffers that only one side has; the names of the tensors with other values before.
 
     Raises:
         CaptureError: if a parameter is missing on either side or has another shape.
@@ -92,7 +89,7 @@ def restore_weights(
     shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
     for role, name in saved.keys() - targets.keys():
         other = shared_names.other(name)
-        # the model has it by a name that golden has of a module only
+        # in golden, the model's name for it is a module's
         if other is not None and (role, other) not in saved:
             saved[role, other] = saved.pop((role, name))
     only_saved = [
@@ -148,16 +145,14 @@ def restore_weights(
 
 
 def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:
-    """Whether the model has a saved parameter by another name, and its value is saved by that."""
+    """Whether the model has a saved parameter under another name that holds its saved value."""
     found = None if other is None else saved.get((Role.PARAM, other))
     own = saved[Role.PARAM, name]
     return found is not None and (found.digest, found.dtype) == (own.digest, own.dtype)
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a weight has other bits than a value will have in it. False for classes that keep
-    them elsewhere, such as DTensor.
-    """
+    """Whether copying a value would change a weight's bits; False for DTensor and its like."""
     own = target.detach()
     plain = type(own) is torch.Tensor and own.layout is torch.strided
     if not plain or own.is_quantized or own.is_meta:
@@ -172,7 +167,7 @@ def _under_names_of(
     records: list[Record],
     renamings: Sequence[Renaming],
 ) -> dict[tuple[Role, str], Record]:
-    """Saved parameters and buffers by the model's names; what the model has not keeps its own."""
+    """Saved parameters and buffers by the model's names; those it lacks keep their own."""
     found: dict[tuple[Role, str], Record] = {}
     for role in _ROLES.values():
         saved = {record.name: record for record in records if record.role is role}
@@ -185,8 +180,7 @@ def _under_names_of(
 
 
 def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
-    """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around
-    a loop of the user's own.
+    """A bundle's saved inputs, one entry a step; ``None`` if they came from a user's own loop.
 
     Raises:
         BundleError: if the bundle has no saved state, or it is damaged.

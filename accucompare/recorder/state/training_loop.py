@@ -19,7 +19,6 @@ from accucompare.live.operators import calls_models
 
 calls_models(__file__)
 
-#: What each part of a training loop must have.
 _METHODS = {
     "optimizer": ("an optimizer, or a list of them", ("step", "zero_grad", "param_groups")),
     "scheduler": ("a learning rate scheduler, or a list of them", ("step",)),
@@ -29,15 +28,13 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class Training:
-    """What a training loop has beside its model."""
-
     optimizers: tuple[Any, ...] = ()
     schedulers: tuple[Any, ...] = ()
     scaler: Any = None
 
     @classmethod
     def of(cls, loop: Loop | Case) -> Training:
-        """Of what a user gives: one of each, or a list of optimizers and of schedulers.
+        """From what a user gives: one of each, or a list of optimizers and of schedulers.
 
         Raises:
             UsageError: if one of them is something else.
@@ -62,7 +59,6 @@ class Training:
         return cls(lists["optimizer"], lists["scheduler"], loop.scaler)
 
     def check(self, modules: Modules) -> None:
-        """Raise UsageError if an optimizer holds no parameter of the model."""
         own = {id(tensor) for _, _, tensor in modules.tensors()}
         for each in self.optimizers:
             if not any(
@@ -114,13 +110,12 @@ class Training:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
 
-#: Of a forward alone.
 NOTHING = Training()
 
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """An optimizer, a scheduler or a scaler of a loop, and which of its kind it is."""
+    """An optimizer, a scheduler or a scaler of a loop; ``number`` counts those of its kind."""
 
     component: Component
     number: int
@@ -136,16 +131,13 @@ class TrainingPart:
 
     @property
     def has_state(self) -> bool:
-        """Whether its state can be asked for and put back."""
         return all(
             callable(getattr(self.live, method, None))
             for method in ("state_dict", "load_state_dict")
         )
 
     def options(self) -> dict[str, Any]:
-        """What it holds by name; of an optimizer the options of its parameter groups, such as
-        ``0.lr``.
-        """
+        """What it holds, by name; for an optimizer the options of its groups, such as ``0.lr``."""
         if self.component is not Component.OPTIMIZER:
             return (
                 {str(name): value for name, value in self.live.state_dict().items()}
@@ -161,12 +153,12 @@ class TrainingPart:
         }
 
     def parameters(self) -> list[list[torch.Tensor]]:
-        """Of an optimizer: the parameters of each group."""
+        """For an optimizer: the parameters of each group."""
         return [list(group["params"]) for group in getattr(self.live, "param_groups", ())]
 
 
 def _listed(value: Any) -> Iterable[Any]:
-    """One, several or none as a list. A step makes it one, and a dict of them is none."""
+    """One, several or none as a list. An object with ``step``, or a mapping, counts as one."""
     several = (
         isinstance(value, Iterable)
         and not hasattr(value, "step")
@@ -183,7 +175,7 @@ def run_step(
     training: Training = NOTHING,
     grad: bool = False,
 ) -> Any:
-    """One step: the forward, and with a loss its backward, and with an optimizer its update.
+    """One step: the forward; with a loss its backward, with an optimizer its update.
 
     Without a loss, gradients are off, unless ``grad``.
 

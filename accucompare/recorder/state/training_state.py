@@ -1,7 +1,8 @@
 """What a training step starts from beside weights and inputs: saved with ``--save-state``.
 
-Only what the steps before have changed is state. A learning rate that no step has changed is code:
-restoring it would hide that the case which starts from the state has a wrong one."""
+Only what earlier steps have changed is state. A learning rate that no step has changed is code:
+restoring it would hide that a case which starts from the state has a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from accucompare.recorder.state.training_loop import Training, TrainingPart
 #: A record of the state, with the function that brings its data to the host.
 _Entry = tuple[Record, Callable[[], Array]]
 
-#: Of optimizers' state: what belongs to no parameter.
+#: The key of optimizer state that belongs to no parameter.
 OF_NO_PARAMETER = "*"
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A value as it was, to see whether it has changed since."""
+    """A snapshot of a value, to see whether it changes."""
 
     text: str
     tensors: list[torch.Tensor]
@@ -107,7 +108,8 @@ class _Parts:
 class StateSaver:
     """Saves the state of a training before a step.
 
-    Make it before a capture restores or runs anything: what changes from then on is state."""
+    Make it before a capture restores or runs anything: what changes from then on is state.
+    """
 
     def __init__(
         self,
@@ -117,12 +119,10 @@ class StateSaver:
         inputs: list[CallArguments] | None,
         matched: bool = True,
     ) -> None:
-        """What is to be saved.
-
+        """
         Args:
-            inputs: one entry a step; ``None`` if they come from a loop of the user's own.
-            matched: whether random operations draw from the CPU under a seed; else generators are
-                drawn from as they are.
+            inputs: one entry a step; ``None`` if they come from a user's own loop.
+            matched: whether random operations draw from the CPU under a seed.
         """
         self._matched = matched
         self._modules = modules
@@ -143,11 +143,10 @@ class StateSaver:
         draws: Draws | None,
         batch: list[CallArguments] | None = None,
     ) -> None:
-        """Write the state as it is now, before a step; the manifest then describes the weights of
-        that step.
+        """Write the state before a step. The manifest then describes the weights of that step.
 
-        ``batch``: what the model is given in that step, if its inputs come from a loop of the
-        user's own.
+        Args:
+            batch: the model's inputs in that step, if they come from a user's own loop.
 
         Raises:
             CaptureError: if it cannot be written, or a weight or an input cannot be saved.
@@ -161,13 +160,12 @@ class StateSaver:
         writer.manifest.notes += [
             f"--save-state: not all of the {entry.component} could be saved: {entry.reason}"
             for entry in state.missing
-            if entry.component is not Component.DATA  # whose digests are compared
+            if entry.component is not Component.DATA  # data digests are compared
         ]
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
 
     def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[_Entry]]:
-        """The state, and the records of its tensors."""
         parts = _Parts()
         objects: dict[Component, list[SavedObject]] = {}
         for part in self._training.parts:
@@ -285,19 +283,17 @@ class StateSaver:
 
 
 class UnknownOptimizers:
-    """Sees optimizers that step the model's parameters, but that the capture was not given: their
-    state is not saved.
-    """
+    """Finds optimizers of the model that the capture was not given: their state is not saved."""
 
     def __init__(self, modules: Modules, training: Training) -> None:
         inner = [getattr(each, "optimizer", None) for each in training.optimizers]  # of a wrapper
         self._known = {id(each) for each in (*training.optimizers, *inner)}
         self._parameters = set(names_of(modules))
-        self._kinds: dict[str, bool] = {}  # and whether it had no state
+        self._kinds: dict[str, bool] = {}  # whether the first had no state, by class
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # also one that a known one steps
+        # also if a known one steps it
         if any(id(each) in self._known for each in (optimizer, *running_steps())):
             return
         self._known.add(id(optimizer))
@@ -309,11 +305,10 @@ class UnknownOptimizers:
             self._kinds.setdefault(type(optimizer).__name__, not optimizer.state)
 
     def remove(self) -> None:
-        """See no more."""
         self._handle.remove()
 
     def missing(self, step: int) -> list[Missing]:
-        """What a state before this step lacks; one that is new in step 0 has none."""
+        """What a state before this step lacks. An optimizer that is new in step 0 has no state."""
         reason = "stepped the model's parameters, but the capture was not given it (loop=…)"
         return [
             Missing(Component.OPTIMIZER, f"{kind} {reason}")
@@ -323,11 +318,11 @@ class UnknownOptimizers:
 
 
 def _optimizer_state(part: TrainingPart, parts: _Parts, names: list[str]) -> dict[str, Any]:
-    """An optimizer's state by parameter, taken apart; ``names``: of its parameters, in order."""
+    """An optimizer's state by parameter, taken apart; ``names`` are its parameters', in order."""
     component, place = part.component, part.place
     try:
         table = part.live.state_dict() if part.has_state else None
-    except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
+    except Exception as error:  # ZeroRedundancyOptimizer: each rank has a part
         reason = str(error).strip().partition("\n")[0]
         parts.miss(component, f"{place}: its state_dict fails ({type(error).__name__}: {reason})")
         return {}
