@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,9 @@ _LOGGER = logging.getLogger(__name__)
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """Two bundles compared. Made by ``accucompare.diff``."""
+
+    preflight: Sequence[ToldFinding] = field(default_factory=list)
+    culprits: Sequence[NamedCulprit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Let each culprit tell its place, and each finding its message."""

@@ -67,6 +67,10 @@ def group(kind: type[G], given: Any, name: str) -> G:
 
 _ONLY = "only the layers that match. Can be given several times."
 _SEED = "Seed of weights and random operations.  [default: "
+_STEPS = (
+    "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
+    "  [default: "
+)
 _REPEATED = " Can be given several times."
 
 
@@ -185,8 +189,7 @@ class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
     seed: int | None = told(None, f"{_SEED}0]", between=(0, (1 << 32) - 1))
     steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` after the check
         None,
-        "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
-        "  [default: one for each of the case's inputs]",
+        f"{_STEPS}one for each of the case's inputs]",
         shown="N|LIST",
     )
     save_state: bool = told(
@@ -228,11 +231,8 @@ class LocateOptions:
     )
     map: str | Iterable[str] = _as(FedWith, "map")
     seed: int | None = _as(AskedOfCapture, "seed", help=f"{_SEED}golden's, or 0]")
-    steps: int | str | Iterable[int] | Steps | None = told(
-        None,
-        "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last."
-        "  [default: golden's, or one for each of the case's inputs]",
-        shown="N|LIST",
+    steps: int | str | Iterable[int] | Steps | None = _as(
+        AskedOfCapture, "steps", help=f"{_STEPS}golden's, or one for each of the case's inputs]"
     )
     repeat: int = told(
         1,

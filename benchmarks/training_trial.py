@@ -8,7 +8,7 @@ import contextlib
 import copy
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -322,7 +322,7 @@ def is_right(culprit: Culprit, fault: TrainingFault) -> bool:
     )
 
 
-def _note(trial: Trial, method: str, culprits: list[Culprit], fault: TrainingFault) -> None:
+def _note(trial: Trial, method: str, culprits: Sequence[Culprit], fault: TrainingFault) -> None:
     trial.named[method] = culprit_place(culprits[0]) if culprits else ""
     trial.rank[method] = next(
         (place for place, culprit in enumerate(culprits, 1) if is_right(culprit, fault)), 0

@@ -5,7 +5,7 @@ Click has no groups of options. cloup needs its own decorators, and rich-click d
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,69 +18,30 @@ from accucompare.text import printable
 PREFIX = "ACCUCOMPARE"
 
 #: Groups of options in help's order, by the commands' parameters. Options of no group come last.
-_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "What to run": (
-        *(
-            "device",
-            "dtype",
-            "round_weights",
-            "emulate",
-            "seed",
-            "steps",
-            "repeat",
-            "like",
-            "feed",
-            "round_feed",
-            "deterministic",
-            "hf32",
-            "tf32",
+_OPTIONS: Mapping[str, Sequence[str]] = {
+    title: names.split()
+    for title, names in {
+        "What to run": (
+            "device dtype round_weights emulate seed steps repeat like feed round_feed "
+            "deterministic hf32 tf32 golden_case golden_python model arm lists force"
         ),
-        *("golden_case", "golden_python", "model", "arm", "lists", "force"),
-    ),
-    "What to read": ("format_name", "name_pattern", "onnx"),
-    "What to record": (
-        *(
-            "mode",
-            "sketch_size",
-            "level",
-            "roles",
-            "backward",
-            "save_state",
-            "with_baseline",
-            "baseline_tensors",
-            "ops",
-            "queue",
+        "What to read": "format_name name_pattern onnx",
+        "What to record": (
+            "mode sketch_size level roles backward save_state with_baseline baseline_tensors "
+            "ops queue"
         ),
-    ),
-    "Which layers": ("only", "skip", "map"),
-    "What to compare": ("golden", "baseline", "verify", "keep_going", "workers", "cluster"),
-    "What is close enough": ("atol", "rtol", "rel_l2", "cosine", "tolerances", "accept"),
-    "What to look for": (
-        *(
-            "on_finding",
-            "pause_after",
-            "frames",
-            "trace_steps",
-            "abort_after_step",
-            "every",
-            "checks_every",
-            "thresholds",
+        "Which layers": "only skip map",
+        "What to compare": "golden baseline verify keep_going workers cluster",
+        "What is close enough": "atol rtol rel_l2 cosine tolerances accept",
+        "What to look for": (
+            "on_finding pause_after frames trace_steps abort_after_step every checks_every "
+            "thresholds threshold_file allow near flag_per_module agree kernel_dump"
         ),
-        *("threshold_file", "allow", "near", "flag_per_module", "agree", "kernel_dump"),
-    ),
-    "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": (
-        "to",
-        "out",
-        "overwrite",
-        "reports",
-        "report",
-        "json_path",
-        "parquet_path",
-        "as_json",
-        "save",
-        "quiet",
-    ),
+        "What to show": "call role path step rank slices",
+        "Where to write": (
+            "to out overwrite reports report json_path parquet_path as_json save quiet"
+        ),
+    }.items()
 }
 _OTHER_OPTIONS = "Other options"
 
@@ -97,12 +58,14 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Watch a training": {
         "watch": (
             "watch",
-            "Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training against a list.",
+            "Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the"
+            " training against a list.",
         ),
         "overflow": ("watch", "Show what a watch found, and write it as a report."),
         "health": (
             "health",
-            "Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.",
+            "Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and"
+            " why.",
         ),
         "gradcheck": ("health", "Check the backward of each custom Function of CASE."),
     },

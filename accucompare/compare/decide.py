@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,16 +11,9 @@ from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
+from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
-from accucompare.compare.rows import (
-    STATUS_OF,
-    UNMATCHED,
-    About,
-    BesideGolden,
-    PreflightFinding,
-    Reason,
-    Status,
-)
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Status
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
 from accucompare.selection import RoleGroup
 
@@ -446,7 +439,7 @@ def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     return parting.row is None and all(later)
 
 
-def _blamed(result: Result, culprits: list[Culprit]) -> facts.Blamed:
+def _blamed(result: Result, culprits: Sequence[Culprit]) -> facts.Blamed:
     """The first culprit; fed, where each error is its own, the first two."""
     shown = 2 if result.fed else 1
     return facts.Blamed(tuple(culprits[:shown]), max(0, len(culprits) - shown) if result.fed else 0)

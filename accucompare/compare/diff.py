@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
@@ -23,7 +24,6 @@ from accucompare.compare.judging import (
 )
 from accucompare.compare.limits import (
     OtherCode,
-    Rule,
     Tolerance,
     Tolerances,
     check_feed,
@@ -49,30 +49,24 @@ from accucompare.compare.pairing import (
     Pair,
     Renaming,
     align_operators,
-    clashes,
     other_names,
     pair_records,
     propose,
-    renaming_matches,
     signatures_of,
-    unused,
     with_paths_of,
+)
+from accucompare.compare.preflight_facts import (
+    About,
+    PreflightFinding,
 )
 from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
-    About,
-    MapClash,
-    MapsProposed,
-    MapsTaken,
-    MatchesNothing,
     OperatorOrigins,
     PairOutcome,
-    PreflightFinding,
     Reason,
     Row,
-    RuleJudgesNothing,
     Status,
     Task,
     Verdict,
@@ -95,7 +89,6 @@ from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
 from accucompare.places import Place, is_file
-from accucompare.selection import Selection
 
 if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # most diffs need none
@@ -129,7 +122,7 @@ def compare(
         findings = _findings(opened, paired, judge, compared, options)
         findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
-        findings += _unused_rules(options.rules, opened.candidate_records, rows)
+        findings += unused_rules(options.rules, opened.candidate_records, rows)
         culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
         return made(
             golden=_side(opened.golden),
@@ -381,10 +374,10 @@ def _findings(
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     alone = [row for row in compared if judge.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
-    findings += _unused_options(
+    findings += unused_options(
         renamings, options.selection, opened.golden_records, opened.models[0]
     )
-    findings += _on_maps(renamings, paired.proposed, options.auto, opened.models)
+    findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     return findings + judge.findings(golden, candidate, renamings, alone, len(compared))
 
 
@@ -538,59 +531,6 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
                 raise
             damage.append(str(error))
     return records
-
-
-def _on_maps(
-    renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]
-) -> list[PreflightFinding]:
-    """Findings about what ``--map`` did, or would do."""
-    findings = [
-        PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)
-    ]
-    if auto:
-        findings.append(PreflightFinding(MapsTaken(tuple(proposed)), serious=False))
-    elif proposed:
-        findings.append(PreflightFinding(MapsProposed(tuple(proposed))))
-    return findings
-
-
-def _unused_options(
-    renamings: list[Renaming], selection: Selection, records: list[Record], model: Model
-) -> list[PreflightFinding]:
-    names = {record.name for record in records}
-    found = [
-        MatchesNothing("map", renaming.text)
-        for renaming in unused(renamings, names)
-        if not renaming_matches(renaming, model)
-    ]
-    found += [
-        MatchesNothing("only", glob)
-        for glob in selection.only
-        if not any(Selection((glob,)).allows(name) for name in names)
-    ]
-    found += [
-        MatchesNothing("skip", glob)
-        for glob in selection.skip
-        if all(Selection((), (glob,)).allows(name) for name in names)
-    ]
-    return [PreflightFinding(each, serious=False) for each in found]
-
-
-def _unused_rules(
-    rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]
-) -> list[PreflightFinding]:
-    """Findings about rules of a tolerance file that judge no record and no number of a step."""
-    of_series = (
-        row.candidate
-        for row in rows
-        if row.candidate is not None and row.candidate.role in SERIES_ROLES
-    )
-    records = [*candidate, *of_series]
-    return [
-        PreflightFinding(RuleJudgesNothing(rule.file, rule.number))
-        for rule in rules
-        if not any(rule.applies_to(record) for record in records)
-    ]
 
 
 def _rows(

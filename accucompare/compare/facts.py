@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+import msgspec
+
 from accucompare.compare.limits import OtherCode, Surrounding, Tolerance
 from accucompare.compare.origins import Culprit
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     BesideGolden,
     OtherModel,
     PreflightFinding,
-    Reason,
     RefusedBaseline,
-    Row,
 )
+from accucompare.compare.rows import Reason, Row
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult
 from accucompare.selection import Standard
 
@@ -38,11 +38,14 @@ class BareFact(Enum):
     GOLDEN_MADE_HERE = auto()
 
 
+class _Said(msgspec.Struct, frozen=True):
+    """What makes up a fact that has values."""
+
+
 # Why there is no answer to rely on.
 
 
-@dataclass(frozen=True)
-class StandardNotJudged:
+class StandardNotJudged(_Said, frozen=True):
     """It cannot be said whether a standard is met."""
 
     acceptance: Acceptance
@@ -50,87 +53,75 @@ class StandardNotJudged:
     incomplete: tuple[BesideGolden, ...]
 
 
-@dataclass(frozen=True)
-class HashesOfOneSide:
+class HashesOfOneSide(_Said, frozen=True):
     """One side holds hashes, the other values."""
 
     golden: bool  # whether golden holds the hashes
 
 
-@dataclass(frozen=True)
-class NotVerified:
+class NotVerified(_Said, frozen=True):
     """What the comparison depends on and could not be verified."""
 
     findings: tuple[PreflightFinding, ...]
 
 
-@dataclass(frozen=True)
-class Damaged:
+class Damaged(_Said, frozen=True):
     """Records that could not be read."""
 
     count: int
 
 
-@dataclass(frozen=True)
-class Unfinished:
+class Unfinished(_Said, frozen=True):
     """Captures that did not run to their end."""
 
     sides: tuple[BesideGolden, ...]
 
 
-@dataclass(frozen=True)
-class NotDeterministic:
+class NotDeterministic(_Said, frozen=True):
     """Rows that differ between two runs of one side."""
 
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class PoorBaseline:
+class PoorBaseline(_Said, frozen=True):
     """The baseline had other weights or inputs than golden, or another mode."""
 
     finding: PreflightFinding
 
 
-@dataclass(frozen=True)
-class StepsProveNothing:
+class StepsProveNothing(_Said, frozen=True):
     """Steps of training are within limits that prove nothing."""
 
     training: TrainingResult
 
 
-@dataclass(frozen=True)
-class Unproved:
+class Unproved(_Said, frozen=True):
     """The baseline may not judge these rows: it was made where golden's code gives other values."""
 
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class WithinFixedLimits:
+class WithinFixedLimits(_Said, frozen=True):
     """Everything is within fixed limits, and nothing better may judge."""
 
     since: Unproved | RefusedBaseline
 
 
-@dataclass(frozen=True)
-class JudgedByFew:
+class JudgedByFew(_Said, frozen=True):
     """The baseline judges fewer than half of the compared rows."""
 
     judged: int
     compared: int
 
 
-@dataclass(frozen=True)
-class FarBeyond:
+class FarBeyond(_Said, frozen=True):
     """A row is far beyond rounding, and so is the baseline."""
 
     row: Row
     failed: bool  # whether rows fail
 
 
-@dataclass(frozen=True)
-class MayHide:
+class MayHide(_Said, frozen=True):
     """Rows that could not be compared, in which an error may hide."""
 
     first: Row
@@ -138,15 +129,13 @@ class MayHide:
     total: int
 
 
-@dataclass(frozen=True)
-class NoOutput:
+class NoOutput(_Said, frozen=True):
     """The model returned nothing that could be compared."""
 
     given: Row
 
 
-@dataclass(frozen=True)
-class OptimizersDiffer:
+class OptimizersDiffer(_Said, frozen=True):
     """The code of the optimizers differs, and no update was compared."""
 
     code: OtherCode
@@ -155,22 +144,19 @@ class OptimizersDiffer:
 # What differs.
 
 
-@dataclass(frozen=True)
-class StandardMissed:
+class StandardMissed(_Said, frozen=True):
     """The standard asked for is not met."""
 
     standard: Standard
 
 
-@dataclass(frozen=True)
-class GivenDifferently:
+class GivenDifferently(_Said, frozen=True):
     """Other weights or other inputs, which alone explain any difference."""
 
     finding: PreflightFinding
 
 
-@dataclass(frozen=True)
-class NoOwnError:
+class NoOwnError(_Said, frozen=True):
     """Rows fail, and no place shows an error of its own."""
 
     counts: tuple[tuple[Reason, int], ...]
@@ -184,32 +170,28 @@ class Order(Enum):
     LATER = auto()
 
 
-@dataclass(frozen=True)
-class FirstOver:
+class FirstOver(_Said, frozen=True):
     """A place is over tolerance, and nothing tells whether its error was made there."""
 
     culprit: Culprit
     order: Order
 
 
-@dataclass(frozen=True)
-class OtherGlue:
+class OtherGlue(_Said, frozen=True):
     """Glue gives another structure, shape or type."""
 
     culprit: Culprit
     values_off: bool  # whether values after it are off
 
 
-@dataclass(frozen=True)
-class Blamed:
+class Blamed(_Said, frozen=True):
     """The culprits that are named, and how many are not."""
 
     culprits: tuple[Culprit, ...]
     more: int
 
 
-@dataclass(frozen=True)
-class ByFixedLimits:
+class ByFixedLimits(_Said, frozen=True):
     """Fixed limits judged: no baseline was given, or it was refused."""
 
     refused: RefusedBaseline | None
@@ -218,22 +200,19 @@ class ByFixedLimits:
 # What an all-clear begins with.
 
 
-@dataclass(frozen=True)
-class StandardMet:
+class StandardMet(_Said, frozen=True):
     """The standard asked for is met."""
 
     standard: Standard
 
 
-@dataclass(frozen=True)
-class WithinGiven:
+class WithinGiven(_Said, frozen=True):
     """Every row is within limits that the user gave."""
 
     tolerance: Tolerance
 
 
-@dataclass(frozen=True)
-class OverPrecise:
+class OverPrecise(_Said, frozen=True):
     """Rows far closer to golden than the baseline."""
 
     rows: tuple[Row, ...]
@@ -250,16 +229,14 @@ class Otherwise(Enum):
     GIVEN = auto()
 
 
-@dataclass(frozen=True)
-class MadeOtherwise:
+class MadeOtherwise(_Said, frozen=True):
     """Attributes, modes, weights or inputs that differ."""
 
     how: Otherwise
     findings: tuple[PreflightFinding, ...]
 
 
-@dataclass(frozen=True)
-class TrainedOtherwise:
+class TrainedOtherwise(_Said, frozen=True):
     """Numbers that the optimizers were given, which differ."""
 
     rows: tuple[Row, ...]
@@ -268,51 +245,44 @@ class TrainedOtherwise:
 # What an all-clear does not cover.
 
 
-@dataclass(frozen=True)
-class SeriesOnly:
-    """Only losses and gradient norms of steps were compared, no layer."""
+class SeriesOnly(_Said, frozen=True):
+    """Losses and gradient norms of steps alone were compared, no layer."""
 
     steps: int
 
 
-@dataclass(frozen=True)
-class WeightsReplaced:
+class WeightsReplaced(_Said, frozen=True):
     """Weights of the candidate's case that golden's replaced."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class CaseOverruled:
+class CaseOverruled(_Said, frozen=True):
     """What the candidate's case set otherwise and golden's replaced."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class NotFiniteFrom:
+class NotFiniteFrom(_Said, frozen=True):
     """Both sides hold NaN or Inf from a step on."""
 
     step: int
 
 
-@dataclass(frozen=True)
-class FewerSteps:
+class FewerSteps(_Said, frozen=True):
     """One side has more steps than the other."""
 
     compared: int
     total: int
 
 
-@dataclass(frozen=True)
-class BuffersNotRecorded:
+class BuffersNotRecorded(_Said, frozen=True):
     """A side was captured by a version that does not record what calls write into buffers."""
 
     golden: bool
 
 
-@dataclass(frozen=True)
-class CapturedInPart:
+class CapturedInPart(_Said, frozen=True):
     """What of a model was captured, where that is not all."""
 
     sides: tuple[BesideGolden, ...]
@@ -321,30 +291,26 @@ class CapturedInPart:
     roles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RecordsLeftOut:
+class RecordsLeftOut(_Said, frozen=True):
     """Records that the diff's selection left out."""
 
     count: int
 
 
-@dataclass(frozen=True)
-class NotCompared:
+class NotCompared(_Said, frozen=True):
     """Rows that could not be compared."""
 
     rows: tuple[Row, ...]
     total: int
 
 
-@dataclass(frozen=True)
-class BroadcastRows:
+class BroadcastRows(_Said, frozen=True):
     """Rows of two shapes, the same when broadcast."""
 
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class AloneRows:
+class AloneRows(_Said, frozen=True):
     """Rows on one side only, around which all agrees."""
 
     rows: tuple[Row, ...]
@@ -359,23 +325,20 @@ class Judged(Enum):
     BY_GOLDENS_CODE = auto()  # far off, as golden's own code is on rounded values
 
 
-@dataclass(frozen=True)
-class RowsJudged:
+class RowsJudged(_Said, frozen=True):
     """How many rows were judged this way."""
 
     how: Judged
     count: int
 
 
-@dataclass(frozen=True)
-class BaselineNotProved:
+class BaselineNotProved(_Said, frozen=True):
     """No run proves the baseline: it failed, or was not asked for although these differ."""
 
     why: str | tuple[Surrounding, ...]
 
 
-@dataclass(frozen=True)
-class DigestsAlone:
+class DigestsAlone(_Said, frozen=True):
     """Only digests, and this many steps' losses and gradient norms, were compared."""
 
     steps: int

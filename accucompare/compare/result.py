@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
-from accucompare.compare.rows import (
-    STATUS_OF,
-    UNMATCHED,
+from accucompare.compare.preflight_facts import (
     BesideGolden,
     OtherModel,
     PreflightFinding,
-    Reason,
     RefusedBaseline,
-    Row,
-    Status,
-    is_operator,
 )
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
 from accucompare.selection import Mode, Selection
@@ -64,12 +60,12 @@ class Result:
     golden: Side
     candidate: Side
     rows: list[Row]
-    preflight: list[PreflightFinding] = field(default_factory=list)
+    preflight: Sequence[PreflightFinding] = field(default_factory=list)
     tolerances: Tolerances = field(default_factory=Tolerances)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
-    culprits: list[Culprit] = field(default_factory=list)
+    culprits: Sequence[Culprit] = field(default_factory=list)
     without_baseline: int = 0
     refused: RefusedBaseline | None = None
     not_proved: str | tuple[Surrounding, ...] = ()

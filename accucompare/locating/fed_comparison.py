@@ -9,7 +9,7 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.limits import OtherCode, other_code, own_baseline, suggested
-from accucompare.compare.rows import RefusedBaseline
+from accucompare.compare.preflight_facts import RefusedBaseline
 from accucompare.locating.baseline_run import BaselineRun
 from accucompare.locating.golden_code import GoldenCode
 from accucompare.locating.locate_setup import LocateSetup

@@ -26,7 +26,7 @@ def _table(layer: Layer) -> str:
 
 def _row(check: Check) -> str:
     thresholds = "; ".join(
-        f"`{name}={default:g}`: {THRESHOLD_WORDS[name][0]}"
+        f"`{name}={default:g}`: {THRESHOLD_WORDS[name]}"
         for name, default in check.thresholds.items()
     )
     words = CHECK_WORDS[check.id]

@@ -45,10 +45,10 @@ def print_heading(console: Console, title: str) -> None:
     console.print(Text(title, "bold"))
 
 
-def print_rest(console: Console, count: int, shown: int, what: str = "more") -> None:
+def print_rest(console: Console, count: int, shown: int) -> None:
     """Say how many more are in the report, if any."""
     if count > shown:
-        console.print(f"… and {count - shown:,} {what} in the report")
+        console.print(f"… and {count - shown:,} more in the report")
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ from accucompare.compare.limits.provenance import OtherCode
 from accucompare.compare.limits.suggest import Suggestion
 from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.origins.culprits import find_culprits
-from accucompare.compare.result import Side
-from accucompare.compare.rows.findings import (
+from accucompare.compare.preflight_facts import (
     About,
     OtherModel,
     PreflightFinding,
     RefusedBaseline,
     WeightsNotRounded,
 )
+from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
 from accucompare.places import local
 from accucompare.report.files.json import head

@@ -12,7 +12,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.rows.findings import (
+from accucompare.compare.preflight_facts import (
     About,
     BesideGolden,
     DigestTable,

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format.records import Layout, Role
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices.cpu import Cpu
 from accucompare.live.values.tensors import from_bits
@@ -41,17 +41,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.fixture(params=["small", "large"])
-def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether tensors count as so large that one that was seen is not read again."""
-    if request.param == "large":
-        monkeypatch.setattr("accucompare.live.values.tensors._WORTH_KNOWING", 0)
-
-
 # what the step has already
 
 
-@pytest.mark.usefixtures("size")
 def test_a_tensor_that_is_passed_on_is_copied_once(record: Record, taken: list[int]) -> None:
     bundle = record(
         nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), nn.Identity())), torch.randn(5)
@@ -67,7 +59,6 @@ def test_equal_content_is_copied_once_whichever_tensor_holds_it(
     assert taken == [20]
 
 
-@pytest.mark.usefixtures("size")
 def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     record: Record, taken: list[int]
 ) -> None:
@@ -84,7 +75,52 @@ def test_a_tensor_changed_behind_autograds_back_is_copied_again(
     assert bundle.load("second").tolist() == [2, 2, 2]
 
 
-@pytest.mark.usefixtures("size")
+def _masked(y: torch.Tensor) -> None:
+    y.data[7, 5] = 0
+
+
+def _masked_in_numpy(y: torch.Tensor) -> None:
+    y.detach().numpy()[1::2, 1] = 0
+
+
+@pytest.mark.parametrize("mode", ["tensors", "stats", "digest"])
+@pytest.mark.parametrize("write", [_masked, _masked_in_numpy])
+def test_a_large_tensor_of_which_little_changed_uncounted_is_another_record(
+    record: Record, write: Callable[[torch.Tensor], None], mode: str
+) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x + 1)
+        version = y._version
+        write(y)
+        assert y._version == version
+        return self.second(y)
+
+    parts = {name: nn.Identity() for name in ("first", "second")}
+    bundle = record(Glue(forward, **parts), torch.ones(512, 512), options={"mode": mode})
+    found = {(each.name, each.role): each.digest for each in bundle.records()}
+    assert None not in found.values()
+    assert found["first", Role.OUTPUT] != found["second", Role.INPUT]
+
+
+def test_a_large_cache_that_a_call_writes_into_uncounted_is_another_record(
+    record: Record,
+) -> None:
+    def attend(self: nn.Module, cache: torch.Tensor) -> torch.Tensor:
+        cache.data[:, 9] += 1
+        return cache.sum()
+
+    def forward(self: nn.Module, cache: torch.Tensor) -> torch.Tensor:
+        self.first(cache)
+        return self.second(cache)
+
+    parts = {name: Glue(attend) for name in ("first", "second")}
+    bundle = record(Glue(forward, **parts), torch.zeros(4, 256, 64))
+    assert [float(bundle.load(name, role=Role.INPUT, path="0").sum()) for name in parts] == [
+        0,
+        4 * 64,
+    ]
+
+
 def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened) -> None:
     model = nn.Identity()
     with ac.capture(model, tmp_path / "out") as session:
@@ -98,7 +134,6 @@ def test_each_step_copies_anew(tmp_path: Path, taken: list[int], opened: Opened)
 
 
 @pytest.mark.parametrize("mode", ["tensors", "stats", "digest"])
-@pytest.mark.usefixtures("size")
 def test_what_is_written_in_place_between_two_calls_is_another_record(
     record: Record, mode: str
 ) -> None:
@@ -115,7 +150,6 @@ def test_what_is_written_in_place_between_two_calls_is_another_record(
     assert found["second", Role.INPUT] == found["second", Role.OUTPUT] != found["first", Role.INPUT]
 
 
-@pytest.mark.usefixtures("size")
 def test_memory_that_another_tensor_gets_is_read_again(record: Record) -> None:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         for number in range(8):
@@ -124,6 +158,19 @@ def test_memory_that_another_tensor_gets_is_read_again(record: Record) -> None:
 
     bundle = record(Glue(forward, part=nn.Identity()), torch.ones(1))
     assert [bundle.load("part", call=call)[0] for call in range(8)] == [*range(8)]
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(2, None), slice(1, None, 2)])
+def test_memory_that_was_given_back_is_not_read(record: Record, part: slice) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = (x + 1)[part]
+        y.untyped_storage().resize_(0)
+        self.part(y)
+        return x
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(5))
+    found = [each for each in bundle.records() if each.name == "part"]
+    assert {(each.layout, each.digest) for each in found} == {(Layout.UNREADABLE, None)}
 
 
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import accucompare as ac
 from accucompare.bundle.format.records import Role
-from accucompare.compare.rows.findings import About
+from accucompare.compare.preflight_facts import About
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.errors import CaptureError
 

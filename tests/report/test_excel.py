@@ -32,15 +32,15 @@ from accucompare.compare.limits.limits import SmallestLimit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.remarks import DefaultOfDtype, ErrorShape
-from accucompare.compare.result import Side
-from accucompare.compare.rows.findings import (
+from accucompare.compare.preflight_facts import (
     BesideGolden,
     CaptureSetting,
     PreflightFinding,
     SettingDiffers,
     VersionDiffers,
 )
+from accucompare.compare.remarks import DefaultOfDtype, ErrorShape
+from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.files import written_whole

@@ -290,3 +290,12 @@ def test_the_comparison_itself_is_not_overwritten(folder: Path) -> None:
         cli, ["export", str(folder / "x.json"), "--to", "perfetto", "--out", str(folder / "x.json")]
     )
     assert "is the same file as COMPARISON" in str(done.exception)
+
+
+def test_values_of_which_nothing_is_known_are_reported_all_the_same(tmp_path: Path) -> None:
+    sides = (write(tmp_path / side, [item(), item("a", values())]) for side in "gc")
+    comparison = ac.diff(*sides)
+    for path in (comparison.to_json(tmp_path / "x.json"), comparison.to_excel(tmp_path / "x.xlsx")):
+        assert path.exists()
+    details = {row["detail"] for row in json.loads((tmp_path / "x.json").read_text())["rows"]}
+    assert details == {""}

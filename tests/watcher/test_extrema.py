@@ -325,3 +325,11 @@ def test_the_norm_of_nothing_is_0() -> None:
 def test_the_norm_of_a_sparse_gradient_sums_what_is_in_one_place() -> None:
     x = torch.sparse_coo_tensor(torch.tensor([[1, 1, 2]]), torch.tensor([1.0, 2.0, 4.0]), (4,))
     assert norm_now(x) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("size", [9, 99_999])
+@pytest.mark.parametrize("part", [slice(None), slice(2, None), slice(1, None, 2)])
+def test_memory_that_was_given_back_is_not_looked_at(size: int, part: slice) -> None:
+    tensor = torch.randn(size)[part]
+    tensor.untyped_storage().resize_(0)
+    assert look_now(tensor) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
@@ -30,25 +29,21 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.notebook_bundle import bundle_html
+from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import (
-    BLOCK,
     CHUNK,
     DTYPES,
     SKETCH_VERSION,
     Array,
     Float64,
     digest,
-    digest_of_segments,
-    sums,
     widen,
 )
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 
-#: Part of a tensor, as in NumPy: integers, slices and at most one ``...``.
-Index = tuple[Any, ...]
 _NEXT = 8  # lists of records requested ahead
 _NOWHERE: tuple[Any, ...] = (-1,)
 _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
@@ -89,7 +84,7 @@ class Bundle:
         # members that hold sketches, by rank, step and number
         self._sketches: dict[tuple[int, int, int], _Sketches] = {}
         self._sketch_facts: dict[int, SketchFacts] = {}  # checked, by rank
-        self._buffers = _Buffer()
+        self._buffer = ThreadBuffer()
 
     def __repr__(self) -> str:
         return (
@@ -246,13 +241,13 @@ class Bundle:
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
         archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
-        self.verify(record, digest(raw))
+        check_digest(archive, record, digest(raw))
         return raw
 
     def stored(self, record: Record) -> StoredTensor:
         """A record's data on disk, to be read in parts. Errors as ``locate``."""
         archive, offset = self.locate(record)
-        return StoredTensor(self, record, archive, offset)
+        return StoredTensor(record, archive, offset, self._buffer)
 
     def small_data(self, records: Iterable[Record]) -> tuple[bytes, list[int]]:
         """The stored bits of the small ones of some records, read together and verified.
@@ -387,31 +382,6 @@ class Bundle:
             f"; captured with --mode {mode}" if mode not in (None, Mode.TENSORS) else ""
         )
 
-    def verify(self, record: Record, found: str) -> None:
-        """Raise RecordError unless the digest found while reading is the record's."""
-        if found == record.digest:
-            return
-        archive = self._archive(record)
-        if archive.changed():
-            raise self.changed(record)
-        raise RecordError(
-            f"{archive.path}: {record.key} is corrupt (its digest does not match); capture it again"
-        )
-
-    def changed(self, record: Record) -> RecordError:
-        """The error for a step that is written to while it is read."""
-        return RecordError(
-            f"{self._archive(record).path}: changed while it was read; compare again when nothing"
-            " writes to it any more"
-        )
-
-    def buffer(self, nbytes: int) -> Array:
-        """This thread's buffer for reading this bundle; the next caller overwrites it."""
-        buffer = self._buffers.bytes
-        if len(buffer) < nbytes:
-            buffer = self._buffers.bytes = np.empty(nbytes, np.uint8)
-        return buffer[:nbytes]
-
     def _archive(self, record: Record) -> Archive:
         """The step's ``.npz``, opened on first use."""
         place = _step_of(record)
@@ -522,117 +492,6 @@ def _nearest(name: str, names: set[str]) -> str:
 
     found = process.extractOne(name, sorted(names - {name}), scorer=fuzz.WRatio, score_cutoff=60)
     return "" if name in names or found is None else f"did you mean {display_name(found[0])!r}? "
-
-
-class _Buffer(threading.local):
-    def __init__(self) -> None:
-        self.bytes: Array = np.empty(0, np.uint8)
-
-
-class StoredTensor:
-    """A record's data on disk: read in parts, by any number of threads, and verified as a whole."""
-
-    def __init__(self, bundle: Bundle, record: Record, archive: Archive, offset: int) -> None:
-        self._bundle = bundle
-        self._record = record
-        self._archive = archive
-        self._offset = offset
-        self._storage = DTYPES[record.dtype].storage
-        self._digests: dict[int, bytes] = {}  # of the segments read so far, by their first element
-
-    def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
-        """The stored bits of one segment as 1-d blocks.
-
-        Args:
-            start: its first element, a multiple of SEGMENT.
-            stop: the element behind its last one.
-
-        Yields:
-            Arrays of ``elements`` (the last one shorter), overwritten by this thread's next read of
-            this bundle.
-
-        Raises:
-            RecordError: if the segment has changed since an earlier read.
-        """
-        size = self._storage.itemsize
-        buffer = self._bundle.buffer(min(elements, stop - start) * size)
-        memory, values = memoryview(buffer), buffer.view(self._storage)
-        if stop - start <= elements:
-            self._archive.read_into(memory, self._offset + start * size)
-            found = xxhash.xxh3_128_digest(memory)
-            if stop > start:
-                yield values
-        else:
-            hasher = xxhash.xxh3_128()
-            for first in range(start, stop, elements):
-                count = stop - first
-                part = memory if count >= elements else memory[: count * size]
-                self._archive.read_into(part, self._offset + first * size)
-                hasher.update(part)
-                yield values if count >= elements else values[:count]
-            found = hasher.digest()
-        # measuring in two passes reads twice
-        if self._digests.setdefault(start, found) != found:
-            raise self._bundle.changed(self._record)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self._record.shape) * self._storage.itemsize
-
-    def part(self, *indices: Index) -> Array:
-        """Some of the stored bits: ``array[index]``, then the next index of that, and so on. Only
-        these are read.
-
-        They are not verified, since the digest is of the whole; ``read`` verifies.
-
-        Raises:
-            IndexError: if an index makes no sense for the shape.
-            RecordError: if the file ends early.
-        """
-        whole, view = self._view(indices)
-        first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-        found = np.empty(view.shape, self._storage)
-        outer, run = view.ndim, self._storage.itemsize
-        # read contiguous dimensions in one go
-        while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):
-            outer -= 1
-            run *= view.shape[outer]
-        target = memoryview(found.reshape(-1).view("u1"))
-        for number, place in enumerate(np.ndindex(view.shape[:outer]) if found.size else ()):
-            start = first + sum(
-                index * stride for index, stride in zip(place, view.strides, strict=False)
-            )
-            self._archive.read_into(target[number * run : (number + 1) * run], self._offset + start)
-        return found
-
-    def shape_of(self, *indices: Index) -> tuple[int, ...]:
-        """The shape of ``part``, found without reading. Errors as there."""
-        return self._view(indices)[1].shape
-
-    def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
-        """A memoryless array of the record's shape, and a part of it, for their strides."""
-        size, shape = self._storage.itemsize, self._record.shape
-        strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
-        for index in indices:
-            # the dots make the result a view, never a value
-            view = view[index if ... in index else (*index, ...)]
-        return whole, view
-
-    def read(self) -> None:
-        """Read and verify everything, a block at a time. Errors as ``blocks`` and ``verify``."""
-        elements = math.prod(self._record.shape)
-        for start in range(0, elements or 1, sums.SEGMENT):
-            for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
-                pass
-        self.verify()
-
-    def verify(self) -> None:
-        """Raise RecordError if the digest does not match. Call it after reading every segment."""
-        digests = self._digests
-        self._bundle.verify(
-            self._record, digest_of_segments([digests[start] for start in sorted(digests)])
-        )
 
 
 def open_bundle(path: str | Place) -> Bundle:

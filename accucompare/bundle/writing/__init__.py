@@ -17,13 +17,12 @@ from accucompare.bundle.writing.record_file import (
     Sketched,
     sketches_name,
 )
-from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter, LaterDigest
+from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
 
 __all__ = [
     "QUEUE_BYTES",
     "SKETCHES_A_MEMBER",
     "BundleWriter",
-    "LaterDigest",
     "Lease",
     "RecordFile",
     "Sketched",

@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-import msgspec
-
 from accucompare.bundle.format import (
     FORMAT_VERSION,
     NEEDS,
@@ -49,15 +47,6 @@ _COUNTED_TOGETHER = 64 << 10
 _BETWEEN_MANIFESTS = 1.0
 
 
-class LaterDigest:
-    """The digest of bytes that wait to be written; ``value`` is set when they are."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: str | None = None) -> None:
-        self.value = value
-
-
 class _Tensor(NamedTuple):
     record: Record
     array: Array | None
@@ -66,7 +55,6 @@ class _Tensor(NamedTuple):
     ready: Callable[[], None] | None
     written: Callable[[Record], None] | None
     sketched: Callable[[], Sketched] | None
-    later: LaterDigest | None
 
 
 class _EndStep(NamedTuple):
@@ -92,7 +80,6 @@ class BundleWriter:
         manifest: what the capture says of itself; only the capturing thread changes it.
         published: the manifest that was written last; never changed.
         failure: why nothing is written any more; ``None`` while all is well.
-        seen: what was added in this step, by any key with which callers recognise the same value.
     """
 
     def __init__(
@@ -110,7 +97,6 @@ class BundleWriter:
         self.manifest = manifest
         self.published = manifest
         self.failure: CaptureError | None = None
-        self.seen: dict[Any, LaterDigest] = {}
         self._rank = rank
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
         self._uploads: Uploads | None = None
@@ -189,7 +175,6 @@ class BundleWriter:
         ready: Callable[[], None] | None = None,
         written: Callable[[Record], None] | None = None,
         sketched: Callable[[], Sketched] | None = None,
-        later: LaterDigest | None = None,
     ) -> None:
         """Queue one record of the current step.
 
@@ -206,8 +191,6 @@ class BundleWriter:
                 statistics.
             sketched: in place of an array, gives what a device has made of it; called after
                 ``ready``, and before the memory is released.
-            later: receives the array's digest. Without an array, it came with an earlier one of
-                this step, and the record has the same bytes.
         """
         nbytes = 0 if array is None else array.nbytes
         if array is not None and lease is None:
@@ -222,10 +205,8 @@ class BundleWriter:
         announces = record.shard is None and (array is not None or record.statistics is not None)
         if record.digest is not None and announces:
             self._announced.add((record.dtype, record.shape, record.digest))
-        # A deque needs no lock: the writing thread looks only after it was woken
-        self._queue.append(
-            _Tensor(record, array, case_input, lease, ready, written, sketched, later)
-        )
+        # A deque needs no lock, and the writing thread looks only after it was woken
+        self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
         self._queued_bytes += nbytes
         if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
             with self._changed:
@@ -246,7 +227,6 @@ class BundleWriter:
                 records.
             holds_records: False writes no file: the step is in the series only.
         """
-        self.seen.clear()
         with self._changed:
             self._announced.clear()
             self._queue.append(_EndStep(step, partial, series, holds_records, self.manifest.copy()))
@@ -389,14 +369,9 @@ class BundleWriter:
             self._file = self._new_file(item.record.step)
         if item.ready is not None:
             item.ready()
-        record = item.record
-        if item.later is not None and item.array is None:
-            record = msgspec.structs.replace(record, digest=item.later.value)
         record = self._file.add(
-            record, item.array, None if item.sketched is None else item.sketched()
+            item.record, item.array, None if item.sketched is None else item.sketched()
         )
-        if item.later is not None:
-            item.later.value = record.digest
         needs = (
             NEEDS.get(record.role, FORMAT_VERSION),
             FORMAT_VERSION if record.shard is None else SHARDS_NEED,

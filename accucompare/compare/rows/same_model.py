@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from accucompare.compare.pairing import Model, Renaming, counterparts, rename_parameter
-from accucompare.compare.rows.findings import OtherModel
+from accucompare.compare.preflight_facts import OtherModel
 from accucompare.compare.rows.operator_rows import is_operator
 from accucompare.compare.rows.rows import Row
 

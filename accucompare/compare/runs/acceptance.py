@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from accucompare.compare.rows import BesideGolden
+from accucompare.compare.preflight_facts import BesideGolden
 from accucompare.compare.runs.ladder import TrainingResult
 from accucompare.compare.runs.step_pairs import StepPair
 from accucompare.compare.runs.wander import Apart

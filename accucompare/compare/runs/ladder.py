@@ -17,7 +17,8 @@ from enum import Enum
 
 from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
-from accucompare.compare.rows import UNMATCHED, PreflightFinding, Reason, Row, Status
+from accucompare.compare.preflight_facts import PreflightFinding
+from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
 from accucompare.compare.runs.step_pairs import (
     OtherSetting,
     StepPair,

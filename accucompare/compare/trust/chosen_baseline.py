@@ -27,16 +27,13 @@ from accucompare.compare.pairing import (
     numbered_as,
     signatures_of,
 )
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     NotInBaseline,
     OwnBaselineUnfit,
     PreflightFinding,
-    Reason,
     RefusedBaseline,
-    Row,
-    Task,
-    with_baseline,
 )
+from accucompare.compare.rows import Reason, Row, Task, with_baseline
 from accucompare.compare.trust.preflight import preflight_baseline
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES

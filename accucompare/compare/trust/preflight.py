@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle
@@ -19,7 +21,7 @@ from accucompare.compare.limits import (
     suggested,
 )
 from accucompare.compare.pairing import Renaming, SharedNames, renamed_model
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     About,
     AttributeDiffers,
     BaselineHelps,
@@ -199,7 +201,7 @@ def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
         for finding, steps in of_steps.items():
             fact = finding.fact
             if isinstance(fact, (OtherDigests, OtherTypes, OneSidedEntries)):
-                fact = replace(fact, table=replace(table, steps=tuple(steps)))
+                fact = msgspec.structs.replace(fact, table=replace(table, steps=tuple(steps)))
             yield replace(finding, fact=fact)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.format import Component, Manifest
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     About,
     BesideGolden,
     FeedingChanged,

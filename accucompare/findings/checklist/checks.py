@@ -241,6 +241,8 @@ def median(values: Iterable[float]) -> float:
 _NORMAL = 1.4826
 #: How many values before a spike are its surroundings.
 _RECENT = 10
+#: So many values before count for the spread; with fewer than the second, nothing is a spike.
+_WINDOW, _FEWEST = 100, 20
 
 
 class Spike(NamedTuple):
@@ -251,14 +253,7 @@ class Spike(NamedTuple):
     spreads: float
 
 
-def spikes(
-    series: Sequence[Point],
-    times: float,
-    *,
-    window: int = 100,
-    fewest: int = 20,
-    floor: float = 0.1,
-) -> list[Spike]:
+def spikes(series: Sequence[Point], times: float, *, floor: float = 0.1) -> list[Spike]:
     """The values of a positive series that lie more than ``times`` spreads above the median of the
     ten before.
 
@@ -270,8 +265,6 @@ def spikes(
     Args:
         series: by step; values that are not finite or not positive are left to other checks.
         times: how many spreads.
-        window: how many earlier values count for the spread.
-        fewest: with fewer values before, nothing is a spike.
     """
     found: list[Spike] = []
     before: list[float] = []
@@ -279,9 +272,9 @@ def spikes(
         if not (math.isfinite(point.value) and point.value > 0):
             continue
         value = math.log(point.value)
-        if len(before) >= fewest:
+        if len(before) >= _FEWEST:
             usual = median(before[-_RECENT:])
-            steps = [after - earlier for earlier, after in itertools.pairwise(before[-window:])]
+            steps = [after - earlier for earlier, after in itertools.pairwise(before[-_WINDOW:])]
             middle = median(steps)
             spread = max(
                 _NORMAL * median(abs(each - middle) for each in steps) / math.sqrt(2), floor

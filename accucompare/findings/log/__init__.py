@@ -35,7 +35,6 @@ from accucompare.findings.log.observations import (
     near_the_limit,
     within,
 )
-from accucompare.findings.log.remarks import WatchRemark, remark
 from accucompare.findings.log.vital_events import (
     Applied,
     Given,
@@ -49,6 +48,7 @@ from accucompare.findings.log.vital_events import (
     TrainingSetup,
     Vitals,
 )
+from accucompare.findings.log.watch_remark import WatchRemark, remark
 
 __all__ = [
     "FLAG",

@@ -17,8 +17,8 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.json_numbers import Number as Number
 from accucompare.findings.log.json_numbers import number as number
-from accucompare.findings.log.remarks import WatchRemark
 from accucompare.findings.log.vital_events import TrainingSetup, Vitals
+from accucompare.findings.log.watch_remark import WatchRemark
 
 
 class Site(str, Enum):

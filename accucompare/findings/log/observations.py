@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.events import TensorRange
-from accucompare.findings.log.remarks import WatchRemark
+from accucompare.findings.log.watch_remark import WatchRemark
 from accucompare.numbers import DTYPES
 
 

@@ -10,37 +10,12 @@ from typing import Any
 import torch
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
-#: The backward of these gives its input reordered, reshaped, or padded with zeros.
-PASSING_ON = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *(
-            "View",
-            "UnsafeView",
-            "ReshapeAlias",
-            "T",
-            "Transpose",
-            "Permute",
-            "Movedim",
-            "Unsqueeze",
-            "Squeeze",
-            "Alias",
-            "Clone",
-        ),
-        *(
-            "Slice",
-            "Select",
-            "Split",
-            "SplitWithSizes",
-            "Unbind",
-            "Cat",
-            "Stack",
-            "Unfold",
-            "Diagonal",
-            "Narrow",
-        ),
-    )
+_KEEPING = (
+    "View UnsafeView ReshapeAlias T Transpose Permute Movedim Unsqueeze Squeeze Alias Clone"
+    " Slice Select Split SplitWithSizes Unbind Cat Stack Unfold Diagonal Narrow"
 )
+#: The backward of these gives its input reordered, reshaped, or padded with zeros.
+PASSING_ON = frozenset(f"{name}Backward0" for name in _KEEPING.split())
 #: The function in ``torch.autograd`` that every backward and ``autograd.grad`` of Python calls.
 ENTRANCE = "_engine_run_backward"
 #: The most nodes that a loss has.

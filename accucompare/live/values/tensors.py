@@ -14,11 +14,10 @@ import numpy as np
 import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
-from accucompare.bundle.writing import BundleWriter, LaterDigest, Lease, Sketched
+from accucompare.bundle.writing import BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
 from accucompare.live.values.values import describe_value
@@ -33,8 +32,6 @@ _UNKNOWN_TO_NUMPY = {
 # bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
-_WORTH_KNOWING = 128 << 10  # bytes; telling whether it was seen takes as long as digesting less
-_SAMPLED = 1024  # elements
 _SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
 # bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
 _WORTH_A_SKETCH = 1 << 20
@@ -51,7 +48,6 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
         ready: call it before reading the array; a device may still be filling it.
         components: of a nested tensor, whose values are one array: the shapes of its parts.
         sketched: if the device makes a sketch and there is no array: returns that after ``ready``.
-        later: the writer's place for the digest, shared with earlier records of equal bits.
     """
 
     array: Array | None
@@ -65,7 +61,6 @@ class HostValue(msgspec.Struct, frozen=True, gc=False):
     ready: Callable[[], None] | None = None
     components: Shapes | None = None
     sketched: Callable[[], Sketched] | None = None
-    later: LaterDigest | None = None
 
 
 @cache
@@ -95,11 +90,11 @@ def to_host(
     """Bring a tensor's bits to the host; never raises.
 
     Bits that are on the host already are digested in place, and copied only if the writer does not
-    have equal bits from this step. A large tensor that this step has seen in the same place, and
-    that was not written into since, is not read again. One that is new to a writer of tensors is
-    copied, and the writer digests the copy. For a writer that keeps no tensors it is summarized
-    here, unless the array is ``needed``. Without a writer, the array may be the tensor's own
-    memory. For a writer that keeps sketches, a device sketches its large tensors itself, if it can.
+    have equal bits from this step. Their content decides: PyTorch does not count all writes into a
+    tensor (``.data``, ``.numpy()``, other libraries). For a writer that keeps no tensors it is
+    summarized here, unless the array is ``needed``. Without a writer, the array may be the tensor's
+    own memory. For a writer that keeps sketches, a device sketches its large tensors itself, if it
+    can.
 
     A nested tensor comes as one array of its values and the shapes of its components. A tensor
     without plain data (sparse, meta, quantized, inside vmap), or that cannot be copied, comes
@@ -118,11 +113,13 @@ def to_host(
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
                 if array is None:
+                    if type(tensor) in _PLAIN:
+                        _refuse_without_memory(tensor)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
             return HostValue(array, array.shape, dtype, Layout.STRIDED)
-        return _on_host(tensor, array, dtype, writer, needed, bits)
+        return _on_host(array, dtype, writer, needed, bits)
     except Exception as error:  # a tensor subclass may raise anything: the record says what
         return HostValue(
             None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200]
@@ -139,7 +136,6 @@ def _without_data(tensor: torch.Tensor, dtype: str, layout: Layout) -> HostValue
 
 
 def _on_host(
-    tensor: torch.Tensor,
     array: Array,
     dtype: str,
     writer: BundleWriter,
@@ -154,17 +150,7 @@ def _on_host(
         if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             known = _digested_and_summarized(array, DTYPES[dtype])
             return HostValue(None, shape, dtype, Layout.STRIDED, **known)
-    place = _seen_as(tensor, array) if array.nbytes >= _WORTH_KNOWING else None
-    if place is not None:
-        if (earlier := writer.seen.get(place)) is not None:
-            return HostValue(None, shape, dtype, Layout.STRIDED, later=earlier)
-        if writer.wants_values:
-            host = _kept(array, dtype, None, writer)
-            later = writer.seen[place] = LaterDigest()
-            return msgspec.structs.replace(host, later=later)
     checksum = digest(array)
-    if place is not None:
-        writer.seen[place] = LaterDigest(checksum)
     if not writer.has(dtype, shape, checksum):
         if writer.wants_values or needed:
             return _kept(array, dtype, checksum, writer)
@@ -174,23 +160,6 @@ def _on_host(
                 None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
             )
     return HostValue(None, shape, dtype, Layout.STRIDED, digest=checksum)
-
-
-def _seen_as(tensor: torch.Tensor, array: Array) -> tuple[Any, ...] | None:
-    """A key that is equal for two tensors only if they are the same memory, not written since.
-
-    ``None`` if PyTorch does not count the writes. Writes through ``.data`` and by other libraries
-    are not counted. A sample of the values reveals them, unless they leave nearly all of the tensor
-    unchanged. The weak reference keeps the storage's address from being reused, but not its memory.
-    """
-    try:
-        version = tensor._version
-    except RuntimeError:  # made in inference mode
-        return None
-    flat = array.reshape(-1)
-    sample = xxhash.xxh3_64_intdigest(flat[:: max(flat.size // _SAMPLED, 1)].copy())
-    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    return storage, tensor.storage_offset(), array.shape, tensor.dtype, version, sample
 
 
 def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
@@ -378,6 +347,9 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     """A tensor's bits in place, if they are contiguous in host memory; else ``None``.
 
     Makes few calls that release the GIL: getting it back takes longer than the call.
+
+    Raises:
+        RuntimeError: if its memory was given back.
     """
     plain = (
         type(tensor) in _PLAIN  # else its data may be anywhere
@@ -389,6 +361,7 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     )
     if not plain:
         return None
+    _refuse_without_memory(tensor)
     name = dtype_name(tensor.dtype)
     if name not in DTYPES:
         return None
@@ -404,6 +377,13 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
         return None
     storage = DTYPES[name].storage
     return array if array.dtype is storage else array.view(storage)
+
+
+def _refuse_without_memory(tensor: torch.Tensor) -> None:
+    """Raise RuntimeError if a tensor's memory was given back, as FSDP does: NumPy would take new
+    memory for it, of whatever bits, and a copy may read what is nobody's."""
+    if not tensor.untyped_storage().size() and tensor.numel():
+        raise RuntimeError("its memory was given back")
 
 
 def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:

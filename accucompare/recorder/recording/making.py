@@ -104,7 +104,6 @@ class RecordMaker:
             host.ready,
             how.written,
             host.sketched,
-            host.later,
         )
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:

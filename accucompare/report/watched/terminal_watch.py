@@ -92,9 +92,9 @@ def print_finding(
         _print_frames(console, frames, finding)
 
 
-def print_frames(frames: Frames, *, console: Console | None = None) -> None:
-    """Print all frames of a traced step; to stderr, if no console is given."""
-    console = console or open_console(stderr=True)
+def print_frames(frames: Frames) -> None:
+    """Print all frames of a traced step to stderr."""
+    console = open_console(stderr=True)
     title = (
         f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,}"
         " calls, as they ended"

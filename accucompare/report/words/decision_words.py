@@ -19,8 +19,9 @@ from accucompare.compare.facts import (
 )
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage
+from accucompare.compare.preflight_facts import OtherModel
 from accucompare.compare.result import Result
-from accucompare.compare.rows import UNMATCHED, OtherModel, Reason, Row
+from accucompare.compare.rows import UNMATCHED, Reason, Row
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
 from accucompare.report.words import preflight_words, training_words, verdict_words

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from accucompare.bundle.format import display_name
-from accucompare.compare import rows as facts
+from accucompare.compare import preflight_facts as facts
 from accucompare.compare.limits import OtherCode, Suggestion, Surrounding
 from accucompare.compare.pairing import advice, options
-from accucompare.compare.rows import (
+from accucompare.compare.preflight_facts import (
     BesideGolden,
     CaptureSetting,
     DigestTable,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from accucompare.compare.preflight_facts import BesideGolden
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BesideGolden
 from accucompare.compare.runs import (
     Acceptance,
     JudgedBy,

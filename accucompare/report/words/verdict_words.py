@@ -71,10 +71,11 @@ def detail(row: Row) -> str:
     verdict = row.verdict
     if not (verdict.remarks or verdict.not_all_fed or verdict.begins):
         return ""
-    parts = [_of_row(remark, row) for remark in verdict.remarks]
+    # what is known of a value may be nothing
+    parts = [said for remark in verdict.remarks if (said := _of_row(remark, row))]
     parts += ["not all that went in was fed"] if verdict.not_all_fed else []
     parts += ["begins here"] if verdict.begins else []
-    return "; ".join(filter(None, parts))  # of an opaque value nothing may be known
+    return "; ".join(parts)
 
 
 def option_words(option: Option) -> str:
@@ -123,8 +124,8 @@ def _of_row(remark: PairRemark, row: Row) -> str:
             uncounted = remark is BareRemark.NON_FINITE_AT_LEAST
             return "; ".join(_counts(metrics, "at least " if uncounted else ""))
     if golden is not None and candidate is not None:
-        words = [*_of_pair(remark, golden, candidate)]
-        return "".join(words) if words else remark_words(remark)
+        said = [*_of_pair(remark, golden, candidate)]
+        return "".join(said) if said else remark_words(remark)
     return remark_words(remark)
 
 

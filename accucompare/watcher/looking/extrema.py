@@ -309,6 +309,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and tensor.numel() > 0
+        and tensor.untyped_storage().size() > 0
         and not tensor.is_meta
         and not tensor.is_neg()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -382,7 +383,7 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     elif tensor.layout is not torch.strided:  # oneDNN's own order
         tensor = tensor.to_dense()
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or not has_memory(tensor):
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
+
+import msgspec
 
 from accucompare.compare.limits import OtherCode, Suggestion, Surrounding
 from accucompare.places import Place
@@ -52,11 +54,14 @@ class CaptureSetting(Enum):
     COMMIT = ("environment", "git.commit")
 
 
+class FindingFact(msgspec.Struct, frozen=True):
+    """What there is to say of a finding."""
+
+
 # how the captures ended, and what they hold
 
 
-@dataclass(frozen=True)
-class CaptureStopped:
+class CaptureStopped(FindingFact, frozen=True):
     """A rank's capture stopped early; ``error`` is ``None`` if it was killed, or still runs."""
 
     side: BesideGolden
@@ -66,8 +71,7 @@ class CaptureStopped:
     error: str | None
 
 
-@dataclass(frozen=True)
-class RanksMissing:
+class RanksMissing(FindingFact, frozen=True):
     """Ranks that a bundle lacks."""
 
     side: BesideGolden
@@ -75,8 +79,7 @@ class RanksMissing:
     ranks: int
 
 
-@dataclass(frozen=True)
-class HeldInMode:
+class HeldInMode(FindingFact, frozen=True):
     """Which bundles hold less than tensors."""
 
     mode: Mode
@@ -84,8 +87,7 @@ class HeldInMode:
     candidate: bool
 
 
-@dataclass(frozen=True)
-class ImportedDump:
+class ImportedDump(FindingFact, frozen=True):
     """A bundle made of another tool's dump, which does not tell some settings."""
 
     side: BesideGolden
@@ -93,8 +95,7 @@ class ImportedDump:
     unknown: tuple[CaptureSetting, ...]
 
 
-@dataclass(frozen=True)
-class OtherSteps:
+class OtherSteps(FindingFact, frozen=True):
     """How many steps, and of how many ranks, each side holds."""
 
     golden: tuple[int, int]
@@ -114,8 +115,7 @@ class DigestTable:
     steps: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class WeightsOfSteps:
+class WeightsOfSteps(FindingFact, frozen=True):
     """The two bundles hold the weights of different steps."""
 
     rank: int | None
@@ -124,8 +124,7 @@ class WeightsOfSteps:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class OtherDigests:
+class OtherDigests(FindingFact, frozen=True):
     """The entries of a table, ``shared`` in all, that hold other values."""
 
     table: DigestTable
@@ -133,8 +132,7 @@ class OtherDigests:
     shared: int
 
 
-@dataclass(frozen=True)
-class OtherTypes:
+class OtherTypes(FindingFact, frozen=True):
     """Entries with another type.
 
     Attributes:
@@ -152,16 +150,14 @@ class OtherTypes:
     shared: int
 
 
-@dataclass(frozen=True)
-class OneSidedEntries:
+class OneSidedEntries(FindingFact, frozen=True):
     """Entries of a table on one side only."""
 
     table: DigestTable
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ComputedOtherwise:
+class ComputedOtherwise(FindingFact, frozen=True):
     """A buffer that the model computes itself, differently from golden's."""
 
     name: str
@@ -171,8 +167,7 @@ class ComputedOtherwise:
 # settings and surroundings
 
 
-@dataclass(frozen=True)
-class SettingDiffers:
+class SettingDiffers(FindingFact, frozen=True):
     """A setting that the two captures do not share."""
 
     setting: CaptureSetting
@@ -184,8 +179,7 @@ class SettingDiffers:
         return hash((self.setting, self.side))
 
 
-@dataclass(frozen=True)
-class VersionDiffers:
+class VersionDiffers(FindingFact, frozen=True):
     """Another version of a package; ``None`` if not installed."""
 
     package: str
@@ -194,16 +188,14 @@ class VersionDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class SurroundingsDiffer:
+class SurroundingsDiffer(FindingFact, frozen=True):
     """Environment variables and libraries that differ."""
 
     found: tuple[Surrounding, ...]
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class AttributeDiffers:
+class AttributeDiffers(FindingFact, frozen=True):
     """An attribute of a module, as each side's ``repr``."""
 
     module: str
@@ -213,8 +205,7 @@ class AttributeDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class MoreAttributes:
+class MoreAttributes(FindingFact, frozen=True):
     """How many more attributes differ, and one of them."""
 
     count: int
@@ -222,8 +213,7 @@ class MoreAttributes:
     attribute: str
 
 
-@dataclass(frozen=True)
-class FlagDiffers:
+class FlagDiffers(FindingFact, frozen=True):
     """A flag that changes numbers."""
 
     name: str
@@ -231,16 +221,14 @@ class FlagDiffers:
     candidate: Any
 
 
-@dataclass(frozen=True)
-class LowerPrecision:
+class LowerPrecision(FindingFact, frozen=True):
     """Flags that let a side compute float32 in fewer bits."""
 
     side: BesideGolden
     flags: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Saturates:
+class Saturates(FindingFact, frozen=True):
     """A flag that makes a side saturate, and its effect."""
 
     side: BesideGolden
@@ -248,16 +236,14 @@ class Saturates:
     flag: str
 
 
-@dataclass(frozen=True)
-class NotFedValues:
+class NotFedValues(FindingFact, frozen=True):
     """How many of golden's values were not fed, and some of them: module, role, and why."""
 
     count: int
     places: tuple[tuple[str, str, str], ...]
 
 
-@dataclass(frozen=True)
-class ScalerDiffers:
+class ScalerDiffers(FindingFact, frozen=True):
     """Each side's loss scale; ``None`` if it has none."""
 
     golden: float | None
@@ -265,23 +251,20 @@ class ScalerDiffers:
     side: BesideGolden
 
 
-@dataclass(frozen=True)
-class WeightsNotRounded:
+class WeightsNotRounded(FindingFact, frozen=True):
     """Golden's weights are not rounded to the candidate's type."""
 
     dtype: str
 
 
-@dataclass(frozen=True)
-class CaptureNote:
+class CaptureNote(FindingFact, frozen=True):
     """What a capture noted."""
 
     side: BesideGolden
     text: str
 
 
-@dataclass(frozen=True)
-class StateMissing:
+class StateMissing(FindingFact, frozen=True):
     """A capture started from a bundle's step without a component of its state, and why."""
 
     side: BesideGolden
@@ -292,8 +275,7 @@ class StateMissing:
     reason: str
 
 
-@dataclass(frozen=True)
-class FeedingChanged:
+class FeedingChanged(FindingFact, frozen=True):
     """A module call that feeding itself changed."""
 
     side: BesideGolden
@@ -309,9 +291,9 @@ class FeedingChanged:
 # baselines
 
 
-@dataclass(frozen=True)
-class RefusedBaseline:
-    """A baseline that may not judge, or could not be captured here: it is not golden's code.
+class RefusedBaseline(FindingFact, frozen=True):
+    """A baseline that may not judge because it did not run golden's code, or could not be captured
+    here for that reason.
 
     Attributes:
         path: its bundle, if there is one.
@@ -324,15 +306,13 @@ class RefusedBaseline:
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class ProperBaseline:
+class ProperBaseline(FindingFact, frozen=True):
     """How to capture a proper baseline."""
 
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class BaselineHelps:
+class BaselineHelps(FindingFact, frozen=True):
     """A baseline would tell rounding from a bug.
 
     Attributes:
@@ -346,23 +326,20 @@ class BaselineHelps:
     version: tuple[str, str] | None
 
 
-@dataclass(frozen=True)
-class ProductsRounded:
+class ProductsRounded(FindingFact, frozen=True):
     """The candidate may round inputs of float32 products to this type, the baseline does not."""
 
     format: str
     cure: Suggestion
 
 
-@dataclass(frozen=True)
-class OwnBaselineUnfit:
+class OwnBaselineUnfit(FindingFact, frozen=True):
     """Why golden's own baseline does not judge."""
 
     error: str
 
 
-@dataclass(frozen=True)
-class NotInBaseline:
+class NotInBaseline(FindingFact, frozen=True):
     """How many compared rows the baseline lacks, and the first of them."""
 
     count: int
@@ -373,16 +350,19 @@ class NotInBaseline:
 # what was asked
 
 
-@dataclass(frozen=True)
-class OtherModel:
-    """Two models with less than half in common: of ``rows``, ``alike`` have one shape on both."""
+class OtherModel(FindingFact, frozen=True):
+    """Two models with less than half in common.
+
+    Attributes:
+        alike: the number of rows with one shape on both sides.
+        rows: the number of all rows.
+    """
 
     alike: int
     rows: int
 
 
-@dataclass(frozen=True)
-class MapClash:
+class MapClash(FindingFact, frozen=True):
     """Two of golden's names become one."""
 
     first: str
@@ -390,74 +370,30 @@ class MapClash:
     new: str
 
 
-@dataclass(frozen=True)
-class MapsTaken:
+class MapsTaken(FindingFact, frozen=True):
     """The renamings that ``--map auto`` took."""
 
     maps: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MapsProposed:
+class MapsProposed(FindingFact, frozen=True):
     """Renamings that would bring layers together."""
 
     maps: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MatchesNothing:
+class MatchesNothing(FindingFact, frozen=True):
     """An option (``map``, ``only``, ``skip``) that matches none of golden's layers."""
 
     option: str
     value: str
 
 
-@dataclass(frozen=True)
-class RuleJudgesNothing:
+class RuleJudgesNothing(FindingFact, frozen=True):
     """A rule of a tolerance file, by its number, that applies to no record."""
 
     file: str
     number: int
-
-
-FindingFact: TypeAlias = (
-    CaptureStopped
-    | RanksMissing
-    | HeldInMode
-    | ImportedDump
-    | OtherSteps
-    | WeightsOfSteps
-    | OtherDigests
-    | OtherTypes
-    | OneSidedEntries
-    | ComputedOtherwise
-    | SettingDiffers
-    | VersionDiffers
-    | SurroundingsDiffer
-    | AttributeDiffers
-    | MoreAttributes
-    | FlagDiffers
-    | LowerPrecision
-    | Saturates
-    | NotFedValues
-    | ScalerDiffers
-    | WeightsNotRounded
-    | CaptureNote
-    | StateMissing
-    | FeedingChanged
-    | RefusedBaseline
-    | ProperBaseline
-    | BaselineHelps
-    | ProductsRounded
-    | OwnBaselineUnfit
-    | NotInBaseline
-    | OtherModel
-    | MapClash
-    | MapsTaken
-    | MapsProposed
-    | MatchesNothing
-    | RuleJudgesNothing
-)
 
 
 @dataclass(frozen=True)

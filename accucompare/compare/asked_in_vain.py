@@ -1,0 +1,72 @@
+"""Findings about what was asked in vain: renamings, selections and rules that apply to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from accucompare.bundle.format import SERIES_ROLES, Record
+from accucompare.compare.limits import Rule
+from accucompare.compare.pairing import Model, Renaming, clashes, renaming_matches, unused
+from accucompare.compare.preflight_facts import (
+    MapClash,
+    MapsProposed,
+    MapsTaken,
+    MatchesNothing,
+    PreflightFinding,
+    RuleJudgesNothing,
+)
+from accucompare.compare.rows import Row
+from accucompare.selection import Selection
+
+
+def unused_options(
+    renamings: list[Renaming], selection: Selection, records: list[Record], model: Model
+) -> list[PreflightFinding]:
+    names = {record.name for record in records}
+    found = [
+        MatchesNothing("map", renaming.text)
+        for renaming in unused(renamings, names)
+        if not renaming_matches(renaming, model)
+    ]
+    found += [
+        MatchesNothing("only", glob)
+        for glob in selection.only
+        if not any(Selection((glob,)).allows(name) for name in names)
+    ]
+    found += [
+        MatchesNothing("skip", glob)
+        for glob in selection.skip
+        if all(Selection((), (glob,)).allows(name) for name in names)
+    ]
+    return [PreflightFinding(each, serious=False) for each in found]
+
+
+def on_maps(
+    renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]
+) -> list[PreflightFinding]:
+    """Findings about what ``--map`` did, or would do."""
+    findings = [
+        PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)
+    ]
+    if auto:
+        findings.append(PreflightFinding(MapsTaken(tuple(proposed)), serious=False))
+    elif proposed:
+        findings.append(PreflightFinding(MapsProposed(tuple(proposed))))
+    return findings
+
+
+def unused_rules(
+    rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]
+) -> list[PreflightFinding]:
+    """Findings about rules of a tolerance file that judge no record and no number of a step."""
+    of_series = (
+        row.candidate
+        for row in rows
+        if row.candidate is not None and row.candidate.role in SERIES_ROLES
+    )
+    records = [*candidate, *of_series]
+    return [
+        PreflightFinding(RuleJudgesNothing(rule.file, rule.number))
+        for rule in rules
+        if not any(rule.applies_to(record) for record in records)
+    ]
