@@ -46,7 +46,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-#: Types that the kernel can compare a tensor in.
+#: Types of which the kernel finds extrema.
 _REALS = (
     {name: _TYPES[name] for name in ("float64", "float32", "float16", "bfloat16")}
     if hasattr(_kernel, "extrema_at")
@@ -371,7 +371,8 @@ def sketch_blocks(
         scale: what values are multiplied by.
         tables: signs, int8, of shape (rows, groups); buckets, int32, of shape (at least as many as
             the blocks, groups); signs of the groups, int8, likewise.
-        places: rotations, int32, and signs, int8, one a block.
+        places: rotations, int32, and signs, int8, one per block.
+        sketch: float64, which is added to.
 
     Raises:
         ValueError: if an array is not contiguous, too short or not of the type's storage.

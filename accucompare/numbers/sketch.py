@@ -1,5 +1,5 @@
-"""A linear sketch of a tensor: 256 numbers, from two of which the norm of the difference of their
-tensors is estimated.
+"""A linear sketch of a tensor: 256 numbers. Two sketches give an estimate of the norm of their
+tensors' difference.
 
 A tensor's values, in order and as float64, are cut into blocks of ROWS x GROUPS. In each block, ::
 
@@ -7,17 +7,17 @@ A tensor's values, in order and as float64, are cut into blocks of ROWS x GROUPS
     bucket    = (BUCKETS[t, g] + rotation[block]) mod k,        t = block mod TABLES
     sketch[bucket] += GROUP_SIGNS[t, g] * sign[block] * group[g]
 
-All signs are random and fixed, so that the square of each bucket's number has the expectation of
-the sum of squares of what fell into it, and S(a) - S(b) = S(a - b): a sum over ranks, a mean over
-micro-batches and a factor can be computed on sketches. The norm of a sketch is that of the tensor
-to a relative standard deviation of 1 / sqrt(2 k), 4.4 % for k = 256 (M. Charikar, K. Chen & M.
-Farach-Colton, "Finding frequent items in data streams", Theor. Comput. Sci. 312, 2004; N. Alon, Y.
-Matias & M. Szegedy, JCSS 58, 1999; the sum over rows before the buckets is what makes it cheap).
-GROUPS is prime, so that no channel, stride or row of a usual length falls into one group.
+All signs are random and fixed. So the square of each bucket's number has the expectation of the sum
+of squares of its elements, and S(a) - S(b) = S(a - b): a sum over ranks, a mean over micro-batches
+and a factor can be computed on sketches. The norm of a sketch is the tensor's, to a relative
+standard deviation of 1 / sqrt(2 k), 4.4 % for k = 256 (M. Charikar, K. Chen & M. Farach-Colton,
+"Finding frequent items in data streams", Theor. Comput. Sci. 312, 2004; N. Alon, Y. Matias & M.
+Szegedy, JCSS 58, 1999; the sum over rows before the buckets makes it cheap). GROUPS is prime, so
+that no channel, stride or row of a usual length falls into one group.
 
-**What a sketch can lose.** Two wrong elements of the same size that fall into one bucket with
-opposite signs, once in 2 k times; and what is wrong at exactly every 1021st element is estimated to
-60 % only. The extrema, the norm and the digest that a record holds are beside it.
+**What a sketch can lose.** Two wrong elements of the same size cancel if they fall into one bucket
+with opposite signs, once in 2 k times. An error at exactly every 1021st element is estimated to
+60 % only. A record also holds extrema, norm and digest.
 
 NaN and Inf count as 0 here: a record's statistics count them. Complex values are pairs of reals.
 """

@@ -266,7 +266,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Keep meanwhile computations out of the running function transforms."""
+    """Keep what is computed meanwhile out of the running function transforms."""
     if torch._C._functorch.peek_interpreter_stack() is None:
         yield
         return

@@ -52,18 +52,17 @@ def watch(
     agree: bool = False,
     quiet: bool = False,
 ) -> contextlib.AbstractContextManager[Watch]:
-    """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own
-    runs.
+    """Find where NaN, Inf and overflow begin, forward and backward, while the user's loop runs.
 
     Everything is looked at on the device and read once a step: when the optimizer is about to
-    update, or at ``step()``. Nothing of the model's results changes. When something is found, the
-    step is run again, to see by which operator it was made; then random generators, buffers,
-    gradients and plain attributes of modules are put back.
+    update, or at ``step()``. The model's results do not change. When something is found, the step
+    is run again to see which operator made it. Random generators, buffers, gradients and plain
+    attributes of modules are then put back.
 
     Args:
         model: any module, on any device, wrapped or not.
-        loop: the optimizer whose update ends a step's backward; any that updates parameters of the
-            model, if not given. Or an ``accucompare.Loop``, which also has the ``GradScaler`` (an
+        loop: the optimizer whose update ends a step's backward; by default any that updates the
+            model's parameters. Or an ``accucompare.Loop``, which also has the ``GradScaler`` (an
             overflow that it handles is no finding, many in a row are) and the scheduler (the
             checklist looks at how often it is stepped, and whether its rates are applied).
         out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
@@ -73,17 +72,17 @@ def watch(
             finding, that is done anyway. Or an ``accucompare.LookAt``: how often, how closely,
             which infinities are meant.
         abort_after_step: end the loop after this step, by a ``WatchEndedError``.
-        pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a
+        pause_after: after so many steps in a row with a NaN or Inf loss, end the loop by a
             ``WatchEndedError``. What the first of them started from is saved in ``out``, as by
             ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
-            copies cost as much memory as the model's buffers, the gradients that are kept between
-            steps, and a batch. In one process only.
+            copies take the memory of the model's buffers, the gradients kept between steps, and a
+            batch. In one process only.
         start: go on from such a state: weights, ``loop`` and random generators are put back, and
-            ``step_number`` begins with its step, whose batch the loop has to begin with.
+            ``step_number`` begins with its step. The loop has to begin with that step's batch.
         mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
-        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each
-            update whether one has found something, so that all raise: one reduction of one number,
-            for which each waits. Without it, those raise whose own gradients it has come to.
+        agree: with several ranks and ``on_finding="raise"``, ask each other before each update
+            whether one has found something, so that all raise. It costs one reduction of one
+            number, for which each rank waits. Otherwise only ranks with bad gradients raise.
         quiet: print nothing, and warn of nothing; the log has it all.
 
     Yields:
