@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -41,6 +41,23 @@ def storable(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 record``, ``1,200 records``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def first_few(items: Sequence[object], most: int = 3, between: str = ", ") -> str:
+    """``a, b, c, and 4 more``."""
+    left = len(items) - most
+    return between.join([*map(str, items[:most]), *([f"and {left} more"] if left > 0 else [])])
+
+
+def ranges(numbers: Iterable[int], to: str = "-") -> list[str]:
+    """Sorted numbers in few parts: ``0``, ``2-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return [to.join(map(str, run)) for run in runs]
 
 
 def without_credentials(text: str) -> str:

@@ -12,7 +12,7 @@ from accucompare.cli.help import examples
 from accucompare.errors import CaptureError
 from accucompare.places import Place
 from accucompare.selection import DumpFormat
-from accucompare.text import printable
+from accucompare.text import first_few, printable
 
 _SHOWN = 5
 
@@ -76,9 +76,7 @@ def import_(
             )
     if imported.unreadable:
         count = len(imported.unreadable)
-        shown = "; ".join(imported.unreadable[:_SHOWN]) + (
-            f"; and {count - _SHOWN} more" if count > _SHOWN else ""
-        )
+        shown = first_few(imported.unreadable, _SHOWN, "; ")
         raise CaptureError(
             f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read:"
             f" {printable(shown)}"

@@ -1,7 +1,7 @@
 """Where a value that is not finite began."""
 
 from accucompare.findings.origins.open_calls import INFINITE
-from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operator_name
+from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operator_name, snake
 from accucompare.findings.origins.origins import find_origins, infinite_outputs
 from accucompare.findings.origins.poles import is_pole
 
@@ -13,4 +13,5 @@ __all__ = [
     "infinite_outputs",
     "is_pole",
     "operator_name",
+    "snake",
 ]

@@ -25,6 +25,7 @@ from accucompare.recorder.feeding import Feeding, check_golden, check_model, hel
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import CallArguments, Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
+from accucompare.text import first_few
 
 
 @dataclass(frozen=True)
@@ -213,10 +214,9 @@ class Start:
         self.notes += notes
         if replaced and not self.step:  # at a later step, the model's own are those of step 0
             self.replaced = replaced
-            more = f", and {len(replaced) - 3} more" if len(replaced) > 3 else ""
-            first = ", ".join(replaced[:3]) + more
             self.notes.append(
-                f"--like: {len(replaced)} of the model's weights held other values before: {first}"
+                f"--like: {len(replaced)} of the model's weights held other values before:"
+                f" {first_few(replaced)}"
             )
 
     def _take_over(self, manifest: Manifest, modules: Modules) -> None:

@@ -22,7 +22,7 @@ from accucompare.report.headline import Headline
 from accucompare.report.table import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.selection import Mode
-from accucompare.text import counted
+from accucompare.text import counted, first_few
 
 _DAMAGE_SHOWN = 10
 #: Bytes: a smaller tensor is read whole, and verified, before a part of it is shown.
@@ -42,9 +42,7 @@ def print_capture(path: Place) -> None:
         console.print(safe_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
-            shown = ", ".join(display_name(name) for name in idle[:3]) + (
-                f", and {len(idle) - 3} more" if len(idle) > 3 else ""
-            )
+            shown = first_few([display_name(name) for name in idle])
             console.print(f"registered but never called: {shown}", soft_wrap=True)
         for note in bundle.manifest.notes:
             console.print(safe_text(f"note: {note}"), soft_wrap=True)

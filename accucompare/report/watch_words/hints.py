@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.findings.log import Cause, Direction, Finding, Site, TensorRange, WatchStart
-from accucompare.findings.origins import DIVISIONS, LOGS, operator_name
+from accucompare.findings.origins import DIVISIONS, LOGS, operator_name, snake
 from accucompare.numbers import DTYPES
 
 # with less range than float32, unlike bfloat16
@@ -354,7 +354,7 @@ _HINTS: tuple[_Hint, ...] = (
         lambda facts: (
             facts.inside
             and not facts.negative_variance
-            and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.finding.type)) is not None
+            and _NORMALISATIONS.fullmatch(facts.operator or snake(facts.finding.type)) is not None
         ),
         "equal values have no variance, and the eps may be 0 in {dtype} (1e-8 is, in float16): a"
         " larger eps, or this norm in float32",
@@ -424,11 +424,6 @@ _HINTS: tuple[_Hint, ...] = (
         " it is the device",
     ),
 )
-
-
-def _snake(type: str) -> str:
-    """A class's name as an operator's: ``LayerNorm`` is ``layer_norm``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type).lower()
 
 
 def hints_for(finding: Finding, start: WatchStart, scale: float | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from accucompare.bundle.format import display_name
 from accucompare.findings.log import WatchRemark
 from accucompare.report.watch_words.check_sentences import CHECK_SENTENCES
 from accucompare.report.watch_words.watch_sentences import WATCH_SENTENCES
-from accucompare.text import counted, printable
+from accucompare.text import counted, printable, ranges
 
 #: By remark. ``{name}`` is a value; ``{name:how}`` is shown as ``format`` does, or by a function of
 #: ``_SHOWN``. Text in brackets is left out if a value in it is empty.
@@ -61,17 +61,6 @@ def _first_few(names: Iterable[str], most: str) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def _ranges(numbers: Iterable[int], _: str) -> str:
-    """Numbers in few characters: ``0, 2-7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
-
-
 def printable_value(text: str, most: int = 160) -> str:
     """A text in one printable line (see ``accucompare.text``), cut in the middle if long."""
     text = printable(text)
@@ -88,7 +77,7 @@ _SHOWN: dict[str, Callable[[Any, str], str]] = {
     "parts": _joined("; "),
     "pairs": lambda pairs, how: ", ".join(f"{name} {_shown(each, how)}" for name, each in pairs),
     "names": _first_few,
-    "ranges": _ranges,
+    "ranges": lambda numbers, _: ", ".join(ranges(numbers)),
     "module": lambda name, _: display_name(name),
     "printable": lambda text, most: printable_value(_shown(text), int(most)),
 }

@@ -13,6 +13,7 @@ from accucompare.numbers import DTYPES
 from accucompare.report.words import verdict_words
 from accucompare.report.words.culprit_place import culprit_hints, culprit_place, error_words
 from accucompare.report.words.decision_words import trust
+from accucompare.text import first_few
 
 #: The meaning of a culprit, and of the two measures of its error.
 _CULPRIT = "where errors are made, the most certain first"
@@ -139,8 +140,7 @@ def configuration_words(culprit: Culprit) -> str:
         f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate"
         for option in culprit.configured
     ]
-    more = [f"and {len(options) - _OPTIONS_SHOWN} more"] if len(options) > _OPTIONS_SHOWN else []
-    return f"configured otherwise: {'; '.join(options[:_OPTIONS_SHOWN] + more)}" if options else ""
+    return f"configured otherwise: {first_few(options, _OPTIONS_SHOWN, '; ')}" if options else ""
 
 
 def kind(culprit: Culprit) -> str:

@@ -26,7 +26,7 @@ from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
 from accucompare.report.words import preflight_words, training_words, verdict_words
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
-from accucompare.text import counted
+from accucompare.text import counted, first_few
 
 _VERDICTS = {
     Answer.IDENTICAL: Headline.IDENTICAL,
@@ -272,10 +272,7 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
                 f" them ({names[0]}{more})"
             )
         case facts.CaseOverruled(names):
-            return (
-                "not golden's in the case, and replaced by golden's:"
-                f" {', '.join(names[:2])}{_and_more(len(names), shown=2)}"
-            )
+            return f"not golden's in the case, and replaced by golden's: {first_few(names, 2)}"
         case facts.NotFiniteFrom(step):
             return f"NaN or Inf on both sides from step {step} on"
         case facts.FewerSteps(compared, total):
@@ -322,8 +319,8 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             return f"by digests alone, no values were read{but}"
 
 
-def _and_more(count: int, shown: int = 1) -> str:
-    return f", and {count - shown} more" if count > shown else ""
+def _and_more(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""
 
 
 def _unproved(fact: facts.Unproved, result: Result) -> str:

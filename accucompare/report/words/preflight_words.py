@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from accucompare.bundle.format import display_name
@@ -21,7 +21,7 @@ from accucompare.compare.preflight_facts import (
 )
 from accucompare.devices import is_a_librarys
 from accucompare.selection import Mode
-from accucompare.text import printable
+from accucompare.text import first_few, printable, ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,23 +120,7 @@ def _table(table: DigestTable) -> str:
     if not table.steps:
         return f"{table.kind}{_of_rank(table.rank)}"
     several = "" if len(table.steps) == 1 else "s"
-    return f"{table.kind} of step{several} {_ranges(table.steps)}{_of_rank(table.rank)}"
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """``0 to 3, 7``; the steps are sorted."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][1] + 1:
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    return _some([str(first) if first == last else f"{first} to {last}" for first, last in runs])
-
-
-def _some(names: Sequence[str | int]) -> str:
-    more = f", and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + more
+    return f"{table.kind} of step{several} {first_few(ranges(table.steps, ' to '))}{_of_rank(table.rank)}"
 
 
 def _shown(value: Any) -> str:
@@ -183,7 +167,7 @@ def _of_captures(fact: FindingFact) -> str:
             why = "it was killed, or is still running" if error is None else error
             return f"{side.value}{_in_rank(rank)} is incomplete: stopped{place}: {why}"
         case facts.RanksMissing(side, missing, ranks):
-            return f"{side.value} lacks rank(s) {_some(missing)} of {ranks}"
+            return f"{side.value} lacks rank(s) {first_few(missing)} of {ranks}"
         case facts.HeldInMode(mode, golden, candidate):
             sides = [*(["golden"] * golden), *(["the candidate"] * candidate)]
             return f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {_MODES[mode]}"
@@ -201,19 +185,19 @@ def _of_captures(fact: FindingFact) -> str:
                 f" step {golden}, the {side.value}'s those of step {other}"
             )
         case facts.OtherDigests(table, names, shared):
-            return f"{len(names)} of {shared} {_table(table)} differ: {_some(names)}"
+            return f"{len(names)} of {shared} {_table(table)} differ: {first_few(names)}"
         case facts.OtherTypes(table, golden, other, side, known, names, shared):
             unsure = "" if known else ", too different to say whether they agree"
             change = f"{golden} in golden, {other} in the {side.value}{unsure}"
             if names:
-                return f"{len(names)} of {shared} {_table(table)} are {change}: {_some(names)}"
+                return f"{len(names)} of {shared} {_table(table)} are {change}: {first_few(names)}"
             return f"{_table(table)} are {change}{'; the same after rounding' if known else ''}"
         case facts.OneSidedEntries(table, names):
-            return f"{len(names)} {_table(table)} on one side only: {_some(names)}"
+            return f"{len(names)} {_table(table)} on one side only: {first_few(names)}"
         case facts.ComputedOtherwise(name, _):
             return f"the model computes another {name} than golden's did (it is in no checkpoint)"
         case facts.NotFedValues(count, places):
-            some = _some([f"{name or '(root)'} {role} ({why})" for name, role, why in places])
+            some = first_few([f"{name or '(root)'} {role} ({why})" for name, role, why in places])
             return f"{count} values of golden were not fed: {some}"
         case facts.StateMissing(side, rank, step, like, component, reason):
             start = f"{side.value}{_in_rank(rank)} started from step {step} of {like}"
@@ -233,9 +217,8 @@ def _of_settings(fact: FindingFact) -> str:
         case facts.VersionDiffers(package, golden, other, side):
             return f"{package}: golden {_shown(golden)}, {side.value} {_shown(other)}"
         case facts.SurroundingsDiffer(found, side):
-            left = len(found) - _MOST_SURROUNDINGS
-            said = [surrounding_words(each, side) for each in found[:_MOST_SURROUNDINGS]]
-            return f"environment: {'; '.join(said)}" + (f"; and {left} more" if left > 0 else "")
+            said = [surrounding_words(each, side) for each in found]
+            return f"environment: {first_few(said, _MOST_SURROUNDINGS, '; ')}"
         case facts.AttributeDiffers(module, attribute, golden, other, side):
             place = f"{display_name(module)}.{attribute}"
             return f"{place}: golden {golden}, {side.value} {other}"
