@@ -61,7 +61,8 @@ def locate_operators(setup: LocateSetup, comparison: Comparison) -> Comparison |
     if other and setup.options.golden_python is None:
         raise CaptureError(
             f"{first}: its operators cannot be captured here, since"
-            f" {preflight_words.other_code_words(other)}; name the Python that has golden's versions"
+            f" {preflight_words.other_code_words(other)}; name the Python that has golden's"
+            " versions"
             " (--golden-python PATH)"
         )
     of = "the backward of " if stage is Stage.BACKWARD else ""

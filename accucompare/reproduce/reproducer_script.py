@@ -33,7 +33,8 @@ if __name__ == "__main__":
 '''
 
 _HELP = """\
-Runs that module alone on what it was given, which is in the bundle {name}/, and says whether the value shows again:
+Runs that module alone on what it was given, which is in the bundle {name}/, and says whether the \
+value shows again:
     python {name}.py [cpu | cuda | cuda:N | npu | npu:N]
 Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
 

@@ -25,9 +25,24 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> Row:
 
 
 #: Remarks that only a pair has, not a record of one side; the first says the options of its row.
-OF_PAIRS = ("option", "kinds", "known", "golden", "components", "shapes", "parts", "bits", "digests",
-            "broadcast", "rounded", "masks", "counts", "counts by statistics", "counts at least",
-            "bounds")  # fmt: skip
+OF_PAIRS = (
+    "option",
+    "kinds",
+    "known",
+    "golden",
+    "components",
+    "shapes",
+    "parts",
+    "bits",
+    "digests",
+    "broadcast",
+    "rounded",
+    "masks",
+    "counts",
+    "counts by statistics",
+    "counts at least",
+    "bounds",
+)
 
 
 def said(row: Row, remark: BareRemark, **fields: None) -> str:

@@ -298,7 +298,8 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(
         model = torch.nn.Linear(2, 2).npu()
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
         try:
-            with ac.watch(model, out="two", look=ac.LookAt(kernel_dump="dumps"), quiet=True) as watch:
+            look = ac.LookAt(kernel_dump="dumps")
+            with ac.watch(model, out="two", look=look, quiet=True) as watch:
                 for step in range(2):
                     model(torch.ones(1, 2).npu())
                     watch.step()

@@ -21,7 +21,10 @@ import accucompare as ac
 from accucompare.findings.analysis.analysis import Analysis, read
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import Health, judge_log
+from accucompare.live.autograd import Parameter
 from accucompare.report.watch_words import said
+from accucompare.watcher.looking import Meter
+from accucompare.watcher.vitals.update_vitals import UpdateVitals
 from tests.asked import looking
 
 STEPS = 16
@@ -320,6 +323,20 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
         watch.step()
     (vitals,) = read(tmp_path).ranks[0].vitals
     assert vitals.layers["update"] == [pytest.approx(1e-25 * norm / before.norm().item(), rel=0.05)]
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e300])
+def test_weights_beyond_all_squares_warn_of_nothing(value: float) -> None:
+    weight = nn.Parameter(torch.full((3,), value, dtype=torch.float64))
+    optimizer, meter, vitals = torch.optim.SGD([weight], 1.0), Meter(), UpdateVitals()
+    weight.grad = torch.ones_like(weight)
+    own = [Parameter("weight", "weight", "", weight)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vitals.begin(optimizer, own, meter, closely=True)
+        optimizer.step()
+        vitals.end(optimizer, own, meter)
+    assert vitals.sizes["weight"].low == math.inf
 
 
 def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Path) -> None:

@@ -135,8 +135,9 @@ class Bundle:
         ]
 
     def identity(self) -> str:
-        """A digest (32 hexadecimal digits) of the digests of all finished steps of all ranks; a copied
-        bundle has the same."""
+        """A digest (32 hexadecimal digits) of the digests of all finished steps of all ranks.
+
+        A copied bundle has the same."""
         lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
         return xxhash.xxh3_128_hexdigest(lines.encode())
 

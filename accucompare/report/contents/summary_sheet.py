@@ -142,7 +142,8 @@ def meaning(comparison: Result) -> str:
         )
     if failed and comparison.incomplete:  # otherwise it is the trouble itself
         sentences.append(
-            f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end."
+            f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} "
+            "did not run to its end."
         )
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
@@ -264,7 +265,8 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
         return
     yield from _section("First divergence, in execution order")
     yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), link, height=20)
-    what = f"{_kind(first)}: {'; '.join(filter(None, (verdict_words.MEANING[first.reason], verdict_words.detail(first))))}."
+    said = filter(None, (verdict_words.MEANING[first.reason], verdict_words.detail(first)))
+    what = f"{_kind(first)}: {'; '.join(said)}."
     yield _wide(what, looks.WRAPPED, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
     if first.metrics is not None:

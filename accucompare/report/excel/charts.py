@@ -46,7 +46,8 @@ def _cells(table: Table, title: str, header: bool = False) -> Reference:
     letter = table.letters[title]
     return Reference(
         range_string=(
-            f"'{table.title}'!${letter}${table.header + (not header)}:${letter}${table.header + len(table.rows)}"
+            f"'{table.title}'!${letter}${table.header + (not header)}"
+            f":${letter}${table.header + len(table.rows)}"
         )
     )
 

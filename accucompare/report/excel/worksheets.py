@@ -172,7 +172,8 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
         items = list(line.items)
         if line.spread is not None:  # each merged cell has its own border and fill
             sheet.merged_cells.add(
-                f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}"
+                f"{get_column_letter(first + line.spread)}{number}"
+                f":{get_column_letter(last - line.free)}{number}"
             )
             after = line.spread + 1
             items[after:after] = [SheetItem(None, items[line.spread].look)] * (

@@ -359,9 +359,26 @@ class _Pass:
         )
         first, until, *culprits = self.finder.places
         return Overview(
-            self.total, places, len(failing), near_count, int(held[_FAILS].sum()), near_held, left_out, layers, ranks, steps,
-            by_rank, by_step, points, furthest.tolist(), one_sided[:MOST_ROWS], len(one_sided), first, until, culprits,
-        )  # fmt: skip
+            self.total,
+            places,
+            len(failing),
+            near_count,
+            int(held[_FAILS].sum()),
+            near_held,
+            left_out,
+            layers,
+            ranks,
+            steps,
+            by_rank,
+            by_step,
+            points,
+            furthest.tolist(),
+            one_sided[:MOST_ROWS],
+            len(one_sided),
+            first,
+            until,
+            culprits,
+        )
 
     def _points(self, rows: _Columns, fails: Array) -> Points:
         """The measured outputs; in a fed capture, only inputs show errors of glue."""

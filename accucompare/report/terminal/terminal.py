@@ -116,7 +116,10 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
         if comparison.incomplete:
-            yield f"the capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} did not run to its end"
+            yield (
+                f"the capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} "
+                "did not run to its end"
+            )
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:
@@ -213,14 +216,16 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
     console.print(
         safe_text(
-            f"  {row.reason.value}: {verdict_words.detail(row) or verdict_words.MEANING[row.reason]}"
+            f"  {row.reason.value}: "
+            f"{verdict_words.detail(row) or verdict_words.MEANING[row.reason]}"
         )
     )
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)} ({verdict_words.rule(verdict.limit)})"
+                f"  limit: {verdict_words.limit_words(verdict.limit)}"
+                f" ({verdict_words.rule(verdict.limit)})"
             )
         )
     elif metrics is not None:
@@ -239,7 +244,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)} ({verdict_words.rule(verdict.limit)}){needed}"
+                f"  limit: {verdict_words.limit_words(verdict.limit)}"
+                f" ({verdict_words.rule(verdict.limit)}){needed}"
             )
         )
 

@@ -146,7 +146,8 @@ def _trouble(fact: Trouble, result: Result) -> str:
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
             return (
-                f"what there is agrees, but the capture of {preflight_words.sides_words(sides, ' and of ')} did not run to"
+                "what there is agrees, but the capture of"
+                f" {preflight_words.sides_words(sides, ' and of ')} did not run to"
                 " its end"
             )
         case facts.NotDeterministic(rows):
@@ -190,7 +191,8 @@ def _trouble(fact: Trouble, result: Result) -> str:
             )
         case facts.OptimizersDiffer(code):
             return (
-                f"what was compared agrees, but the optimizer's code differs ({preflight_words.other_code_words(code)}), and no"
+                "what was compared agrees, but the optimizer's code differs"
+                f" ({preflight_words.other_code_words(code)}), and no"
                 " update was compared"
             )
 
@@ -251,7 +253,8 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
         case facts.MadeOtherwise(how, findings):
-            return f"{_OTHERWISE[how]}: {preflight_words.message(findings[0])}{_and_more(len(findings))}"
+            first = preflight_words.message(findings[0])
+            return f"{_OTHERWISE[how]}: {first}{_and_more(len(findings))}"
         case facts.TrainedOtherwise(rows):
             return (
                 f"trained otherwise: {result.place(rows[0])}:"

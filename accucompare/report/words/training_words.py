@@ -263,7 +263,8 @@ def _trouble(
             how = "capture both sides with --roles series, of a case with a loss"
             return f"there are no losses to judge by the standard {name}: {how}"
         case StandardTrouble.UNFINISHED:
-            return f"{so_far} the capture of {preflight_words.sides_words(incomplete, ' and of ')} did not run to its end"
+            sides = preflight_words.sides_words(incomplete, " and of ")
+            return f"{so_far} the capture of {sides} did not run to its end"
         case StandardTrouble.STEPS_LACKING:
             lacking = 0 if training is None else training.alone[0]
             return f"{so_far} the candidate lacks {lacking} of golden's steps"

@@ -109,6 +109,7 @@ class UpdateVitals:
                 if moment is not None and (data := data_of(moment)) is not None:
                     self.second_moments[each.name] = meter.later(sample_of(data).double().mean())
 
+    @np.errstate(all="ignore")  # what is no number, or too large for one, shows as such
     def _end_small(self, optimizer: Any) -> None:
         """The same for all small parameters at once, with all their values."""
         small, before = self.small.pop(id(optimizer), ([], np.zeros(0)))
@@ -171,8 +172,7 @@ def _means(values: NDArray[Any], counts: Sequence[int]) -> list[float]:
     if not counts:
         return []
     starts = np.cumsum([0, *counts[:-1]])
-    with np.errstate(all="ignore"):
-        sums = np.add.reduceat(values.astype(np.float64), starts)
+    sums = np.add.reduceat(values.astype(np.float64), starts)
     return (sums / counts).tolist()  # type: ignore[no-any-return]
 
 
