@@ -34,11 +34,6 @@ def fitted(console: Console, name: str, used: int) -> str:
     return cut(name, max(console.width - used, _LEAST_NAME), cell_len)
 
 
-def short_number(value: float | None) -> str:
-    """A number in a sentence; ``none`` for ``None``."""
-    return "none" if value is None else f"{value:.6g}"
-
-
 def print_heading(console: Console, title: str) -> None:
     """A heading, set apart from the lines above."""
     console.print()

@@ -230,7 +230,7 @@ def climb(
         rows: in execution order.
         weights: pre-flight's finding on parameters that differ before the first step.
     """
-    ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
+    ours, theirs, expected, again = map(series_of, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
         return None
     ours, theirs = asked_of(candidate, ours), asked_of(golden, theirs)
@@ -312,7 +312,7 @@ def asked_of(
     }
 
 
-def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
+def series_of(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
     return {
         (rank, entry.step): entry
         for rank, manifest in manifests.items()

@@ -44,7 +44,7 @@ from accucompare.compare.remarks import (
     LimitSource,
 )
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
-from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest
+from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest, series_of
 from accucompare.compare.runs.wander import StepOfRank, relative, used_norm
 from accucompare.numbers import DTYPES, digest, summarize
 
@@ -73,7 +73,7 @@ def with_step_rows(
             not judge, or a missing proof.
         tolerances: the limits in force.
     """
-    ours, theirs = asked_of(candidate, _series(golden)), asked_of(golden, _series(candidate))
+    ours, theirs = asked_of(candidate, series_of(golden)), asked_of(golden, series_of(candidate))
     places = [
         place
         for place in sorted(ours.keys() & theirs.keys())
@@ -104,7 +104,7 @@ def with_clipping(
     """The rows of a free-running comparison, with the clipped norm's row where it parts them."""
     place = parting.rank, parting.step
     limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, ())
-    clips = _clips(place, _series(golden)[place], _series(candidate)[place], limits)
+    clips = _clips(place, series_of(golden)[place], series_of(candidate)[place], limits)
     return _among(rows, _Steps.of(rows, candidate), {}, {place: clips})
 
 
@@ -138,14 +138,6 @@ def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
     return golden.clipped_norm is not None or candidate.clipped_norm is not None
 
 
-def _series(manifests: Manifests) -> dict[StepOfRank, StepSeries]:
-    return {
-        (rank, entry.step): entry
-        for rank, manifest in manifests.items()
-        for entry in manifest.series
-    }
-
-
 def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> str:
     """The coarsest type of either side; rounded float32 products count as float16 or bfloat16."""
     dtype, rounding = (
@@ -160,7 +152,7 @@ def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> s
 
 def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[float]:
     """Each baseline loss's error, unless its proof shows another computation than golden's."""
-    ours, expected, again = map(_series, (golden, baseline, proof))
+    ours, expected, again = map(series_of, (golden, baseline, proof))
     most = DEFAULT_REL_L2[coarsest(*golden.values())]
     found = []
     for place in ours.keys() & expected.keys():

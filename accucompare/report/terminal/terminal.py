@@ -21,7 +21,6 @@ from accucompare.report.console import (
     print_heading,
     print_rest,
     safe_text,
-    short_number,
 )
 from accucompare.report.table import (
     COLUMNS,
@@ -232,8 +231,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         where = ""
         if metrics.max_abs_index is not None:
             sides = (
-                f"golden {short_number(metrics.golden_at_max)}, candidate"
-                f" {short_number(metrics.candidate_at_max)}"
+                f"golden {training.number_words(metrics.golden_at_max)}, candidate"
+                f" {training.number_words(metrics.candidate_at_max)}"
             )
             where = f" at {list(metrics.max_abs_index)} ({sides})"
         console.print(

@@ -17,10 +17,11 @@ from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers import DTYPES, Array, DType, widen
 from accucompare.places import Place, Url
-from accucompare.report.console import WIDTH, open_console, safe_text, short_number
+from accucompare.report.console import WIDTH, open_console, safe_text
 from accucompare.report.headline import Headline
 from accucompare.report.table import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import training_words
 from accucompare.selection import Mode
 from accucompare.text import counted, first_few
 
@@ -214,7 +215,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     )
     if statistics is not None:
         sizes = ", ".join(
-            f"{title} {short_number(getattr(statistics, title.lower()))}"
+            f"{title} {training_words.number_words(getattr(statistics, title.lower()))}"
             for title in ("min", "max", "mean", "L2")
         )
         console.print(f"{sizes}, {statistics.nan} NaN, {statistics.inf} Inf")

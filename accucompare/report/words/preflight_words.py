@@ -120,7 +120,8 @@ def _table(table: DigestTable) -> str:
     if not table.steps:
         return f"{table.kind}{_of_rank(table.rank)}"
     several = "" if len(table.steps) == 1 else "s"
-    return f"{table.kind} of step{several} {first_few(ranges(table.steps, ' to '))}{_of_rank(table.rank)}"
+    steps = first_few(ranges(table.steps, " to "))
+    return f"{table.kind} of step{several} {steps}{_of_rank(table.rank)}"
 
 
 def _shown(value: Any) -> str:

@@ -59,6 +59,7 @@ def percent(share: float) -> str:
 
 
 def number_words(value: float | None) -> str:
+    """A number in a sentence; ``none`` for ``None``."""
     return "none" if value is None else f"{value:.6g}"
 
 
