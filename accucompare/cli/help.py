@@ -5,7 +5,8 @@ Click has no groups of options. cloup needs its own decorators, and rich-click d
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -142,31 +143,14 @@ class Command(click.Command):
             ) from error
 
 
-class _OnDemand(MutableMapping[str, click.Command]):
-    """Commands by name; looking one up imports its module."""
-
-    def __init__(self) -> None:
-        self._modules = {
-            name: module for group in COMMANDS.values() for name, (module, _) in group.items()
-        }
-        self._declared: dict[str, click.Command] = {}
+class _OnDemand(UserDict[str, Any]):
+    """Commands by name, at first the modules that declare them; looking one up imports its own."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._declared and name in self._modules:
-            import_module(f"accucompare.cli.{self._modules[name]}")
-        return self._declared[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._declared[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._declared[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._modules, *self._declared]))
-
-    def __len__(self) -> int:
-        return len({*self._modules, *self._declared})
+        if isinstance(self.data[name], str):
+            import_module(f"accucompare.cli.{self.data[name]}")
+        command: click.Command = self.data[name]
+        return command
 
 
 class Group(click.Group):
@@ -175,7 +159,10 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes, commands=_OnDemand())
+        modules = {
+            name: module for group in COMMANDS.values() for name, (module, _) in group.items()
+        }
+        super().__init__(**attributes, commands=_OnDemand(modules))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         room = formatter.width - 6 - max(map(len, self.commands))
