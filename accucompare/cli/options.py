@@ -97,7 +97,7 @@ class _BundlePlace(click.Path):
 
 
 #: Everything but bundles.
-LOCAL = _PATH = _LocalPath(path_type=Path)
+LOCAL = _LocalPath(path_type=Path)
 PLACE = _BundlePlace(path_type=Path)
 
 
@@ -196,7 +196,7 @@ def out(
     default: str | None = None,
     metavar: str = "DIR",
     required: bool = False,
-    kind: click.Path = _PATH,
+    kind: click.Path = LOCAL,
 ) -> Callable[[F], F]:
     return click.option(
         "--out",
@@ -262,7 +262,7 @@ lists = click.option(
 )
 arm = click.option(
     "--arm",
-    type=_PATH,
+    type=LOCAL,
     metavar="FILE",
     help="Of a script: begin when this file appears; --steps count from there.",
 )
@@ -293,7 +293,7 @@ cosine = click.option(
     "--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999."
 )
 tolerances = click.option(
-    "--tolerances", type=_PATH, metavar="TOML", help="Limits by layer, type, role and dtype."
+    "--tolerances", type=LOCAL, metavar="TOML", help="Limits by layer, type, role and dtype."
 )
 accept = click.option(
     "--accept",
@@ -337,7 +337,7 @@ def report(default: str | None) -> Callable[[F], F]:
         "Report: .xlsx, or .html for a page in a browser; or none. Can be given several times. "
         f" {usual}"
     )
-    return click.option("--report", "reports", type=_PATH, multiple=True, metavar="PATH", help=text)
+    return click.option("--report", "reports", type=LOCAL, multiple=True, metavar="PATH", help=text)
 
 
 def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
@@ -349,7 +349,7 @@ def json(lines: str = "") -> Callable[[F], F]:
     return click.option(
         "--json",
         "json_path",
-        type=_PATH,
+        type=LOCAL,
         metavar="PATH",
         help=f"Write everything as JSON, too{lines}.",
     )
@@ -360,7 +360,7 @@ JSON_LINES = "; to PATH.jsonl as JSON lines, a row each"
 parquet = click.option(
     "--parquet",
     "parquet_path",
-    type=_PATH,
+    type=LOCAL,
     metavar="PATH",
     help="Write every row as Parquet, too, for pandas, DuckDB or Polars.",
 )
@@ -381,28 +381,17 @@ only_checked = click.option(
 call = click.option(
     "--call", type=click.IntRange(0), default=0, show_default=True, help="Call index."
 )
-role = click.option(  # values of Role, whose import would need NumPy
+_ROLES = (  # values of Role, which would need NumPy
+    *("input", "output", "computed_buffer", "buffer_update", "argument_update"),
+    *("buffer_before", "buffer_after", "op_input", "op_output"),
+)
+role = click.option(
     "--role",
-    type=click.Choice(
-        [
-            "input",
-            "output",
-            "computed_buffer",
-            "buffer_update",
-            "argument_update",
-            "buffer_before",
-            "buffer_after",
-            "op_input",
-            "op_output",
-        ]
-    ),
+    type=click.Choice(_ROLES),
     metavar="ROLE",
     default="output",
     show_default=True,
-    help=(
-        "input, output, computed_buffer, buffer_update, argument_update, buffer_before,"
-        " buffer_after, op_input or op_output."
-    ),
+    help=f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}.",
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
@@ -464,7 +453,7 @@ thresholds = click.option(
 threshold_file = click.option(
     "--thresholds",
     "threshold_file",
-    type=_PATH,
+    type=LOCAL,
     metavar="TOML",
     help="A file of such lines: loss-spike = 20",
 )

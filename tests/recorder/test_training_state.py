@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accucompare.compare.rows.findings import BesideGolden
 from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component, Missing
 from accucompare.compare.decide import Answer
+from accucompare.compare.preflight_facts import BesideGolden
 from accucompare.compare.rows.rows import Reason
 from accucompare.compare.trust.unverified import unverified
 from accucompare.report.words.preflight_words import message
