@@ -293,12 +293,10 @@ def _assign(
     stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions
 ) -> _Assigned:
     """Give each pair its limits and its records of the baseline, the proof and the second runs."""
-    keep_going, golden, damage, precision = (
-        options.work.keep_going,
-        opened.golden,
-        opened.damage,
-        PairLimits(),
-    )
+    keep_going = options.work.keep_going
+    golden = opened.golden
+    damage = opened.damage
+    precision = PairLimits()
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
     of_baseline = (
         [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)

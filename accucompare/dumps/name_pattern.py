@@ -98,11 +98,9 @@ class NamePattern:
             return None
         found = {field: value for field, value in match.groupdict().items() if value is not None}
         numbers = {field: int(found.get(field, 0)) for field in ("call", "step", "rank")}
-        role, name, path = (
-            ROLES[found.get("role", Role.OUTPUT.value)],
-            found["name"],
-            found.get("path", ""),
-        )
+        role = ROLES[found.get("role", Role.OUTPUT.value)]
+        name = found["name"]
+        path = found.get("path", "")
         if role in (Role.PARAM, Role.PARAM_GRAD) and not path:
             name, _, path = name.rpartition(".")
         return PlaceInName("" if name == display_name("") else name, role, path, **numbers)

@@ -46,11 +46,9 @@ def is_default(value: Any, default: Any) -> bool:
 
 def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
     """A constructor's argument: an attribute of that name, of the module or of a child."""
-    name, default, required = (
-        parameter.name,
-        parameter.default,
-        parameter.default is inspect.Parameter.empty,
-    )
+    name = parameter.name
+    default = parameter.default
+    required = parameter.default is inspect.Parameter.empty
     other = _OTHER_NAMES.get(type(live), {}).get(name)
     if other is not None:
         return other(live)

@@ -364,10 +364,8 @@ class _Writer:
         for home, prefix in ((nn, "nn"), (nn.functional, "nn.functional"), (torch, "torch")):
             if getattr(home, name, None) is thing:
                 return f"{prefix}.{name}"
-        qualname, home_name = (
-            getattr(thing, "__qualname__", ""),
-            getattr(thing, "__module__", None) or "",
-        )
+        qualname = getattr(thing, "__qualname__", "")
+        home_name = getattr(thing, "__module__", None) or ""
         if home_name == "builtins":
             return name
         if "<locals>" in qualname or "<lambda>" in qualname:

@@ -190,10 +190,8 @@ class Archive:
         )
         wanted = np.flatnonzero(small)
         wanted = wanted[np.argsort(entries["offset"][wanted], kind="stable")]
-        offsets, sizes = (
-            entries["offset"][wanted].astype(np.int64),
-            entries["size"][wanted].astype(np.int64),
-        )
+        offsets = entries["offset"][wanted].astype(np.int64)
+        sizes = entries["size"][wanted].astype(np.int64)
         content, places = self._read_pieces(offsets, sizes)
         heads = _rows(content, places, _LOCAL_HEADER)
         starts = places + LOCAL_HEADER.size + heads["name"] + heads["extra"]

@@ -128,10 +128,8 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
     # without NaN and Inf, both counts are one object
     count = elements - ours.nan - ours.inf if ours.nan or ours.inf else elements
-    left, right = (
-        _profile(ours, count, _error_of(golden, count)),
-        _profile(theirs, count, _error_of(candidate, count)),
-    )
+    left = _profile(ours, count, _error_of(golden, count))
+    right = _profile(theirs, count, _error_of(candidate, count))
     if metrics.nonfinite_mismatch or left is None or right is None:
         return metrics
     digests = golden.digest, candidate.digest

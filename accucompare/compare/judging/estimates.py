@@ -151,10 +151,8 @@ class Estimates:
     ) -> tuple[float, float, float]:
         """A pair's products; not finite if a sketch is damaged."""
         if golden.sketch is not None and golden.sketch == candidate.sketch:
-            of_all, place = (
-                self._of_members(ours, golden, theirs, candidate),
-                golden.sketch % SKETCHES_A_MEMBER,
-            )
+            of_all = self._of_members(ours, golden, theirs, candidate)
+            place = golden.sketch % SKETCHES_A_MEMBER
             return of_all[place] if place < len(of_all) else (math.nan, math.nan, math.nan)
         left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
         return _each(products(left[None], right[None]))[0]

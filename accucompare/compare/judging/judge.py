@@ -142,10 +142,8 @@ def _judge_by_excess(
     if metrics.nonfinite_mismatch:
         return verdict
     dtype = expected.dtype or candidate.dtype
-    ratio, most = (
-        excess(metrics, expected, dtype),
-        limit(metrics.compared, dtype) * ratio_room(metrics),
-    )
+    ratio = excess(metrics, expected, dtype)
+    most = limit(metrics.compared, dtype) * ratio_room(metrics)
     if not tolerance.by_default:
         return replace(
             verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most

@@ -96,10 +96,8 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
 
     if baseline is None or not baseline.manifest.fed:
         return Beside()
-    proof, again = (
-        found(baseline.path / PROOF, False),
-        found(baseline.path / PROOF / "repeat1", False),
-    )
+    proof = found(baseline.path / PROOF, False)
+    again = found(baseline.path / PROOF / "repeat1", False)
     ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
     share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, HIDES_NOTHING) if theirs > ours else 0.0
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
@@ -235,11 +233,9 @@ def doubt(
     if _explained(sides, task, proof, metrics, candidate, expected, run):
         return None
     apart = sides.apart(sides.proof, record, sides.proof_again, proof.again, run)
-    error, baseline, own = (
-        math.inf if metrics.nonfinite_mismatch else metrics.rel_l2,
-        task.baseline,
-        None,
-    )
+    error = math.inf if metrics.nonfinite_mismatch else metrics.rel_l2
+    baseline = task.baseline
+    own = None
     if sides.baseline is not None and baseline is not None and baseline.member is not None:
         metrics = sides.measure(sides.proof, record, sides.baseline, baseline, EXACT, run)
         own = None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)

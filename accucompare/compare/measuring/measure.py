@@ -178,10 +178,8 @@ def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Reco
         golden, candidate: the two tensors' stored bits.
         records: both, with ``are_masks_of_two_kinds``.
     """
-    dtypes, sizes = (
-        (DTYPES[records[0].dtype], DTYPES[records[1].dtype]),
-        [math.prod(record.shape) for record in records],
-    )
+    dtypes = (DTYPES[records[0].dtype], DTYPES[records[1].dtype])
+    sizes = [math.prod(record.shape) for record in records]
     if records[0].shape == records[1].shape:
         pair = PairOfTensors(golden, candidate, dtypes[0], dtypes[1], sizes[0])
         found = compare_masks(

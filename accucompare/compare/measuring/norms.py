@@ -159,10 +159,8 @@ def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -
             )
     parts = sums.parts()
     if parts is not None and NEAR_LENGTHS[0] <= total.candidate / total.golden <= NEAR_LENGTHS[1]:
-        cosine, sine = (
-            (1 + parts[0]) * total.golden / total.candidate,
-            math.sqrt(max(parts[1], 0.0)) / total.candidate,
-        )
+        cosine = (1 + parts[0]) * total.golden / total.candidate
+        sine = math.sqrt(max(parts[1], 0.0)) / total.candidate
         return sine * sine / (1 + cosine) if cosine > 0 else 1 - cosine
     return 0.5 * _apart_squared(total, pair, run)
 

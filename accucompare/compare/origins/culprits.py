@@ -412,10 +412,8 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> It
         if record is None or not (record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost):
             continue
         call, parent = call_of(record), caller_of(record)
-        arrives, part = (
-            record.role is Role.GRAD_OUTPUT,
-            (record.rank, record.step, parameter_of(record)),
-        )
+        arrives = record.role is Role.GRAD_OUTPUT
+        part = (record.rank, record.step, parameter_of(record))
         before = (
             parameters.get(part, 1.0)
             if record.role is Role.PARAM_GRAD

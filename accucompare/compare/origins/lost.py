@@ -100,10 +100,8 @@ def where_cut(
             or row.golden.role not in (Role.INPUT, Role.OUTPUT)
         ):
             continue
-        step, sides = (
-            (row.golden.rank, row.golden.step),
-            (row.golden.requires_grad, row.candidate.requires_grad),
-        )
+        step = (row.golden.rank, row.golden.step)
+        sides = (row.golden.requires_grad, row.candidate.requires_grad)
         followed[step] = [
             before or now for before, now in zip(followed.get(step, sides), sides, strict=True)
         ]

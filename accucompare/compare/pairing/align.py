@@ -130,11 +130,9 @@ def pair_records(
         One pair per record of either side, in golden's order; the candidate's unpaired records
         follow the one before them.
     """
-    by_key, candidate, renamings = (
-        {record.key: record for record in golden},
-        list(candidate),
-        list(renamings),
-    )
+    by_key = {record.key: record for record in golden}
+    candidate = list(candidate)
+    renamings = list(renamings)
     unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
     renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}

@@ -93,11 +93,9 @@ class Calls:
         if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return None
         at = record.rank, record.step, record.name
-        golden, candidate, baseline = (
-            self.golden.get(at, 0),
-            self._other(self.candidate, at),
-            self._other(self.baseline, at),
-        )
+        golden = self.golden.get(at, 0)
+        candidate = self._other(self.candidate, at)
+        baseline = self._other(self.baseline, at)
         if (
             record.call < min(golden, candidate)
             or golden == candidate

@@ -36,11 +36,9 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         if candidate.manifest.fed
         else None
     )
-    untrained, classes, dumps = (
-        _untrained(golden, candidate),
-        _other_classes(golden, candidate),
-        of_dumps(golden, candidate, pairs),
-    )
+    untrained = _untrained(golden, candidate)
+    classes = _other_classes(golden, candidate)
+    dumps = of_dumps(golden, candidate, pairs)
     options = golden.manifest.options, candidate.manifest.options
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):

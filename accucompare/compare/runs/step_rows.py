@@ -140,10 +140,8 @@ def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
 
 def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> str:
     """The coarsest type of either side; rounded float32 products count as float16 or bfloat16."""
-    dtype, rounding = (
-        coarsest(*golden.values(), *candidate.values()),
-        max(tolerances.rounding, tolerances.conv_rounding),
-    )
+    dtype = coarsest(*golden.values(), *candidate.values())
+    rounding = max(tolerances.rounding, tolerances.conv_rounding)
     products = next(
         (name for name in ("bfloat16", "float16") if rounding >= DTYPES[name].rounding / 2), dtype
     )

@@ -281,11 +281,9 @@ def _brightest(
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)
-    together, expected, counts = (
-        np.cumsum(share[order])[:-1],
-        np.cumsum(expected[order])[:-1],
-        np.arange(1, len(order)),
-    )
+    together = np.cumsum(share[order])[:-1]
+    expected = np.cumsum(expected[order])[:-1]
+    counts = np.arange(1, len(order))
     # at least the logarithm of the ways to choose so many slices
     ways = counts * (np.log(len(share) / counts) + 1)
     certain = beyond_chance(together, np.minimum(expected, 1), carriers) - ways >= CERTAIN

@@ -247,10 +247,8 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         return
     product, squares = np.einsum("ij,ij->i", diff, golden), np.einsum("ij,ij->i", golden, golden)
 
-    together, apart = (
-        _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)),
-        _ratio(product, squares),
-    )
+    together = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True))
+    apart = _ratio(product, squares)
     candidate = error + float(np.sum(2 * product + squares))
     for excess, each in ((together, ""), (apart, ROW)):
         left = _unexplained(float(np.sum(excess * product)) / error)
@@ -281,11 +279,9 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     flat = high - low < NEAR_ONE * float(np.ptp(pair.golden))
     if flat:
         exactly = high == low
-        hint, words, numbers = (
-            "constant" if exactly else "",
-            f"the candidate is {'' if exactly else 'nearly '}constant",
-            1,
-        )
+        hint = "constant" if exactly else ""
+        words = f"the candidate is {'' if exactly else 'nearly '}constant"
+        numbers = 1
     elif below and above:
         hint, words, numbers = "clip", "clipped on both sides", 3
     elif below or above:

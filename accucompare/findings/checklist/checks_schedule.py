@@ -143,10 +143,8 @@ def _schedule_steps(seen: Evidence) -> CheckOutcome:
     for name, counts in _counts(seen):
         if not counts:
             continue
-        total, steps = (
-            sum(point.value for point, _ in counts),
-            sum(between for _, between in counts),
-        )
+        total = sum(point.value for point, _ in counts)
+        steps = sum(between for _, between in counts)
         words.append(remark("scheduler-stepped", scheduler=name, times=total, steps=steps))
         if (
             total == 0

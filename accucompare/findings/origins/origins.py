@@ -102,10 +102,8 @@ class _Judge:
         )
 
     def _began(self, observation: StepObservation) -> None:
-        caller, tensors = (
-            self._caller(observation.place),
-            [tensor for tensor in observation.of("input") if not _is_number(tensor)],
-        )
+        caller = self._caller(observation.place)
+        tensors = [tensor for tensor in observation.of("input") if not _is_number(tensor)]
         # of numbers, only -Inf counts: outputs are filled with it
         arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
         call = OpenCall(
@@ -258,10 +256,8 @@ class _Judge:
         call.saw(observation, arrival, given, kinds)
 
     def _point(self, observation: StepObservation) -> None:
-        call, kinds = (
-            self._open.get(observation.place.key, self._outside),
-            self.kinds(observation.tensors),
-        )
+        call = self._open.get(observation.place.key, self._outside)
+        kinds = self.kinds(observation.tensors)
         if kinds and not kinds <= call.bad:
             tensors = [*call.given, *observation.tensors]
             self._report(

@@ -106,10 +106,8 @@ def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.
     """The extrema of the finite values (inf, -inf if there are none), and counts of NaN and Inf."""
     finite = part.isfinite()
     nothing = torch.full((), math.inf, dtype=part.dtype, device=part.device)
-    low, high = (
-        torch.where(finite, part, nothing).amin(),
-        torch.where(finite, part, -nothing).amax(),
-    )
+    low = torch.where(finite, part, nothing).amin()
+    high = torch.where(finite, part, -nothing).amax()
     return (low, high), torch.stack([part.isnan().sum(), part.isinf().sum()])
 
 

@@ -225,11 +225,9 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
 
 def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
     """What the device makes of a tensor instead of its values; ``None``: copy the values."""
-    dtype, size, backend = (
-        dtype_name(tensor.dtype),
-        writer.sketch_size,
-        devices.backend(tensor.device.type),
-    )
+    dtype = dtype_name(tensor.dtype)
+    size = writer.sketch_size
+    backend = devices.backend(tensor.device.type)
     if size is None or tensor.numel() * tensor.element_size() < max(_WORTH_A_SKETCH, 8 * size):
         return None
     if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):

@@ -477,10 +477,8 @@ class Updates:
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
         """Record a parameter before its update, keep it until the end, and give golden's value."""
-        tensor, wanted = (
-            parameter.tensor.detach(),
-            self._sink.wants(parameter.owner, Role.PARAM_BEFORE),
-        )
+        tensor = parameter.tensor.detach()
+        wanted = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is both recorded and kept
             tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(

@@ -214,10 +214,8 @@ def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
         return
 
     link_of = {id(culprit): link for culprit, link in zip(comparison.culprits, links, strict=True)}
-    name, plain = (
-        looks.MUTED_TEXT._replace(align="right", vertical="top"),
-        looks.WRAPPED._replace(indent=1),
-    )
+    name = looks.MUTED_TEXT._replace(align="right", vertical="top")
+    plain = looks.WRAPPED._replace(indent=1)
 
     def below(culprit: Culprit) -> Iterator[Line]:
         for title, statements in culprits.statements(culprit):

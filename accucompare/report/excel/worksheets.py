@@ -66,9 +66,8 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
     workbook = Workbook(write_only=True)
     workbook.properties.creator = "accucompare"
     workbook.properties.title = text(title)
-    workbook.calculation.fullCalcOnLoad = (
-        False  # nothing to calculate, so closing the workbook asks nothing
-    )
+    # nothing to calculate, so closing the workbook asks nothing
+    workbook.calculation.fullCalcOnLoad = False
     without_rows = BytesIO()  # so it is small
     rows: list[SheetRows] = []
     try:

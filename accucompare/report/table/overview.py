@@ -44,11 +44,9 @@ _FAILS, _NOT_COMPARED = (
     _mask(*(reason for reason, of_it in STATUS_OF.items() if of_it is status))
     for status in (Status.FAIL, Status.NOT_COMPARED)
 )
-_ONE_SIDE, _GLUE, _TOO_PRECISE = (
-    _mask(*UNMATCHED, Reason.NOT_CALLED),
-    _mask(Reason.GLUE),
-    _mask(Reason.OVER_PRECISE),
-)
+_ONE_SIDE = _mask(*UNMATCHED, Reason.NOT_CALLED)
+_GLUE = _mask(Reason.GLUE)
+_TOO_PRECISE = _mask(Reason.OVER_PRECISE)
 
 
 class Chosen(Sequence[Row]):
@@ -313,10 +311,8 @@ class _Pass:
         near = np.flatnonzero(
             ~(fails | not_compared) & ((rows.used > NEAR) | _TOO_PRECISE[rows.codes])
         )
-        near_count, near = (
-            len(near),
-            _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS),
-        )
+        near_count = len(near)
+        near = _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS)
         errors = np.where(np.isnan(rows.measured), np.inf, rows.measured)
         off = np.flatnonzero(errors > 0)
         furthest = _largest(off, _fails_first(errors[off], fails[off]), _FURTHEST)
@@ -328,10 +324,8 @@ class _Pass:
             np.where(np.isnan(rows.excess), NONE, rows.excess),
         )
         somewhere = rows.ranks != _NOWHERE  # a module that was never called belongs to no rank
-        known, masks = (
-            Extremes(*(each[somewhere] for each in extremes)),
-            (fails[somewhere], not_compared[somewhere]),
-        )
+        known = Extremes(*(each[somewhere] for each in extremes))
+        masks = (fails[somewhere], not_compared[somewhere])
         (ranks, by_rank), (steps, by_step) = (
             _of(numbers[somewhere], masks, known) for numbers in (rows.ranks, rows.steps)
         )

@@ -85,10 +85,8 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
 
 
 def _verdict_line(comparison: Result) -> Text:
-    sides, decided = (
-        f"{comparison.candidate.path} against {comparison.golden.path}",
-        decide(comparison),
-    )
+    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
+    decided = decide(comparison)
     verdict = decision_words.verdict(decided.answer), "bold green" if decided.passed else "bold red"
     return Text.assemble(
         verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, decided))}")

@@ -192,10 +192,8 @@ def _positive(number: Number | None) -> float | None:
 
 def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
     """The charts that have data, one below the other, from this column on."""
-    norm, scale = (
-        ChartSeries("grad_norm", looks.CURVE, marked=_MARKED),
-        ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED),
-    )
+    norm = ChartSeries("grad_norm", looks.CURVE, marked=_MARKED)
+    scale = ChartSeries("loss scale", looks.SCALE_CURVE, marked=_MARKED)
     drawn = []
     if any(step.grad_norm for step in data.rows):
         drawn.append(("grad_norm", [norm, ChartSeries(_NOT_FINITE, looks.OVER, width=0)]))

@@ -212,10 +212,8 @@ def _weights_at(
         if began is not None
         else []
     )
-    known, called = (
-        {each.path for each in entry},
-        {each.place.name for each in notes if each.what is What.BEGAN},
-    )
+    known = {each.path for each in entry}
+    called = {each.place.name for each in notes if each.what is What.BEGAN}
     before = context.buffers if context is not None else {}
     for owner, child in module.named_modules():
         if owner and prefix + owner in called:

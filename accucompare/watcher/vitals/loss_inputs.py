@@ -133,10 +133,8 @@ def look_at_labels(
             count = torch.tensor(labels.numel(), device="cpu")
             if name.startswith("Nll"):
                 ignored, ends = labels == node._saved_ignore_index, torch.iinfo(labels.dtype)
-                low, high = (
-                    torch.where(ignored, ends.max, labels),
-                    torch.where(ignored, ends.min, labels),
-                )
+                low = torch.where(ignored, ends.max, labels)
+                high = torch.where(ignored, ends.min, labels)
                 count = count - ignored.sum()
                 if classes <= _BITS:
                     every = torch.arange(classes, device=labels.device)

@@ -116,10 +116,8 @@ class Reader:
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that became not finite since the last update, in this step."""
-        owner, ranges = (
-            self._watcher.gradients.place_of(parameters[0][0]),
-            [extrema.range_of("weight", parameter.name) for parameter, extrema in parameters],
-        )
+        owner = self._watcher.gradients.place_of(parameters[0][0])
+        ranges = [extrema.range_of("weight", parameter.name) for parameter, extrema in parameters]
         self._add(Site.UPDATE, ranges, owner, step=step, weights=ranges)
 
     def bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
@@ -173,10 +171,8 @@ class Reader:
             if extrema is not None and not extrema.finite
         ]
         if bad:
-            parameters, cause = (
-                [each.name for each, _ in bad],
-                Cause.RANKS if self._ranks > 1 else Cause.INSIDE,
-            )
+            parameters = [each.name for each, _ in bad]
+            cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
             ranges = [ranges for _, ranges in bad]
             self._add(
                 Site.GRADIENTS,
@@ -236,10 +232,8 @@ class Reader:
         for the norm, as its lower bound."""
         gradients = self._watcher.gradients
         for parameter in gradients.parameters:
-            norm, extrema = (
-                gradients.norms.get(parameter.name),
-                gradients.extrema.get(parameter.name),
-            )
+            norm = gradients.norms.get(parameter.name)
+            extrema = gradients.extrema.get(parameter.name)
             if norm is None or norm.finite or extrema is None or not extrema.finite:
                 continue
             largest, grad = max(-extrema.low, extrema.high), parameter.tensor.grad
