@@ -7,12 +7,11 @@ waits for a device once."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Layout
 from accucompare.findings.log import TensorRange, number
-from accucompare.live.values import dtype_name, layout_of
+from accucompare.live.values import dtype_name, layout_of, outside_transforms
 from accucompare.numbers import DTYPES, kernel
 
 #: Of a tensor's elements, at most so many are looked at for underflow: a share is then known to
@@ -273,18 +272,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-@contextlib.contextmanager
-def outside_transforms() -> Iterator[None]:
-    """Let what is computed meanwhile be no part of the function transforms that are running."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        yield
-        return
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    with temporarily_clear_interpreter_stack():
-        yield
 
 
 def is_hidden(value: Any) -> bool:
