@@ -307,10 +307,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and tensor.numel() > 0
-        and tensor.untyped_storage().size() > 0
         and not tensor.is_meta
         and not tensor.is_neg()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.untyped_storage().size() > 0
     )
 
 
