@@ -173,6 +173,39 @@ def test_memory_that_was_given_back_is_not_read(record: Record, part: slice) -> 
     assert {(each.layout, each.digest) for each in found} == {(Layout.UNREADABLE, None)}
 
 
+@pytest.mark.parametrize("transform", ["functionalize", "grad"])
+def test_a_tensor_that_a_transform_has_wrapped_is_not_read(record: Record, transform: str) -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        run = getattr(torch.func, transform)(lambda x: self.part(x).sum())
+        result: torch.Tensor = run(x)
+        return result
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(5))
+    found = [each for each in bundle.records() if each.name == "part"]
+    assert {(each.layout, each.digest) for each in found} == {(Layout.UNREADABLE, None)}
+    assert "torch.func" in found[0].detail
+
+
+@pytest.mark.parametrize("transform", ["functionalize", "grad", "vmap"])
+def test_a_plain_tensor_is_read_inside_a_transform(record: Record, transform: str) -> None:
+    matrix = torch.randn(90, 90)
+    parts = [nn.Parameter(matrix), matrix.t(), matrix[:3, :3]]
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for part in parts:
+                self.part(part)
+            return x.sum()
+
+        result: torch.Tensor = getattr(torch.func, transform)(function)(x)
+        return result
+
+    bundle = record(Glue(forward, part=nn.Identity()), torch.ones(5))
+    for call, part in enumerate(parts):
+        found = bundle.load("part", call=call, role=Role.INPUT, path="0")
+        assert np.array_equal(found, part.detach().numpy())
+
+
 def test_types_stored_alike_share_a_member_but_not_statistics(record: Record) -> None:
     bits = torch.tensor([0x3F80, 0x4000], dtype=torch.int32).to(torch.uint16)
     bundle = record(Glue(lambda self, x: x.view(torch.bfloat16)), bits)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -101,6 +102,9 @@ def to_host(
     without an array.
     """
     dtype = dtype_name(tensor.dtype)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        with outside_transforms():
+            return to_host(tensor, writer, needed, bits)
     try:
         array = _in_place(tensor)
         if array is None:
@@ -109,6 +113,8 @@ def to_host(
                 return _nested(tensor, writer, needed)
             if layout is not Layout.STRIDED or dtype not in DTYPES:
                 return _without_data(tensor, dtype, layout)
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                raise RuntimeError("a transform of torch.func has wrapped it")
             with torch.no_grad():
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
@@ -256,6 +262,19 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
         ready=ready,
         sketched=lambda: made(block.numpy()),
     )
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Let what is computed meanwhile be no part of the transforms of torch.func that are
+    running."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,11 @@ waits for a device once."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Layout
 from accucompare.findings.log import TensorRange, number
-from accucompare.live.values import dtype_name, layout_of
+from accucompare.live.values import dtype_name, layout_of, outside_transforms
 from accucompare.numbers import DTYPES, kernel
 
 #: Elements per tensor sampled for underflow: shares are known to within 2 percentage points.
@@ -264,18 +263,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@contextlib.contextmanager
-def outside_transforms() -> Iterator[None]:
-    """Keep what is computed meanwhile out of the running function transforms."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        yield
-        return
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    with temporarily_clear_interpreter_stack():
-        yield
-
-
 def is_hidden(value: Any) -> bool:
     """Whether a value that ``Meter.look`` cannot look at may hold NaN or Inf."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized:
@@ -309,10 +296,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and tensor.numel() > 0
-        and tensor.untyped_storage().size() > 0
         and not tensor.is_meta
         and not tensor.is_neg()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.untyped_storage().size() > 0
     )
 
 
