@@ -188,9 +188,7 @@ class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
 
     seed: int | None = told(None, f"{_SEED}0]", between=(0, (1 << 32) - 1))
     steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` after the check
-        None,
-        f"{_STEPS}one for each of the case's inputs]",
-        shown="N|LIST",
+        None, f"{_STEPS}one for each of the case's inputs]", shown="N|LIST"
     )
     save_state: bool = told(
         False,

@@ -488,11 +488,7 @@ REFACTORS = [
         "T5, whose modules share one embedding",
     ),
     Refactor(
-        "refactor_tied",
-        _HERE,
-        _HERE,
-        "a tied weight under one name, and under two",
-        ("one", "two"),
+        "refactor_tied", _HERE, _HERE, "a tied weight under one name, and under two", ("one", "two")
     ),
     Refactor(
         "refactor_layer_norm",

@@ -47,10 +47,7 @@ def _child(kind: str, ranks: int, steps: int, layers: int) -> None:
         getattr(small, write)(path)  # imports and templates
         comparison = many(ranks, steps, layers)
         # the verdict is known before any report is written
-        _ = (
-            comparison.passed,
-            comparison.trouble,
-        )
+        _ = (comparison.passed, comparison.trouble)
         rows = comparison.rows
         assert isinstance(rows, ManyRows)
         began = time.process_time()

@@ -212,10 +212,7 @@ def become(
     os.environ.clear()
     os.environ.update(variables)
     # what they remember of the server's environment
-    for name in (
-        "simnpu.switches",
-        "simnpu.faults",
-    ):
+    for name in ("simnpu.switches", "simnpu.faults"):
         for function in vars(sys.modules.get(name, ModuleType(name))).values():
             with suppress(AttributeError):
                 function.cache_clear()

@@ -161,10 +161,7 @@ def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> 
     )
     written = json.loads((folder / "health.json").read_text())
     # the fixture trains in evaluation mode
-    assert (done.returncode, written["status"]) == (
-        1,
-        "WARN",
-    )
+    assert (done.returncode, written["status"]) == (1, "WARN")
     assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == [
         "training-mode"
     ]

@@ -285,11 +285,9 @@ def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(
     # meant for what the user types, not for the capture that this starts
     monkeypatch.setenv("ACCUCOMPARE_CAPTURE_ONLY", "nothing")
     found = located(cli, folder, *options, "--golden-python", python)
-    assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (
-        1,
-        "bug",
-        "1",
-    ), found["stdout"]
+    assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1"), (
+        found["stdout"]
+    )
 
 
 def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: Path) -> None:

@@ -18,17 +18,7 @@ from tests.findings.logs import training
 from tests.findings.logs import write as write_log
 
 HEAVY = (
-    *(
-        "torch",
-        "numpy",
-        "pandas",
-        "openpyxl",
-        "rich",
-        "jinja2",
-        "asyncio",
-        "fsspec",
-        "pyarrow",
-    ),
+    *("torch", "numpy", "pandas", "openpyxl", "rich", "jinja2", "asyncio", "fsspec", "pyarrow"),
     *("matplotlib", "dask", "distributed"),
 )
 PRINTS = ["numpy", "rich"]

@@ -113,10 +113,7 @@ def capture_script(
 
 
 def locate_script(
-    command: list[str],
-    device: str,
-    options: dict[str, Any],
-    announce: Callable[[str], None],
+    command: list[str], device: str, options: dict[str, Any], announce: Callable[[str], None]
 ) -> Comparison:
     """Run a script twice, or once with a golden, and compare; the candidate on ``device``."""
     from accucompare.scripts.captures import locate_script as locate_it

@@ -170,10 +170,7 @@ def _watch_script(
             return code or TROUBLE
         ranks = read(out)
         # standard output is the script's
-        with (
-            reader_may_leave(),
-            contextlib.redirect_stdout(sys.stderr),
-        ):
+        with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):
             _print_watched(ranks, given, quiet, options)
         return code or _code(ranks)
 

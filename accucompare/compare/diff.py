@@ -22,13 +22,7 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.limits import (
-    OtherCode,
-    Tolerance,
-    Tolerances,
-    check_feed,
-    other_optimizer,
-)
+from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
 from accucompare.compare.origins import (
     Culprit,
     Fed,
@@ -55,10 +49,7 @@ from accucompare.compare.pairing import (
     signatures_of,
     with_paths_of,
 )
-from accucompare.compare.preflight_facts import (
-    About,
-    PreflightFinding,
-)
+from accucompare.compare.preflight_facts import About, PreflightFinding
 from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (

@@ -21,12 +21,8 @@ from accucompare.compare.limits import (
     product_formats,
 )
 from accucompare.compare.origins import PARAMETER_GRADIENTS, Terms, parameter_of
-from accucompare.compare.pairing import (
-    Pair,
-)
-from accucompare.compare.rows import (
-    same_bits,
-)
+from accucompare.compare.pairing import Pair
+from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES
 
 

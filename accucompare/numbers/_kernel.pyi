@@ -23,13 +23,7 @@ def measure_whole(
     saturation: float,
 ) -> tuple[tuple[Any, ...], list[list[float]]]: ...
 def measure_pairs(
-    golden: Any,
-    candidate: Any,
-    places: Any,
-    limits: Any,
-    results: Any,
-    sums: Any,
-    chunk: int,
+    golden: Any, candidate: Any, places: Any, limits: Any, results: Any, sums: Any, chunk: int
 ) -> None: ...
 def new_result() -> bytearray: ...
 def read_result(result: bytearray) -> tuple[Any, ...]: ...

@@ -124,10 +124,7 @@ DTYPES: dict[str, DType] = {
 }
 
 #: For each floating type, the narrower ones that a candidate may run in, on rounded golden weights.
-ROUNDS_TO = {
-    "float64": ("float32", "float16", "bfloat16"),
-    "float32": ("float16", "bfloat16"),
-}
+ROUNDS_TO = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
 
 
 @cache

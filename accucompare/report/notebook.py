@@ -11,11 +11,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.markup import line, link, table
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import (
-    decision_words,
-    preflight_words,
-    verdict_words,
-)
+from accucompare.report.words import decision_words, preflight_words, verdict_words
 
 _CULPRITS_SHOWN = 10
 _WORST_SHOWN = 10

@@ -143,9 +143,7 @@ def bundle_of(
     if isinstance(side, Bundle):
         return side.path
     # late: bundles are compared without torch
-    from accucompare.recorder.session import (
-        Session,
-    )
+    from accucompare.recorder.session import Session
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 

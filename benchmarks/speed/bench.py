@@ -80,9 +80,7 @@ def _options() -> argparse.Namespace:
         help="small data: shows in minutes that the benchmark works; no figures to quote",
     )
     parser.add_argument(
-        "--only",
-        metavar="SECTION,…",
-        help=f"of {', '.join(_SECTIONS)}; default: all but peers",
+        "--only", metavar="SECTION,…", help=f"of {', '.join(_SECTIONS)}; default: all but peers"
     )
     parser.add_argument(
         "--peers",

@@ -81,10 +81,7 @@ def cached(paths: Iterable[Path]) -> float:
         count = -(-size // mmap.PAGESIZE)
         seen = (ctypes.c_ubyte * count)()
         # private, for from_buffer wants to write
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as view,
-        ):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as view:
             start = ctypes.c_char.from_buffer(view)
             failed = libc.mincore(
                 ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), seen

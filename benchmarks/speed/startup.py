@@ -20,11 +20,7 @@ _TINY = DataSet("two tensors", 2, 100)
 
 def run(*command: str | Path) -> Sample:
     finished = process(command, codes=(0, 1))  # 1: differences
-    return {
-        "wall": finished.seconds,
-        "process": finished.processor,
-        "peak_mb": finished.peak_mb,
-    }
+    return {"wall": finished.seconds, "process": finished.processor, "peak_mb": finished.peak_mb}
 
 
 def measure(plan: Plan) -> Iterator[Figure]:

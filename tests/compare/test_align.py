@@ -306,7 +306,4 @@ def test_arguments_of_renamed_layers_are_found() -> None:
         inputs("mask", "hidden_states", name="new"),
         (SIGNATURE, SIGNATURE),
         ("fc=new",),
-    ) == [
-        (None, "mask"),
-        ("0", "hidden_states"),
-    ]
+    ) == [(None, "mask"), ("0", "hidden_states")]

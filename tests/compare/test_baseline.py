@@ -147,11 +147,7 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
         row.reason,
         verdict_words.rule(row.verdict.limit),
         verdict_words.limit_words(row.verdict.limit),
-    ) == (
-        Reason.OK,
-        "baseline",
-        f"excess {most:.3g}",
-    )
+    ) == (Reason.OK, "baseline", f"excess {most:.3g}")
     assert row.verdict.needed.startswith("excess 3")
 
 
@@ -217,11 +213,7 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
             row.status,
             verdict_words.rule(row.verdict.limit),
             verdict_words.limit_words(row.verdict.limit),
-        ) == (
-            Status.FAIL,
-            "ceiling",
-            f"rel_l2 {ceiling:g}",
-        )
+        ) == (Status.FAIL, "ceiling", f"rel_l2 {ceiling:g}")
     else:  # rounding may have changed a choice, in the baseline, too
         assert (row.status, comparison.trouble != "") == (Status.PASS, True)
 
@@ -308,11 +300,7 @@ def test_what_the_user_gave_judges_and_the_excess_is_shown_beside_it(tmp_path: P
         row.status,
         verdict_words.limit_words(row.verdict.limit),
         verdict_words.rule(row.verdict.limit),
-    ) == (
-        Status.PASS,
-        "rel_l2 0.5",
-        "given for all layers",
-    )
+    ) == (Status.PASS, "rel_l2 0.5", "given for all layers")
     assert row.verdict.excess == pytest.approx(300.0, rel=1e-2)
 
 

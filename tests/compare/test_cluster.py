@@ -48,12 +48,7 @@ SMALL = {
     "silence_logs": 60,
 }
 # which is enough to lose it
-IN_THIS_PROCESS = {
-    **SMALL,
-    "n_workers": 1,
-    "processes": False,
-    "protocol": "tcp",
-}
+IN_THIS_PROCESS = {**SMALL, "n_workers": 1, "processes": False, "protocol": "tcp"}
 
 
 @pytest.fixture(scope="module")

@@ -754,10 +754,7 @@ def test_a_buffer_that_the_model_computes_otherwise_comes_first(tmp_path: Path) 
     }
     comparison = ac.diff(golden, write(tmp_path / "candidate", side(3.0, 0.9), **feed))
     # what the buffer's own module makes of it is inherited
-    assert places(comparison) == [
-        "rope.inv_freq (computed buffer)",
-        "fc",
-    ]
+    assert places(comparison) == ["rope.inv_freq (computed buffer)", "fc"]
     assert comparison.conclusion.startswith(
         "bug: the model computes another rope.inv_freq: max rel diff 2; and fc"
     )

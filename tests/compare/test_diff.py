@@ -176,11 +176,7 @@ def test_a_module_never_called_on_one_side_says_on_which(tmp_path: Path) -> None
     )
     assert [
         (row.reason.value, verdict_words.detail(row)) for row in ac.diff(golden, candidate).rows
-    ] == [
-        ("identical", ""),
-        ("extra", ""),
-        ("not called", "Linear, never called in golden"),
-    ]
+    ] == [("identical", ""), ("extra", ""), ("not called", "Linear, never called in golden")]
 
 
 # What must never pass
@@ -313,10 +309,7 @@ def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
     )
     assert [
         (row.status, verdict_words.limit_words(row.verdict.limit)) for row in comparison.rows
-    ] == [
-        (Status.PASS, "atol 2"),
-        (Status.FAIL, "atol 0.5"),
-    ]
+    ] == [(Status.PASS, "atol 2"), (Status.FAIL, "atol 0.5")]
 
 
 def test_progress_ends_at_its_total(tmp_path: Path) -> None:

@@ -226,12 +226,7 @@ def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, 
         verdict_words.limit_words(row.verdict.limit),
         row.verdict.used,
         row.verdict.needed,
-    ) == (
-        Reason.INTRODUCED,
-        "exact",
-        math.inf,
-        "",
-    )
+    ) == (Reason.INTRODUCED, "exact", math.inf, "")
     assert verdict_words.detail(row) == "1 of 2 differ, and none may"
 
 

@@ -99,10 +99,7 @@ def test_gradients_that_are_not_exactly_so_are_told_one_by_one(
 def test_a_gradient_of_nothing_but_rounding_has_no_say(tmp_path: Path) -> None:
     """That of a key's bias: 1e-9 of the others, and altogether different."""
     sides = [
-        [
-            *gradients(factor),
-            item("k", tiny, role="param_grad", path="bias", parent=None),
-        ]
+        [*gradients(factor), item("k", tiny, role="param_grad", path="bias", parent=None)]
         for factor, tiny in (
             (1.0, np.full(8, 1e-9, np.float32)),
             (0.5, np.linspace(-1e-9, 2e-9, 8, dtype=np.float32)),

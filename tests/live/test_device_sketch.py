@@ -147,10 +147,7 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
         name
         for name in ("float64", "float32", "bfloat16", "float16", "int32")
         if can_sketch(drawn(1, name), "float32")
-    ] == [
-        "bfloat16",
-        "float16",
-    ]
+    ] == ["bfloat16", "float16"]
     assert not can_sketch(drawn(1, "int32"), "float64")
     assert not can_sketch(drawn(1, "float32"), None)
 

@@ -65,10 +65,7 @@ def test_a_model_fed_with_itself_has_every_gradient_and_none_is_off(
     ]
     assert len(rows) > 10
     # a sum of uses may be added in another order
-    assert {row.reason for row in rows} <= {
-        Reason.IDENTICAL,
-        Reason.OK,
-    }
+    assert {row.reason for row in rows} <= {Reason.IDENTICAL, Reason.OK}
     assert comparison.passed
 
 
@@ -215,10 +212,7 @@ def test_a_backward_that_raises_is_the_users_error_and_leaves_nothing_behind(
         raise ArithmeticError("no")
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with (
-        pytest.raises(ArithmeticError, match="no"),
-        ac.capture(model, tmp_path / "golden"),
-    ):
+    with pytest.raises(ArithmeticError, match="no"), ac.capture(model, tmp_path / "golden"):
         changed(model(torch.ones(1, 2)), fail).sum().backward()
     assert torch.autograd._engine_run_backward is entrance
     bundle = opened(tmp_path / "golden")

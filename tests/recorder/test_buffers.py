@@ -428,10 +428,7 @@ def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_
         if row.record is not None and row.record.role is Role.BUFFER_BEFORE
     }
     # what the steps between made of statistics, and of the counter
-    assert before == {
-        Reason.NOT_COMPARABLE,
-        Reason.IDENTICAL,
-    }
+    assert before == {Reason.NOT_COMPARABLE, Reason.IDENTICAL}
     assert {record.role for record in failing(comparison)} == {Role.BUFFER_UPDATE}
     assert comparison.culprits[0].name == "1"
 

@@ -314,10 +314,7 @@ def test_outputs_show_the_error_of_the_module_and_inputs_that_of_the_glue_before
     fed = feed_into(wrong, x, of=net(2.0, 3.0))
     assert fed.load("a").tolist() == [2.0, 4.0]
     # golden's a, and the candidate's own 1.5
-    assert fed.load("b", role="input").tolist() == [
-        3.5,
-        5.5,
-    ]
+    assert fed.load("b", role="input").tolist() == [3.5, 5.5]
     assert fed.load("b").tolist() == [4 * 3.0, 4 * 5.0]  # of golden's input
     assert fed.load("").tolist() == [3 * 3.0 + 1, 3 * 5.0 + 2]  # golden's b, golden's x
 

@@ -45,10 +45,7 @@ def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(
     train(build(name), tmp_path / "fed", backwards, feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     # a sum of uses may be added in another order
-    assert {row.reason for row in comparison.rows} <= {
-        Reason.IDENTICAL,
-        Reason.OK,
-    }
+    assert {row.reason for row in comparison.rows} <= {Reason.IDENTICAL, Reason.OK}
     assert not [note for note in comparison.candidate.manifest.notes if "not fed" in note]
 
 

@@ -102,9 +102,7 @@ def test_a_large_tensor_of_which_little_changed_uncounted_is_another_record(
     assert found["first", Role.OUTPUT] != found["second", Role.INPUT]
 
 
-def test_a_large_cache_that_a_call_writes_into_uncounted_is_another_record(
-    record: Record,
-) -> None:
+def test_a_large_cache_that_a_call_writes_into_uncounted_is_another_record(record: Record) -> None:
     def attend(self: nn.Module, cache: torch.Tensor) -> torch.Tensor:
         cache.data[:, 9] += 1
         return cache.sum()

@@ -556,10 +556,7 @@ def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> No
     assert {
         step: list(inputs)
         for step, inputs in ac.open_bundle(tmp_path / "out").manifest.inputs.items()
-    } == {
-        "0": ["first.0"],
-        "1": ["first.0"],
-    }
+    } == {"0": ["first.0"], "1": ["first.0"]}
 
 
 def test_the_inputs_of_a_model_with_a_buffer_of_its_own_are_in_the_manifest(record: Record) -> None:

@@ -269,10 +269,7 @@ def test_a_closure_computes_its_gradients_in_the_update(tmp_path: Path, opened: 
 def test_a_step_that_is_skipped_has_no_update(tmp_path: Path, opened: Opened) -> None:
     model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with (
-        ac.capture(model, tmp_path / "golden"),
-        contextlib.suppress(ZeroDivisionError),
-    ):
+    with ac.capture(model, tmp_path / "golden"), contextlib.suppress(ZeroDivisionError):
         scaler.scale(model(torch.full((1, 2), float("inf"))).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -569,10 +566,7 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
     # what golden's last update made, it has not recorded
     known = {record.role for record in failed if record.step < 4}
     # the learning rate, and what is made of it
-    assert known == {
-        Role.STATE_BEFORE,
-        Role.PARAM_UPDATE,
-    }
+    assert known == {Role.STATE_BEFORE, Role.PARAM_UPDATE}
 
 
 @pytest.mark.parametrize("by_hand", [True, False])

@@ -265,11 +265,7 @@ def test_culprits_of_a_free_candidate_are_marked_as_less_certain(
     start = lines.index(["Culprits"])
     assert "not certain: " in lines[start + 1][0]
     # a multiple of its limit, and no excess
-    assert lines[start + 3][-3:] == [
-        "Linear, output",
-        pytest.approx(3.0),
-        pytest.approx(3e-4),
-    ]
+    assert lines[start + 3][-3:] == ["Linear, output", pytest.approx(3.0), pytest.approx(3e-4)]
     assert "not certain: without a baseline" in " ".join(printed(capsys, compared).split())
     surer = fed(judged("a", 31.0))
     assert not any("not certain" in str(line) for line in summary_lines(opened(tmp_path, surer)))

@@ -811,10 +811,7 @@ def test_rows_beyond_a_sheet_go_to_the_next(
         name
         for page in ("Layers", "Layers 2", "Layers 3")
         for name in values(workbook[page], "layer")
-    ] == [
-        *(f"l{number}" for number in range(40)),
-        *"abcdefghijklmnopq",
-    ]
+    ] == [*(f"l{number}" for number in range(40)), *"abcdefghijklmnopq"]
     links = [
         cell
         for sheet in ("Summary", "Divergence")

@@ -582,11 +582,7 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(
     assert len(browser.column("module", "#frames")) > 4
     assert [
         title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")
-    ] == [
-        "loss",
-        "gradient norm",
-        "loss scale",
-    ]
+    ] == ["loss", "gradient norm", "loss scale"]
     assert browser.column("result", "#checklist")
     links, sections = browser.texts("nav a"), browser.texts("main h2")
     # as they stand on the page

@@ -18,11 +18,7 @@ from tests.findings.logs import write as write_log
 LONG = "model.decoder.layers.17." + "very_long_part_of_a_name." * 6 + "attention.q_proj"
 WIDE = "模型." + "编码器层" * 20 + ".输出"
 # a terminal, as rich sees it, that no escape codes are sent to
-TERMINAL = {
-    "FORCE_COLOR": "1",
-    "TERM": "dumb",
-    "COLUMNS": "80",
-}
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}
 #: Beginnings of sentences, which the terminal wraps itself so that they can be copied whole.
 SENTENCES = (
     "FAIL  ",

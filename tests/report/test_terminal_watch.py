@@ -412,13 +412,4 @@ def test_curves_of_parameters_are_the_largest_and_the_smallest_that_an_axis_can_
     (chart,) = load_workbook(path)["Gradient norms"]._charts
     columns = [series.val.numRef.f.split("$")[1] for series in chart.series]
     # of layer9 to layer6, and of layer4 to layer1
-    assert columns == [
-        "K",
-        "J",
-        "I",
-        "H",
-        "F",
-        "E",
-        "D",
-        "C",
-    ]
+    assert columns == ["K", "J", "I", "H", "F", "E", "D", "C"]

@@ -379,10 +379,7 @@ def test_the_module_gives_what_it_gave_to_the_last_bit(
         path: value for what, path, value in outcome.gradients if what == "parameter's gradient"
     }
     # their blocks' parameters have no other use
-    if name not in (
-        "gpt2_block_backward",
-        "t5_decoder_block_backward",
-    ):
+    if name not in ("gpt2_block_backward", "t5_decoder_block_backward"):
         assert gradients.keys() == taken.gradients.keys()
     for path, value in gradients.items():
         assert_same(value, taken.gradients[path])

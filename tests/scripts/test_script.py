@@ -632,10 +632,7 @@ def test_what_is_seen_is_listed_with_its_trainers_and_steps(tmp_path: Path) -> N
     ran = run(tmp_path, UNEDITED / "loop.py", plan={"action": Action.LIST})
     assert [
         (model.name, model.trained_by, model.steps, model.calls) for model in ran.seen[0].models
-    ] == [
-        ("Net", ["AdamW"], 5, 10),
-        ("CrossEntropyLoss", [], 0, 5),
-    ]
+    ] == [("Net", ["AdamW"], 5, 10), ("CrossEntropyLoss", [], 0, 5)]
 
 
 def test_a_compiled_model_is_compiled_as_without_a_capture_outside_the_window(

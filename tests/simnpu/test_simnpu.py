@@ -203,11 +203,7 @@ def test_saturation(switches: dict[str, Any]) -> None:
         **switches,
     )
     # what a mask is filled with stays
-    assert found == [
-        [65504, -65504, 2],
-        [0, 0, 0],
-        float("-inf"),
-    ]
+    assert found == [[65504, -65504, 2], [0, 0, 0], float("-inf")]
 
 
 def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:

@@ -171,10 +171,7 @@ def test_every_function_that_the_forward_and_the_loss_apply_is_checked_with_the_
     assert told(found) == {
         "SwiGLU 0": (CheckStatus.PASS, ("0",)),
         "Double 1": (CheckStatus.PASS, ("1",)),
-        "SwiGLU 2": (
-            CheckStatus.PASS,
-            ("2.0",),
-        ),
+        "SwiGLU 2": (CheckStatus.PASS, ("2.0",)),
         "gradchecked_cube 3": (CheckStatus.PASS, ("3",)),
         "Mean 4": (CheckStatus.PASS, ("",)),
     }
@@ -540,10 +537,9 @@ UNFIT: dict[str, tuple[tuple[Forward, Backward], tuple[Any, ...], str]] = {
 def test_what_finite_differences_cannot_tell_is_not_looked_at_and_says_why(name: str) -> None:
     (forward, backward), given, words = UNFIT[name]
     outcome = check(forward, backward, *given)
-    assert (outcome.status, words in said(outcome.measured)) == (
-        CheckStatus.NOT_LOOKED_AT,
-        True,
-    ), said(outcome.measured)
+    assert (outcome.status, words in said(outcome.measured)) == (CheckStatus.NOT_LOOKED_AT, True), (
+        said(outcome.measured)
+    )
 
 
 def test_a_call_that_takes_too_long_is_not_looked_at() -> None:

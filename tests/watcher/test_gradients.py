@@ -53,10 +53,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
         lambda: nn.Embedding(5, 3, sparse=True),
         lambda: torch.tensor([1, 1, 1, 2]),
     ),
-    "a tied weight": (
-        lambda: _tied(),
-        lambda: torch.tensor([[1, 2]]),
-    ),
+    "a tied weight": (lambda: _tied(), lambda: torch.tensor([[1, 2]])),
     "gradients so large that their squares overflow": (
         lambda: Glue(lambda self, x: self.fc(x) * 1e30, fc=nn.Linear(4, 4)),
         lambda: torch.randn(2, 4),

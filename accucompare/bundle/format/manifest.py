@@ -440,13 +440,7 @@ class Manifest:
             "signatures",
         )
         # each property checks what it reads
-        _ = (
-            self.feed,
-            self.options,
-            self.training,
-            self.code,
-            self.flags,
-        )
+        _ = (self.feed, self.options, self.training, self.code, self.flags)
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),

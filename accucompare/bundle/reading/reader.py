@@ -32,15 +32,7 @@ from accucompare.bundle.reading.notebook_bundle import bundle_html
 from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
-from accucompare.numbers import (
-    CHUNK,
-    DTYPES,
-    SKETCH_VERSION,
-    Array,
-    Float64,
-    digest,
-    widen,
-)
+from accucompare.numbers import CHUNK, DTYPES, SKETCH_VERSION, Array, Float64, digest, widen
 from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 

@@ -267,9 +267,7 @@ def settle_unsteady(
     if apart <= UNSTEADY and not is_noise(metrics, apart):
         return verdict
     return replace(
-        verdict,
-        reason=Reason.NOT_DETERMINISTIC,
-        remarks=(RunsApart(golden=True, apart=apart),),
+        verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(RunsApart(golden=True, apart=apart),)
     )
 
 

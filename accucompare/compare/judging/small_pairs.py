@@ -83,10 +83,7 @@ def _measure(
         identical = same_bits(golden, candidate)
         if identical and golden.statistics is not None and not sides.verify:
             known[pair] = measure_identical(
-                form.golden,
-                form.shape,
-                golden.statistics,
-                form.asks_elements,
+                form.golden, form.shape, golden.statistics, form.asks_elements
             )
         elif (
             identical

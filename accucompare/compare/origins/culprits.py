@@ -453,16 +453,7 @@ def scaled_first(
     if scaled is None:
         return culprits
     row = scaled.row
-    first = Culprit(
-        "",
-        0,
-        "module",
-        "",
-        row,
-        _excess(row),
-        row.reason,
-        scaled=scaled,
-    )
+    first = Culprit("", 0, "module", "", row, _excess(row), row.reason, scaled=scaled)
 
     def shows_it(culprit: Culprit) -> bool:
         record = culprit.row.record

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import (
-    NODE_ROLES,
-    SERIES_ROLES,
-    TRAINING_ROLES,
-    UPDATE_ROLES,
-    Role,
-)
+from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.remarks import ErrorShape, OtherChoices
 from accucompare.compare.rows import Difference, OperatorHint, OperatorPlace, Option, Reason, Row

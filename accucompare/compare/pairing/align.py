@@ -143,10 +143,7 @@ def pair_records(
             if (new := with_parameter(key, parameters, renamed.get(key))) is not None
         }
     # renamed records choose first
-    for key, new in [
-        *renamed.items(),
-        *zip(by_key, by_key, strict=True),
-    ]:
+    for key, new in [*renamed.items(), *zip(by_key, by_key, strict=True)]:
         if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
     left = (

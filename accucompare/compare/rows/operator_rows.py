@@ -75,11 +75,7 @@ def operator_of(record: Record) -> OperatorKey:
 
 def without_partner(option: Option | None = None) -> Verdict:
     """The verdict on an operator's unpaired record. ``option``: its number or string, if any."""
-    return Verdict(
-        Reason.NOT_COMPARABLE,
-        remarks=(BareRemark.ONE_RUNS_OPERATOR,),
-        option=option,
-    )
+    return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_RUNS_OPERATOR,), option=option)
 
 
 def is_option(record: Record | None) -> bool:

@@ -70,7 +70,7 @@ PRESETS = {
             StandardRule(StandardMeasure.MEAN_NORM, None, 0.10, strict=False),
         ),
         least_steps=1_000,
-    ),
+    )
 }
 
 

@@ -19,11 +19,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
 from accucompare.compare.preflight_facts import PreflightFinding
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
-from accucompare.compare.runs.step_pairs import (
-    OtherSetting,
-    StepPair,
-    settings_of,
-)
+from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, settings_of
 from accucompare.compare.runs.wander import (
     Apart,
     Quantity,

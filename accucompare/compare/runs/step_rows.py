@@ -394,11 +394,7 @@ def _clips(
     assert record is not None
     numbers = [value for value in used if value is not None]
     if len(numbers) < len(used):
-        return Row(
-            ours,
-            theirs,
-            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NORM_UNKNOWN,)),
-        )
+        return Row(ours, theirs, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NORM_UNKNOWN,)))
     tolerance = limits.of(record)
     metrics = _measured(numbers[0], numbers[1], tolerance)
     sides = [_record(place, Role.CLIPPED_NORM, value) for value in numbers]

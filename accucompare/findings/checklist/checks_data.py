@@ -104,12 +104,7 @@ def _input_range(seen: Evidence) -> CheckOutcome:
     lows, highs = [float(low) for *_, low, _ in entered], [float(high) for *_, high in entered]
     if len(entered) >= _LOOKS and min(lows) == 0 and max(highs) == _BYTE:
         step, name, *_ = entered[0]
-        return warned(
-            remark("bytes-as-they-are", looks=len(entered)),
-            255.0,
-            step,
-            name,
-        )
+        return warned(remark("bytes-as-they-are", looks=len(entered)), 255.0, step, name)
     return passed(measured, largest) if floating else not_looked_at(remark("no-floating-input"))
 
 
@@ -192,9 +187,7 @@ def _labels_range(seen: Evidence) -> CheckOutcome:
         low, high = float(targets.low), float(targets.high)
         if low < 0 or high >= targets.classes:
             return failed(
-                remark("labels-beyond", low=low, high=high, classes=targets.classes),
-                high,
-                step,
+                remark("labels-beyond", low=low, high=high, classes=targets.classes), high, step
             )
         highest, classes = max(highest, high), targets.classes
     failure = _out_of_vocabulary(seen)

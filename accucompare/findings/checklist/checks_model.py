@@ -39,8 +39,7 @@ def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
         return warned(measured, float(len(left)), place=left[0])
     if outside:  # a teacher may follow by an average
         return passed(
-            remark("in-none-without-gradient", outside=len(outside), trainable=len(trainable)),
-            0.0,
+            remark("in-none-without-gradient", outside=len(outside), trainable=len(trainable)), 0.0
         )
     return passed(remark("all-in-an-optimizer", trainable=len(trainable)), 0.0)
 

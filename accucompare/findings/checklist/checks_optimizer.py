@@ -106,10 +106,7 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
     )
     if usual > seen.limits["update-most"] and learnt > seen.limits["update-learnt"]:
         return warned(
-            remark("loss-came-to", measured=measured, share=learnt),
-            usual,
-            high[1],
-            high[2],
+            remark("loss-came-to", measured=measured, share=learnt), usual, high[1], high[2]
         )
     if usual < seen.limits["update-least"]:
         return warned(measured, usual, low[1], low[2])
@@ -229,10 +226,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
         return warned(measured, share, without[0].step)
     still, count = _unmoved(seen)
     if still and len(still) == count:  # what has been learnt to the last digit moves no more
-        return warned(
-            remark("matrix-unmoved", still=len(still), looks=count),
-            step=still[0],
-        )
+        return warned(remark("matrix-unmoved", still=len(still), looks=count), step=still[0])
     return passed(measured, share)
 
 

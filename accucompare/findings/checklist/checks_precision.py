@@ -76,9 +76,7 @@ def _alerts(seen: Evidence, kind: AlertKind, none: str) -> CheckOutcome:
         return passed(remark(none))
     places = [each.name or "(root)" for each in found]
     return warned(
-        remark("alert", text=found[0].text, others=places[1:]),
-        step=found[0].step,
-        place=places[0],
+        remark("alert", text=found[0].text, others=places[1:]), step=found[0].step, place=places[0]
     )
 
 
@@ -114,22 +112,13 @@ def _entropy(seen: Evidence) -> CheckOutcome:
     ]
     if len(wrong) > len(series) / 4:
         step, share = wrong[0]
-        return warned(
-            remark("certain-and-wrong", share=share, loss=losses[step]),
-            share,
-            step,
-        )
+        return warned(remark("certain-and-wrong", share=share, loss=losses[step]), share, step)
     lowest = min(share for _, share in series)
     flat = sum(share > 1 - seen.limits["entropy-flat"] for _, share in series)
     if flat == len(series) > 2:
-        return warned(
-            remark("uniform-output", steps=flat),
-            1.0,
-            series[-1][0],
-        )
+        return warned(remark("uniform-output", steps=flat), 1.0, series[-1][0])
     return passed(
-        remark("entropy-between", least=lowest, most=max((share for _, share in series))),
-        lowest,
+        remark("entropy-between", least=lowest, most=max((share for _, share in series))), lowest
     )
 
 

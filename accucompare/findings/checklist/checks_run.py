@@ -46,10 +46,7 @@ def _ended(seen: Evidence) -> CheckOutcome:
         return not_looked_at(seen.run.ending)
     if end.ending is not Ending.FAILED or end.error == "SystemExit":
         return passed(remark("loop-ended", steps=end.steps, ending=end.ending.value))
-    return failed(
-        remark("loop-failed", steps=end.steps, reason=end.reason),
-        step=end.steps,
-    )
+    return failed(remark("loop-failed", steps=end.steps, reason=end.reason), step=end.steps)
 
 
 def _loss_finite(seen: Evidence) -> CheckOutcome:

@@ -70,10 +70,7 @@ def _lr_range(seen: Evidence) -> CheckOutcome:
         return warned(measured, share, zeros[-1])
     highest = max(point.value for _, series in _rates(seen) for point in series)
     lowest = min(point.value for _, series in _rates(seen) for point in series)
-    return passed(
-        remark("rates", low=lowest, high=highest, steps=len(seen.updates)),
-        highest,
-    )
+    return passed(remark("rates", low=lowest, high=highest, steps=len(seen.updates)), highest)
 
 
 def _lr_jump(seen: Evidence) -> CheckOutcome:
@@ -247,10 +244,7 @@ def _clip_share(seen: Evidence) -> CheckOutcome:
     share = len(clipped) / len(ratios)
     usual = median(point.value for point in clipped) if clipped else 1.0
     measured = remark(
-        "made-smaller",
-        clipped=len(clipped),
-        updates=len(ratios),
-        times=usual if clipped else None,
+        "made-smaller", clipped=len(clipped), updates=len(ratios), times=usual if clipped else None
     )
     if share >= seen.limits["clip-always"] and usual < seen.limits["clip-strength"]:
         return warned(measured, share, clipped[0].step)

@@ -41,10 +41,7 @@ class Site(str, Enum):
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from the loss, outside of the model
     # of a gradient: a user's hook on a parameter, which `near` names
-    HOOK = (
-        "hook",
-        "hook on",
-    )
+    HOOK = ("hook", "hook on")
     # in a parameter's gradient, between the backward and the update
     GRADIENTS = "gradients", "gradients before the update"
     UPDATE = "update", "weights after the update"  # in a parameter, by the optimizer's last update

@@ -32,10 +32,7 @@ from accucompare.live.operators.random_state import get_state, set_state
 from accucompare.numbers import kernel as compiled
 
 # how many uniform numbers a narrow type has between 0 and 1
-_STEPS = {
-    torch.bfloat16: 2.0**8,
-    torch.float16: 2.0**11,
-}
+_STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}
 _aten = torch.ops.aten
 
 

@@ -141,13 +141,7 @@ def _without_data(tensor: torch.Tensor, dtype: str, layout: Layout) -> HostValue
     return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
 
 
-def _on_host(
-    array: Array,
-    dtype: str,
-    writer: BundleWriter,
-    needed: bool,
-    bits: Bits,
-) -> HostValue:
+def _on_host(array: Array, dtype: str, writer: BundleWriter, needed: bool, bits: Bits) -> HostValue:
     """What the writer lacks of a tensor whose bits are in host memory, as ``array``."""
     shape = array.shape
     if bits is Bits.NEW:

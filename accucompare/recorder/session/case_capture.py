@@ -221,12 +221,7 @@ def _capture_once(
     with (
         naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
         recording(
-            model,
-            out,
-            recorded,
-            training,
-            device=place,
-            within=Within(name, saved, made, notes),
+            model, out, recorded, training, device=place, within=Within(name, saved, made, notes)
         ) as session,
     ):
         for step in range(first, steps.count):

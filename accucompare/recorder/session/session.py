@@ -27,12 +27,7 @@ from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session.running import Session
 from accucompare.recorder.session.start import ALONE, Start, Subject, Within
-from accucompare.recorder.state import (
-    NOTHING,
-    StateSaver,
-    Training,
-    UnknownOptimizers,
-)
+from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
 from accucompare.selection import Level, Mode
 
 

@@ -39,12 +39,7 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import (
-    decision_words,
-    preflight_words,
-    training_words,
-    verdict_words,
-)
+from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 

@@ -122,10 +122,7 @@ def _lines(comparison: Result) -> Iterator[bytes]:
         try:
             yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
         # half a surrogate; an integer of more than 64 bits
-        except (
-            UnicodeEncodeError,
-            OverflowError,
-        ):
+        except (UnicodeEncodeError, OverflowError):
             yield _line(_plain(content))
 
 

@@ -49,12 +49,7 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal import shown
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import (
-    decision_words,
-    preflight_words,
-    training_words,
-    verdict_words,
-)
+from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 

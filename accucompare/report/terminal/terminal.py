@@ -15,13 +15,7 @@ from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.report.console import (
-    fitted,
-    open_console,
-    print_heading,
-    print_rest,
-    safe_text,
-)
+from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text
 from accucompare.report.table import (
     COLUMNS,
     COUNT,
@@ -34,11 +28,7 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import (
-    decision_words,
-    preflight_words,
-    verdict_words,
-)
+from accucompare.report.words import decision_words, preflight_words, verdict_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 

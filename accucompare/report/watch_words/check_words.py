@@ -61,8 +61,7 @@ CHECK_WORDS = {
         "give each rank its part: DistributedSampler with its rank and the number of ranks",
     ),
     "padding-rows": CheckWords(
-        "rows that are all padding",
-        "leave empty samples out before they are batched",
+        "rows that are all padding", "leave empty samples out before they are batched"
     ),
     "mask-padding": CheckWords(
         "whether the attention mask hides the padding at the ends of rows, and padding alone",
@@ -99,9 +98,7 @@ CHECK_WORDS = {
         " ones do",
         "call random.seed(seed) and numpy.random.seed(seed) before the data is loaded",
     ),
-    "loader-workers": CheckWords(
-        "loaders with workers and no generator",
-    ),
+    "loader-workers": CheckWords("loaders with workers and no generator"),
     "in-no-optimizer": CheckWords(
         "trainable parameters that have a gradient, and that no optimizer holds",
         "make the optimizer of model.parameters() after the model has its last form, or freeze"
@@ -152,9 +149,7 @@ CHECK_WORDS = {
         "the share that dropout sets to zero",
         "nn.Dropout(p=) is the share that is set to zero, not the share that is kept",
     ),
-    "custom-backward": CheckWords(
-        "custom autograd Functions against finite differences",
-    ),
+    "custom-backward": CheckWords("custom autograd Functions against finite differences"),
     "loss-input": CheckWords(
         "cross entropies that are given what a softmax, a sigmoid or the like gave",
         "give cross_entropy and binary_cross_entropy_with_logits what the last layer gives,"
@@ -175,8 +170,7 @@ CHECK_WORDS = {
         "ignore them: labels[mask == 0] = -100, or cross_entropy(ignore_index=pad)",
     ),
     "labels-by-rank": CheckWords(
-        "ranks that have no label in common",
-        "shuffle the data before it is divided among ranks",
+        "ranks that have no label in common", "shuffle the data before it is divided among ranks"
     ),
     "scale-falling": CheckWords(
         "updates that the loss scaler skips one after the other, after the first that it has"

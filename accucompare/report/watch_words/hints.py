@@ -14,12 +14,7 @@ from accucompare.findings.origins import DIVISIONS, LOGS, operator_name, snake
 from accucompare.numbers import DTYPES
 
 # with less range than float32, unlike bfloat16
-_HALVES = (
-    "float16",
-    "float8_e5m2",
-    "float8_e4m3fn",
-    "complex32",
-)
+_HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")
 _SATURATED = "saturated"
 _EXPLODED = 1e6
 

@@ -163,11 +163,7 @@ def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     run = main_run(ranks)
     if (
         run.end is not None
-        and run.end.ending
-        not in (
-            Ending.FINISHED,
-            Ending.FINDING,
-        )
+        and run.end.ending not in (Ending.FINISHED, Ending.FINDING)
         and not _is_told(ranks, run)
     ):
         console.print(Text(f"{_rank(ranks, run)}{said(run.ending)}"), soft_wrap=True)

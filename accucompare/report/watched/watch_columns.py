@@ -20,14 +20,7 @@ from accucompare.findings.log import (
     TrainingSetup,
 )
 from accucompare.report.table import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
-from accucompare.report.watch_words import (
-    answer,
-    called,
-    described,
-    hints_for,
-    said,
-    smallest,
-)
+from accucompare.report.watch_words import answer, called, described, hints_for, said, smallest
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 
@@ -157,13 +150,7 @@ FINDINGS = (
     Column("legal Inf in", lambda row: ", ".join(row.finding.legal), TEXT, 18),
     Column("what to try", _hints, TEXT, 90, "judgement"),
     Column("reproducer", lambda row: row.finding.reproducer, TEXT, 44, "judgement"),
-    Column(
-        "notes",
-        _notes,
-        TEXT,
-        60,
-        "judgement",
-    ),
+    Column("notes", _notes, TEXT, 60, "judgement"),
 )
 
 
@@ -264,13 +251,7 @@ STEPS = (
     Column("skipped", lambda row: _yes(row.skipped), TEXT, 9, "baseline"),
     Column("alarm", lambda row: _yes(row.alarm), TEXT, 8, "baseline"),
     Column("overflow flag", lambda row: _yes(row.step.overflowed), TEXT, 10, "not finite"),
-    Column(
-        "most of grad_norm",
-        _largest,
-        TEXT,
-        70,
-        "judgement",
-    ),
+    Column("most of grad_norm", _largest, TEXT, 70, "judgement"),
 )
 
 

@@ -243,9 +243,7 @@ def rule_limit(rule: StandardRule) -> str:
 
 
 def acceptance_trouble(
-    acceptance: Acceptance,
-    training: TrainingResult | None,
-    incomplete: Sequence[BesideGolden],
+    acceptance: Acceptance, training: TrainingResult | None, incomplete: Sequence[BesideGolden]
 ) -> str:
     """Why the standard cannot be judged."""
     return _trouble(acceptance, acceptance.trouble_of(training, incomplete), training, incomplete)

@@ -263,8 +263,5 @@ def _refined(finding: Finding, again: Finding) -> Finding:
         operator_tensors=again.operator_tensors,
         tensors=again.tensors or finding.tensors,
         legal=again.legal,
-        unseen=[
-            *finding.unseen,
-            *(each for each in again.unseen if each not in finding.unseen),
-        ],
+        unseen=[*finding.unseen, *(each for each in again.unseen if each not in finding.unseen)],
     )

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.log import (
-    OUTSIDE,
-    ModuleCall,
-    StepObservation,
-    WatchRemark,
-    What,
-    remark,
-)
+from accucompare.findings.log import OUTSIDE, ModuleCall, StepObservation, WatchRemark, What, remark
 from accucompare.live.around import collectives
 from accucompare.live.modules import Call, Listener, Modules
 from accucompare.watcher.looking.extrema import Extrema, Meter, is_hidden

@@ -22,11 +22,7 @@ from accucompare.findings.log import (
     Vitals,
     number,
 )
-from accucompare.live.autograd import (
-    Observer,
-    observe_backward,
-    observe_backward_no_more,
-)
+from accucompare.live.autograd import Observer, observe_backward, observe_backward_no_more
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves

@@ -84,10 +84,7 @@ def watch_case(
         except AccucompareError:
             raise
         # a sys.exit(0) in the user's code does not make the watch a success
-        except (
-            Exception,
-            SystemExit,
-        ) as error:
+        except (Exception, SystemExit) as error:
             if watch is None:
                 raise CaptureError(
                     f"{built.name}: the model raised while it was set up:"

@@ -122,14 +122,7 @@ class Lookout:
         name, call, type_, _ = place or OUTSIDE
         self._log.write(
             Alert(
-                kind,
-                text,
-                step,
-                name,
-                call,
-                type_,
-                None if value is None else number(value),
-                dtype,
+                kind, text, step, name, call, type_, None if value is None else number(value), dtype
             )
         )
         self.log(step, text)

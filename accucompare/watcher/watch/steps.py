@@ -343,10 +343,7 @@ class Watch:
         self._read()
         step = self._watcher.step
         # before the end of the step forgets them
-        losses = [
-            *self._vitals.losses,
-            *([] if loss is None else [loss]),
-        ]
+        losses = [*self._vitals.losses, *([] if loss is None else [loss])]
         self._reader.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
