@@ -3,6 +3,7 @@ the command line is made. Needs no torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
@@ -54,15 +55,56 @@ def _documented(kind: type[G]) -> type[G]:
 
 def group(kind: type[G], given: Any, name: str) -> G:
     """A group as a user gives it: whole, its first field alone, or ``None``. UsageError if it is
-    another group, or a number."""
+    something else."""
     if given is None:
         return kind()
-    if isinstance(given, kind):
-        return given
-    if isinstance(given, _GROUPS) or kind is Arithmetic:
-        found = f"{name} must be an accucompare.{kind.__name__}, but is a {type(given).__name__}"
-        raise UsageError(found)
+    if isinstance(given, kind) or not _may_be_first(kind, given):
+        return whole(kind, given, name)
     return kind(given)  # type: ignore[call-arg]
+
+
+def whole(kind: type[G], given: Any, name: str) -> G:
+    """A group that only stands as itself; UsageError that names its class if it is another."""
+    if not isinstance(given, kind):
+        found = "None" if given is None else f"a {type(given).__name__}"
+        raise UsageError(
+            f"{name} must be an accucompare.{kind.__name__}, such as"
+            f" {kind.__name__}({_EXAMPLES[kind.__name__]}), but is {found}"
+        )
+    return given
+
+
+def _may_be_first(kind: type, given: Any) -> bool:
+    """Whether a value may be the first field of a group that a user may give alone."""
+    if kind is Loop:
+        optimizers = given if isinstance(given, (list, tuple)) else [given]
+        return all(hasattr(each, "param_groups") for each in optimizers)
+    if kind in (StartFrom, FedWith):
+        return isinstance(given, (str, os.PathLike, Place))
+    return kind in (Recorded, LookAt) and isinstance(given, str)
+
+
+#: What a message shows of a class as an example of its use.
+_EXAMPLES = {
+    "Arithmetic": "deterministic=True",
+    "FedWith": '"golden", force=True',
+    "LocateOptions": 'only="encoder.*"',
+    "LookAt": '"op", every=10',
+    "Loop": "optimizer, scaler=scaler",
+    "Recorded": '"sketch", only="encoder.*"',
+    "StartFrom": '"golden", map="auto"',
+    "Tolerance": "rel_l2=1e-3",
+    "Work": "verify=True",
+}
+
+SEEDS = 1 << 32  # numpy's generator takes no larger seed
+
+
+def checked_seed(seed: Any, name: str) -> Any:
+    """A seed, or ``None``. UsageError if it is not a whole number that every generator takes."""
+    if seed is not None and (type(seed) is not int or not 0 <= seed < SEEDS):
+        raise UsageError(f"{name} must be a whole number from 0 to 2**32 - 1, but is {seed!r}")
+    return seed
 
 
 _ONLY = "only the layers that match. Can be given several times."
@@ -186,7 +228,7 @@ class Loop:
 class AskedOfCapture(Recorded, StartFrom, FedWith, Arithmetic):
     """All that is asked of a capture."""
 
-    seed: int | None = told(None, f"{_SEED}0]", between=(0, (1 << 32) - 1))
+    seed: int | None = told(None, f"{_SEED}0]", between=(0, SEEDS - 1))
     steps: int | str | Iterable[int] | Steps | None = told(  # ``Steps`` after the check
         None, f"{_STEPS}one for each of the case's inputs]", shown="N|LIST"
     )
@@ -309,6 +351,3 @@ class AskedOfWatch(LookAt):
     )
     like: str | Path | None = _as(StartFrom, "like")
     agree: bool = told(False, "Let ranks agree before each update, so that all stop at a finding.")
-
-
-_GROUPS = (Recorded, StartFrom, FedWith, Arithmetic, Loop, LookAt)

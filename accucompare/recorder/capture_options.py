@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.asked import Arithmetic, AskedOfCapture, FedWith, Recorded, StartFrom, group
+from accucompare.asked import (
+    Arithmetic,
+    AskedOfCapture,
+    FedWith,
+    Recorded,
+    StartFrom,
+    checked_seed,
+    group,
+)
 from accucompare.bundle.writing import QUEUE_BYTES
 from accucompare.compare.pairing import read_maps
 from accucompare.errors import UsageError
@@ -45,6 +53,7 @@ class CaptureOptions(AskedOfCapture):
             # a URL may hold credentials; a place shows itself without them
             if is_url(getattr(self, name)):
                 object.__setattr__(self, name, place_of(getattr(self, name)))
+        checked_seed(self.seed, "seed")
         if self.steps is not None and not isinstance(self.steps, Steps):
             object.__setattr__(self, "steps", _checked(Steps.of, "steps", self.steps))
         if self.roles is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -68,15 +70,60 @@ def test_a_group_is_given_whole_or_by_its_first_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "name", "example", "found"),
     [
-        ({"feed": ac.StartFrom("golden")}, "feed must be an accucompare.FedWith"),
-        ({"numerics": "hf32"}, "numerics must be an accucompare.Arithmetic, but is a str"),
+        ({"feed": ac.StartFrom("golden")}, "feed", "FedWith('golden'", "a StartFrom"),
+        ({"feed": {}}, "feed", "FedWith('golden'", "a dict"),
+        ({"start": {}}, "start", "StartFrom('golden'", "a dict"),
+        ({"record": {"mode": "stats"}}, "record", "Recorded('sketch'", "a dict"),
+        ({"numerics": "hf32"}, "numerics", "Arithmetic(deterministic=True)", "a str"),
+        ({"loop": 5}, "loop", "Loop(optimizer", "a int"),
     ],
 )
-def test_another_group_is_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_another_group_is_refused(
+    given: dict[str, Any], name: str, example: str, found: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
         ac.capture(None, tmp_path, **given)
+    told(str(refused.value), name, example, found)
+
+
+def told(message: str, name: str, example: str, found: str) -> None:
+    kind, message = example.partition("(")[0], message.replace('"', "'")
+    assert message.startswith(f"{name} must be an accucompare.{kind}, such as {example}")
+    assert message.endswith(f"), but is {found}")
+
+
+@pytest.mark.parametrize("given", [{"rel_l2": 1e-3}, 1e-3, None])
+def test_limits_that_are_no_tolerance_are_refused(given: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        ac.diff("golden", "npu", limits=given)
+    found = "None" if given is None else f"a {type(given).__name__}"
+    told(str(refused.value), "limits", "Tolerance(rel_l2=1e-3)", found)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "example"),
+    [
+        (partial(ac.diff, "golden", "npu", work={}), "work", "Work(verify=True)"),
+        (partial(ac.locate, "case.py", "cpu", options={}), "options", "LocateOptions(only="),
+        (partial(ac.watch, None, look={}), "look", "LookAt('op'"),
+    ],
+)
+def test_a_dict_in_place_of_a_group_is_refused(
+    call: Callable[[], Any], name: str, example: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        call()
+    told(str(refused.value), name, example, "a dict")
+
+
+@pytest.mark.parametrize("seed", ["a", -1, 1.5, True, 1 << 32, 2**70])
+def test_a_seed_that_no_generator_takes_is_refused(seed: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        ac.capture(None, tmp_path, seed=seed)
+    found = f"seed must be a whole number from 0 to 2**32 - 1, but is {seed!r}"
+    assert str(refused.value) == found
 
 
 def test_options_of_a_capture_need_no_torch() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from accucompare.asked import checked_seed
 from accucompare.bundle.reading import open_bundle
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
@@ -396,8 +397,7 @@ def moved(arguments: CallArguments, device: torch.device, casting: Casting) -> C
 
 
 def _seed_everything(seed: int) -> None:
-    if not 0 <= seed < 1 << 32:
-        raise UsageError(f"--seed {seed}: must be between 0 and 2**32 - 1")
+    checked_seed(seed, "seed")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
