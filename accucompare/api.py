@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accucompare.asked import whole
+from accucompare.asked import whole_group
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
@@ -213,8 +213,8 @@ def diff(
         >>> comparison.passed, comparison.first_divergence.place
         (False, 'stem.0 output')
     """
-    whole(Tolerance, limits, "limits")
-    whole(Work, work, "work")
+    whole_group(Tolerance, limits, "limits")
+    whole_group(Work, work, "work")
     for name, value, other in (("atol", atol, limits.atol), ("rtol", rtol, limits.rtol)):
         if value is not None and other is not None:
             raise UsageError(f"{name} is given twice: {value} by itself, and {other} in limits")

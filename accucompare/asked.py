@@ -59,11 +59,11 @@ def group(kind: type[G], given: Any, name: str) -> G:
     if given is None:
         return kind()
     if isinstance(given, kind) or not _may_be_first(kind, given):
-        return whole(kind, given, name)
+        return whole_group(kind, given, name)
     return kind(given)  # type: ignore[call-arg]
 
 
-def whole(kind: type[G], given: Any, name: str) -> G:
+def whole_group(kind: type[G], given: Any, name: str) -> G:
     """A group that only stands as itself; UsageError that names its class if it is another."""
     if not isinstance(given, kind):
         found = "None" if given is None else f"a {type(given).__name__}"

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from accucompare.bundle.format import SERIES_ROLES, Record
 from accucompare.compare.limits import Rule
-from accucompare.compare.pairing import Model, Renaming, clashes, renaming_matches, unused
+from accucompare.compare.pairing import Model, Renaming, clashes, renaming_leads, renaming_matches
 from accucompare.compare.preflight_facts import (
+    FindingFact,
+    LeadsNowhere,
     MapClash,
     MapsProposed,
     MapsTaken,
@@ -20,14 +22,20 @@ from accucompare.selection import Selection
 
 
 def unused_options(
-    renamings: list[Renaming], selection: Selection, records: list[Record], model: Model
+    renamings: list[Renaming],
+    selection: Selection,
+    records: tuple[list[Record], list[Record]],
+    models: tuple[Model, Model],
 ) -> list[PreflightFinding]:
-    names = {record.name for record in records}
-    found = [
-        MatchesNothing("map", renaming.text)
-        for renaming in unused(renamings, names)
-        if not renaming_matches(renaming, model)
-    ]
+    """Findings about maps and selections without effect on golden's and the candidate's records."""
+    names, others = ({record.name for record in side} for side in records)
+    found: list[FindingFact] = []
+    for renaming in renamings:
+        new = {renaming.apply(name) for name in names} - {None}
+        if not new and not renaming_matches(renaming, models[0]):
+            found.append(MatchesNothing("map", renaming.text))
+        elif not new & others and not renaming_leads(renaming, *models):
+            found.append(LeadsNowhere(renaming.text))
     found += [
         MatchesNothing("only", glob)
         for glob in selection.only

@@ -364,7 +364,10 @@ def _findings(
     alone = [row for row in compared if judge.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
     findings += unused_options(
-        renamings, options.selection, opened.golden_records, opened.models[0]
+        renamings,
+        options.selection,
+        (opened.golden_records, opened.candidate_records),
+        opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     return findings + judge.findings(golden, candidate, renamings, alone, len(compared))

@@ -389,6 +389,12 @@ class MatchesNothing(FindingFact, frozen=True):
     value: str
 
 
+class LeadsNowhere(FindingFact, frozen=True):
+    """A map that matches layers of golden and gives none a name that the candidate has."""
+
+    map: str
+
+
 class RuleJudgesNothing(FindingFact, frozen=True):
     """A rule of a tolerance file, by its number, that applies to no record."""
 

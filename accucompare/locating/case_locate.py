@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accucompare.api import Comparison
-from accucompare.asked import LocateOptions, whole
+from accucompare.asked import LocateOptions, whole_group
 from accucompare.bundle.reading import open_bundle
 from accucompare.case import file_of
 from accucompare.compare.pairing import read_maps
@@ -74,7 +74,7 @@ def locate(
         dtype=None if dtype is None else _candidate_type(dtype),
         out=place_of(out),
         overwrite=overwrite,
-        options=whole(LocateOptions, options, "options"),
+        options=whole_group(LocateOptions, options, "options"),
         announce=_LOGGER.info,
     )
     return locate_case(setup)

@@ -19,7 +19,6 @@ from accucompare.compare.pairing.align import (
     pair_records,
     rename_parameter,
     tupled,
-    unused,
 )
 from accucompare.errors import UsageError
 from tests.compare.builder import item
@@ -203,11 +202,6 @@ def test_the_first_map_that_matches_wins() -> None:
 def test_two_layers_mapped_to_one_leave_the_second_alone() -> None:
     pairs = pair_records([record("a"), record("b")], [record("x")], [Renaming.parse("*=x")])
     assert names(pairs) == [("a", "x"), ("b", None)]
-
-
-def test_maps_that_match_nothing_are_known() -> None:
-    renamings = [Renaming.parse("a=x"), Renaming.parse("no*=y*")]
-    assert [renaming.text for renaming in unused(renamings, ["a", "b"])] == ["no*=y*"]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,13 @@ def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_a_map_that_leads_to_no_layer_is_reported(tmp_path: Path) -> None:
+    comparison = compare(tmp_path, chain("a", "b"), chain("a", "c"), map=["a=zzz", "b=c"])
+    assert [(each.topic, each.message, each.serious) for each in comparison.preflight] == [
+        ("map", "--map a=zzz leads to no layer of the candidate", False)
+    ]
+
+
 def test_a_tolerance_rule_that_judges_nothing_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 1.0\n[[rule]]\nlayer = "b*"\nrel_l2 = 1e-9\n')

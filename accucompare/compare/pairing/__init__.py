@@ -11,7 +11,6 @@ from accucompare.compare.pairing.align import (
     rename,
     rename_parameter,
     tupled,
-    unused,
     with_parameter,
 )
 from accucompare.compare.pairing.choices import (
@@ -31,6 +30,7 @@ from accucompare.compare.pairing.renames import (
     options,
     read_maps,
     renamed_model,
+    renaming_leads,
     renaming_matches,
     signatures_of,
 )
@@ -68,10 +68,10 @@ __all__ = [
     "rename",
     "rename_parameter",
     "renamed_model",
+    "renaming_leads",
     "renaming_matches",
     "signatures_of",
     "tupled",
-    "unused",
     "with_parameter",
     "with_paths_of",
 ]

@@ -244,16 +244,6 @@ def argument_path(path: str, names: Sequence[str]) -> str:
     return f"{names[int(position)]}{dot}{rest}"
 
 
-def unused(renamings: Iterable[Renaming], names: Iterable[str]) -> list[Renaming]:
-    """The renamings that match none of the names."""
-    names = set(names)
-    return [
-        renaming
-        for renaming in renamings
-        if not any(renaming.apply(name) is not None for name in names)
-    ]
-
-
 def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
     """A layer's new name by the first renaming that matches; ``None`` if none does."""
     return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)

@@ -134,6 +134,11 @@ def renaming_matches(renaming: Renaming, model: Model) -> bool:
     return next(_targets(renaming, model), None) is not None
 
 
+def renaming_leads(renaming: Renaming, golden: Model, own: Model) -> bool:
+    """Whether a map leads to a module, a parameter or a buffer that the other model has."""
+    return any(new in (own.get(kind) or {}) for kind, new in _targets(renaming, golden))
+
+
 def _targets(renaming: Renaming, golden: Model) -> Iterator[tuple[str, str]]:
     """A map's new names of golden's modules, parameters and buffers, each with its table's name."""
     for kind, new_name in _KINDS.items():

@@ -86,6 +86,7 @@ _TOPICS = {
     facts.NotInBaseline: "baseline",
     facts.OtherModel: "model",
     facts.MapClash: "map",
+    facts.LeadsNowhere: "map",
     facts.MapsTaken: "map",
     facts.MapsProposed: "map",
     facts.RuleJudgesNothing: "tolerances",
@@ -266,6 +267,8 @@ def _of_options(fact: FindingFact) -> str:
             return f"the candidate calls some of golden's layers otherwise{advice(maps)}"
         case facts.MatchesNothing(option, value):
             return f"--{option} {value} matches none of golden's layers"
+        case facts.LeadsNowhere(text):
+            return f"--map {text} leads to no layer of the candidate"
         case facts.RuleJudgesNothing(file, number):
             return (
                 f"{file}, rule {number}, applies to none of the candidate's records, so its limit"
