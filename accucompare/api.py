@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accucompare.asked import whole_group
+from accucompare.bundle.format import bundle_around
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
@@ -18,7 +19,7 @@ from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.remarks import LimitSource
 from accucompare.compare.result import Result
-from accucompare.errors import UsageError
+from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, local, place_of
 from accucompare.report.words import NamedCulprit, ToldFinding
 from accucompare.selection import Selection, Standard
@@ -118,42 +119,51 @@ class Comparison(Result):
         """Write the Excel report and return its path.
 
         Raises:
-            ReportError: if it cannot be written.
+            ReportError: if it lies in a bundle, has another ending, or cannot be written.
         """
         from accucompare.report.excel import write_excel
 
-        return self._written(write_excel(self, local(path)))
+        return self._written(write_excel(self, self._place(path)))
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one HTML file that needs no network, and return its path.
 
         Raises:
-            ReportError: if it cannot be written.
+            ReportError: if it lies in a bundle, has another ending, or cannot be written.
         """
         from accucompare.report.page import write_comparison_page
 
-        return self._written(write_comparison_page(self, local(path)))
+        return self._written(write_comparison_page(self, self._place(path)))
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON (JSON lines, a row each, if the path ends in ``.jsonl`` or
         ``.ndjson``), and return its path.
 
         Raises:
-            ReportError: if it cannot be written.
+            ReportError: if it lies in a bundle, has another ending, or cannot be written.
         """
         from accucompare.report.files import write_json
 
-        return write_json(self, local(path))
+        return write_json(self, self._place(path))
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write every row as Parquet, with the columns of the sheet *Layers*, and return its path.
 
         Raises:
-            ReportError: if pyarrow is missing, or the file cannot be written.
+            ReportError: if pyarrow is missing, or as ``to_json``.
         """
         from accucompare.report.files import write_parquet
 
-        return write_parquet(self, local(path))
+        return write_parquet(self, self._place(path))
+
+    def _place(self, given: str | Path) -> Path:
+        """Where to write. ReportError if that is in one of the compared bundles, or in another."""
+        path = local(given)
+        sides = (self.golden, self.candidate, self.baseline)
+        bundle = bundle_around(path, [side.path for side in sides if side is not None])
+        if bundle is not None:
+            raise ReportError(f"{path}: lies in the bundle {bundle}; choose another path")
+        return path
 
     def _written(self, path: Path) -> Path:
         self.reports.insert(0, path)

@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from accucompare.errors import ReportError, UsageError
@@ -17,6 +18,38 @@ from accucompare.storage_errors import FULL, cure_of
 #: Stands for standard output.
 STDOUT = Path("-")
 _MOST_LINKS = 40  # as in Linux
+
+
+@dataclass(frozen=True)
+class Endings:
+    """How names of files of one kind end; any other name may be of a file that is someone's."""
+
+    kind: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        *others, last = self.known
+        return f"{', '.join(others)} or {last}" if others else last
+
+    def fit(self, path: Path) -> bool:
+        """Whether a path has one, or is a stream. A directory gets its own message later."""
+        return path.suffix.lower() in self.known or is_stream(path) or os.path.isdir(path)
+
+    def refuse_other(self, path: Path) -> None:
+        """Raise ReportError if a path has none of them."""
+        if not self.fit(path):
+            raise ReportError(
+                f"{path}: {self.kind} name must end in {self}, such as"
+                f" {path.stem or 'report'}{self.known[0]}"
+            )
+
+
+ROW_LINES = (".jsonl", ".ndjson")
+JSON_FILE = Endings("a JSON file's", (".json",))
+COMPARISON_FILE = Endings("a JSON file's", (".json", *ROW_LINES))
+PARQUET_FILE = Endings("a Parquet file's", (".parquet",))
+EXCEL_FILE = Endings("an Excel report's", (".xlsx",))
+PAGE_FILE = Endings("a page's", (".html",))
 
 
 def written_whole(

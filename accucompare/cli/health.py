@@ -11,8 +11,9 @@ from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
-from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write
+from accucompare.cli.outputs import is_page, logs_of, refuse_file, refuse_places, reports_to_write
 from accucompare.errors import UsageError
+from accucompare.files import JSON_FILE
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -60,6 +61,7 @@ def health(
             "--json": json_path,
         }
     )
+    refuse_file("--json", json_path, JSON_FILE)
     from accucompare.findings.analysis import read
     from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 

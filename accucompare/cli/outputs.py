@@ -11,7 +11,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from accucompare.errors import ReportError, UsageError
-from accucompare.files import is_stdout, is_stream, same_place
+from accucompare.files import (
+    COMPARISON_FILE,
+    PARQUET_FILE,
+    Endings,
+    is_stdout,
+    is_stream,
+    same_place,
+)
 from accucompare.places import Place
 
 if TYPE_CHECKING:
@@ -55,6 +62,15 @@ def _refuse_report(report: Path) -> None:
     _refuse_unwritable("--report", report)
 
 
+def refuse_file(option: str, path: Path | None, endings: Endings) -> None:
+    """Raise UsageError if a file's name has another ending, ReportError if it cannot be written."""
+    if path is None:
+        return
+    if not endings.fit(path):
+        raise UsageError(f"{option} {path}: must end in {endings}")
+    _refuse_unwritable(option, path)
+
+
 def _refuse_unwritable(option: str, path: Path) -> None:
     """Raise ReportError if a file cannot be written there, before hours of captures."""
     if is_stream(path):
@@ -96,9 +112,8 @@ class Outputs(NamedTuple):
             bundles,
             inputs,
         )
-        for option, path in (("--json", self.json), ("--parquet", self.parquet)):
-            if path is not None:
-                _refuse_unwritable(option, path)
+        refuse_file("--json", self.json, COMPARISON_FILE)
+        refuse_file("--parquet", self.parquet, PARQUET_FILE)
         if self.parquet is not None:
             from accucompare.report.files import require_pyarrow
 
@@ -125,7 +140,7 @@ def refuse_places(
         bundles: directories that will hold bundles; existing bundles are recognised.
         inputs: files that are read; several options may name the same one.
     """
-    from accucompare.bundle.format import holds_bundle
+    from accucompare.bundle.format import bundle_around
 
     listed = (
         (option, paths if isinstance(paths, tuple) else (paths,))
@@ -140,16 +155,10 @@ def refuse_places(
                     f"{option} {path}: is the same file as {other} {earlier}; choose another"
                     f" {option}"
                 )
-        if is_stream(path):
-            continue
-        reserved = {
-            Path(os.path.realpath(bundle)) for bundle in bundles if isinstance(bundle, Path)
-        }
-        for folder in Path(os.path.realpath(path)).parents:
-            if folder in reserved or holds_bundle(folder):
-                raise UsageError(
-                    f"{option} {path}: lies in the bundle {folder}; choose another {option}"
-                )
+        if (folder := bundle_around(path, bundles)) is not None:
+            raise UsageError(
+                f"{option} {path}: lies in the bundle {folder}; choose another {option}"
+            )
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import threading
@@ -16,7 +17,9 @@ import numpy as np
 import openpyxl
 import pytest
 
+import accucompare as ac
 from accucompare.bundle.writing.directory import forget_previous, prepare_directory
+from accucompare.errors import ReportError
 from tests.attacks.conftest import Command, Done
 from tests.compare.builder import item, write
 from tests.findings.logs import end, found, start, step
@@ -429,4 +432,43 @@ def test_what_is_read_is_not_written_over(
     done = command(*arguments)
     assert (done.code, done.out) == (2, "")
     assert "choose another --json" in done.err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "endings"),
+    [
+        ("--json", "case.py", ".json, .jsonl or .ndjson"),
+        ("--json", "weights.parquet", ".json, .jsonl or .ndjson"),
+        ("--parquet", "case.py", ".parquet"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_written_over(
+    command: Command, tmp_path: Path, option: str, name: str, endings: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    for side in ("golden", "npu"):
+        write(tmp_path / side, [item("fc", [1.0])])
+    before = contents(tmp_path)
+    done = command("diff", "golden", "npu", option, name)
+    found = f"accucompare: {option} {name}: must end in {endings}\n"
+    assert (done.code, done.out, done.err) == (2, "", found)
+    write_file = getattr(ac.diff(tmp_path / "golden", tmp_path / "npu"), f"to_{option[2:]}")
+    with pytest.raises(ReportError, match=f"name must end in {re.escape(endings)}, such as"):
+        write_file(tmp_path / name)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "excel", "html"])
+@pytest.mark.parametrize("side", ["golden", "candidate", "baseline", "other"])
+def test_no_report_is_written_into_a_bundle(tmp_path: Path, kind: str, side: str) -> None:
+    for name in ("golden", "candidate", "baseline", "other"):
+        write(tmp_path / name, [item("fc", [1.0])])
+    comparison = ac.diff(
+        tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline"
+    )
+    before = contents(tmp_path)
+    for name in ("manifest.json", "rank0/x"):
+        with pytest.raises(ReportError, match=f"lies in the bundle .*{side}; choose another path"):
+            getattr(comparison, f"to_{kind}")(tmp_path / side / name)
     assert contents(tmp_path) == before

@@ -584,7 +584,7 @@ def test_an_interrupt_says_what_is_not_written_and_leaves_nothing(
 
     monkeypatch.setattr("accucompare.report.files.json.with_producers", interrupted)
     monkeypatch.setattr("accucompare.report.files.parquet.value_blocks", interrupted)
-    done = command("diff", "golden", "npu", "--report", "none", f"--{kind}", "x")
+    done = command("diff", "golden", "npu", "--report", "none", f"--{kind}", f"x.{kind}")
     assert done.code == 130
-    assert "interrupted; x is not written" in done.err
+    assert f"interrupted; x.{kind} is not written" in done.err
     assert sorted(each.name for each in bundles.iterdir()) == ["golden", "npu"]

@@ -13,6 +13,7 @@ from accucompare.bundle.format.manifest import (
     Manifest,
     StepEntry,
     StepSeries,
+    bundle_around,
     holds_bundle,
     manifests_of,
 )
@@ -113,6 +114,7 @@ __all__ = [
     "TrainingState",
     "Unfed",
     "Windows",
+    "bundle_around",
     "display_name",
     "holds_bundle",
     "manifests_of",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from accucompare.bundle.format.capture_facts import Code, Feed, Options
 from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, checked_count
 from accucompare.bundle.format.saved_training import SavedAndStarted
 from accucompare.errors import BundleError
-from accucompare.files import replace_whole
+from accucompare.files import is_stream, replace_whole
 from accucompare.numbers import Count
 from accucompare.places import Place, ServerAnswer, Url, is_file
 from accucompare.selection import RoleGroup, Steps
@@ -56,6 +57,16 @@ def holds_bundle(directory: Place) -> bool:
     except (BundleError, OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def bundle_around(path: Path, made: Iterable[Place] = ()) -> Path | None:
+    """The bundle that a file lies in, or would: one of those that are ``made``, or any that is
+    there. A stream lies in none."""
+    if is_stream(path):
+        return None
+    reserved = {Path(os.path.realpath(bundle)) for bundle in made if isinstance(bundle, Path)}
+    folders = Path(os.path.realpath(path)).parents
+    return next((each for each in folders if each in reserved or holds_bundle(each)), None)
 
 
 def sealed(content: dict[str, Any]) -> bytes:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from accucompare.compare.result import Result
-from accucompare.errors import ReportError
-from accucompare.files import is_stream
+from accucompare.files import EXCEL_FILE
 from accucompare.report.contents import (
     all_layers,
     divergence,
@@ -27,12 +25,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
         ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be
             written.
     """
-    # a directory gets its own message first
-    if path.suffix.lower() != ".xlsx" and not os.path.isdir(path) and not is_stream(path):
-        raise ReportError(
-            f"{path}: an Excel report's name must end in .xlsx, such as"
-            f" {path.stem or 'report'}.xlsx"
-        )
+    EXCEL_FILE.refuse_other(path)
     found = overview_of(comparison)
     layers = all_layers(comparison, found)
     sheets: list[Page | Table] = [

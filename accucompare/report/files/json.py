@@ -19,7 +19,7 @@ from accucompare.compare.origins import Culprit, with_producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
-from accucompare.files import written_whole
+from accucompare.files import COMPARISON_FILE, written_whole
 from accucompare.report.files.written_comparison import is_lines
 from accucompare.report.table import overview_of
 from accucompare.report.words import (
@@ -41,8 +41,9 @@ def write_json(comparison: Result, path: Path) -> Path:
     with their number as ``row_count``, then a row each. One row is in memory at a time.
 
     Raises:
-        ReportError: if the file cannot be written.
+        ReportError: if the path has another ending, or the file cannot be written.
     """
+    COMPARISON_FILE.refuse_other(path)
     parts = _lines if is_lines(path) else _document
 
     def write(temporary: Path) -> None:

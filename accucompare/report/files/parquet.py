@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError
-from accucompare.files import written_whole
+from accucompare.files import PARQUET_FILE, written_whole
 from accucompare.report.files.json import head
 from accucompare.report.table import COLUMNS, COUNT, TEXT, Column, Value, value_blocks
 from accucompare.text import storable
@@ -41,8 +41,10 @@ def write_parquet(comparison: Result, path: Path) -> Path:
     metadata ``accucompare`` hold the first of the JSON lines.
 
     Raises:
-        ReportError: if pyarrow is missing, or the file cannot be written.
+        ReportError: if pyarrow is missing, the path has another ending, or the file cannot be
+            written.
     """
+    PARQUET_FILE.refuse_other(path)
     arrow, parquet = require_pyarrow()
     columns, kinds = zip(*_columns(arrow), strict=True)
     about = {**head(comparison), "row_count": len(comparison.rows)}

@@ -11,7 +11,7 @@ import msgspec
 from accucompare.bundle.format import Role
 from accucompare.compare.rows import Reason, Status
 from accucompare.errors import UsageError
-from accucompare.files import bounded
+from accucompare.files import ROW_LINES, bounded
 from accucompare.numbers import Count
 from accucompare.text import printable
 
@@ -120,7 +120,7 @@ def read_written(path: Path) -> Written:
 
 def is_lines(path: Path) -> bool:
     """Whether a file holds JSON lines: a head, and one row a line."""
-    return path.suffix.lower() in (".jsonl", ".ndjson")
+    return path.suffix.lower() in ROW_LINES
 
 
 def _of_lines(content: bytes) -> Written:

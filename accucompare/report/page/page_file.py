@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from accucompare.errors import ReportError
-from accucompare.files import is_stream, written_whole
+from accucompare.files import PAGE_FILE, written_whole
 from accucompare.report.page.page_data import PageData
 from accucompare.text import printable
 from accucompare.version import __version__
@@ -48,11 +46,7 @@ def write_page(
     Raises:
         ReportError: if the path is a directory or no ``.html``, or the file cannot be written.
     """
-    # a directory gets its own message first
-    if path.suffix.lower() != ".html" and not os.path.isdir(path) and not is_stream(path):
-        raise ReportError(
-            f"{path}: a page's name must end in .html, such as {path.stem or 'report'}.html"
-        )
+    PAGE_FILE.refuse_other(path)
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow to import
 
     style, script = (
