@@ -459,6 +459,15 @@ def test_a_file_of_another_kind_is_not_written_over(
     assert contents(tmp_path) == before
 
 
+def test_the_checklist_is_not_written_over_a_file_of_another_kind(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "case.py").write_text("mine")
+    done = command("health", "log", "--json", "case.py")
+    assert (done.code, done.err) == (2, "accucompare: --json case.py: must end in .json\n")
+    assert (tmp_path / "case.py").read_text() == "mine"
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet", "excel", "html"])
 @pytest.mark.parametrize("side", ["golden", "candidate", "baseline", "other"])
 def test_no_report_is_written_into_a_bundle(tmp_path: Path, kind: str, side: str) -> None:
