@@ -4,7 +4,7 @@ the command line is made. Needs no torch."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -77,7 +77,8 @@ def whole_group(kind: type[G], given: Any, name: str) -> G:
 def _may_be_first(kind: type, given: Any) -> bool:
     """Whether a value may be the first field of a group that a user may give alone."""
     if kind is Loop:
-        optimizers = given if isinstance(given, (list, tuple)) else [given]
+        several = isinstance(given, Collection) and not isinstance(given, (str, Mapping))
+        optimizers = given if several else [given]
         return all(hasattr(each, "param_groups") for each in optimizers)
     if kind in (StartFrom, FedWith):
         return isinstance(given, (str, os.PathLike, Place))
