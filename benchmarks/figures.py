@@ -190,7 +190,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
