@@ -302,7 +302,7 @@ def test_cases_that_cannot_be_run_are_refused(
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32])
 def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be between 0 and"):
+    with pytest.raises(UsageError, match="must be a whole number from 0 to"):
         capture_case(
             case("Case(nn.Linear(1, 1), torch.ones(1))"),
             tmp_path / "out",
