@@ -22,6 +22,7 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
+from accucompare.compare.layouts import Ranks, Unified, unify
 from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
 from accucompare.compare.origins import (
     Culprit,
@@ -178,6 +179,8 @@ class _Opened:
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
+    golden_ranks: Ranks | None
+    candidate_ranks: Ranks | None
 
     @property
     def fed(self) -> bool:
@@ -203,10 +206,14 @@ class _Paired(NamedTuple):
     """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    chosen: list[Pair]
+    unified: Unified
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+
+    @property
+    def chosen(self) -> list[Pair]:
+        return self.unified.pairs
 
 
 class _Assigned(NamedTuple):
@@ -238,6 +245,14 @@ def _open(
     golden_records, candidate_records = (
         _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
     )
+    ranks: list[Ranks | None] = [None, None]
+    if ours.manifest.ranks != theirs.manifest.ranks:
+        sides = (ours, golden_records), (theirs, candidate_records)
+        ranks = [Ranks.of(*side) if side[0].manifest.ranks > 1 else None for side in sides]
+        golden_records, candidate_records = (
+            records if own is None else own.first()
+            for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
+        )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
@@ -252,6 +267,7 @@ def _open(
         golden_records,
         candidate_records,
         damage,
+        *ranks,
     )
 
 
@@ -271,13 +287,9 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
-    return _Paired(
-        pairs,
-        [pair for pair in pairs if options.selection.allows(pair.record.name)],
-        renamings,
-        proposed,
-        parameters,
-    )
+    chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
+    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks)
+    return _Paired(pairs, unified, renamings, proposed, parameters)
 
 
 def _assign(
@@ -311,7 +323,8 @@ def _assign(
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.given or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    return _Assigned(_with_second_runs(tasks, again, steady), judge, beside)
+    tasks = _with_layouts(_with_second_runs(tasks, again, steady), paired.unified)
+    return _Assigned(tasks, judge, beside)
 
 
 def _judge(
@@ -449,6 +462,21 @@ def _with_second_runs(
     ]
 
 
+def _with_layouts(tasks: list[Task], unified: Unified) -> list[Task]:
+    """The tasks with what else the ranks' records may make up, or why they make up nothing."""
+    if not unified.others and not unified.unknown and unified.means == 1:
+        return tasks
+    return [
+        msgspec.structs.replace(
+            task,
+            arranged=unified.others.get(place, ()),
+            unknown=unified.unknown.get(place),
+            means=unified.means,
+        )
+        for place, task in enumerate(tasks)
+    ]
+
+
 def _count(pairs: list[Pair]) -> int:
     return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
 
@@ -539,6 +567,8 @@ def _rows(
                 None, Verdict(Reason.NOT_COMPARABLE, remarks=(Unreadable(str(outcome)),))
             )
         record = pair.record
+        if outcome.arranged is not None:
+            pair = msgspec.structs.replace(pair, candidate=outcome.arranged)
         verdict = origins.trace(record, outcome.verdict)
         metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
         rows.append(

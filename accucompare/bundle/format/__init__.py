@@ -2,6 +2,7 @@
 
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
+from accucompare.bundle.format.global_records import Box, Evidence, GlobalRecord, Terms
 from accucompare.bundle.format.manifest import (
     BASELINES,
     CONDITIONED,
@@ -94,8 +95,11 @@ __all__ = [
     "ZIP64_END",
     "ZIP64_FIELD",
     "ZIP64_LOCATOR",
+    "Box",
     "Component",
     "Error",
+    "Evidence",
+    "GlobalRecord",
     "Imported",
     "Key",
     "Layout",
@@ -111,6 +115,7 @@ __all__ = [
     "Started",
     "StepEntry",
     "StepSeries",
+    "Terms",
     "TrainingState",
     "Unfed",
     "Windows",

@@ -210,6 +210,8 @@ class Manifest:
             ``BundleWriter.close`` sets it.
         stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
+        mesh: this rank's index and the number of ranks along each dimension of parallelism, by its
+            name, the outermost first: ``{"dp": [1, 2], "tp": [0, 2]}``.
         series: this rank's training steps in numbers, in order; empty in older bundles.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
@@ -225,6 +227,7 @@ class Manifest:
     complete: bool = False
     stopped: dict[str, Any] | None = None
     ranks: int = 1
+    mesh: dict[str, list[int]] = field(default_factory=dict)
     steps: list[StepEntry] = field(default_factory=list)
     series: list[StepSeries] = field(default_factory=list)
     state: dict[str, Any] | None = None

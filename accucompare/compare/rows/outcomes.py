@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from accucompare.bundle.format import Key, Record, Role
+from accucompare.bundle.format import GlobalRecord, Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
@@ -49,6 +49,9 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     given: bool = False  # whether both models were given these values, in a dtype each
     proof: Proof | None = None  # where the baseline is not known to be proved
     conditioned: Record | None = None  # of golden's own code on rounded values
+    arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
+    means: int = 1  # ranks with a batch, and so a loss, of their own
+    unknown: PairRemark | None = None  # why the ranks' records cannot be put together
 
 
 class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -58,6 +61,7 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     verdict: Verdict
     baseline: float | None = None
     noise: float | None = None
+    arranged: Record | None = None  # the candidate's, put together as it was judged
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:

@@ -1,0 +1,93 @@
+"""Tensors of the global model, put together from the records of several ranks."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from accucompare.bundle.format.records import Record
+
+#: Records whose values add up; a single one is what it is.
+Terms = tuple[Record, ...]
+
+
+class Evidence(str, Enum):
+    """How it is known where the ranks' tensors lie."""
+
+    RECORDED = "recorded"
+    INFERRED = "inferred"  # from shapes, digests and the mesh
+    GIVEN = "given"
+
+
+class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A part of a global tensor, and the ranks' records that hold it.
+
+    Attributes:
+        start: the index of its first element in the global tensor.
+        terms: each of the box's shape.
+        factor: what the terms' sum is multiplied by.
+        replicas: what other ranks hold in place of the terms, and should be equal.
+    """
+
+    start: tuple[int, ...]
+    terms: Terms
+    factor: float = 1.0
+    replicas: tuple[Terms, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.terms[0].shape
+
+    @property
+    def same(self) -> bool:
+        """Whether the replicas hold the same bits."""
+        own = [record.digest for record in self.terms]
+        return all([record.digest for record in terms] == own for terms in self.replicas)
+
+
+class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
+    """A tensor of the global model, known by the key of its lowest rank with the rank 0.
+
+    Attributes:
+        boxes: its parts, which fill it.
+        evidence: how it is known where they lie.
+        axes: the dimensions of the mesh that shard it, by axis: ``((2, ("tp",)),)``.
+        reduced: how this comparison reduced what ranks hold: ``sum``, ``avg`` or ``""``.
+    """
+
+    boxes: tuple[Box, ...] = ()
+    evidence: Evidence = Evidence.RECORDED
+    axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    reduced: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether all replicas hold the same bits."""
+        return all(box.same for box in self.boxes)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that hold a part."""
+        return sorted(
+            {
+                record.rank
+                for box in self.boxes
+                for terms in (box.terms, *box.replicas)
+                for record in terms
+            }
+        )
+
+    def holders(self, index: tuple[int, ...]) -> list[int]:
+        """The ranks whose values make up an element."""
+        return next(
+            (
+                [record.rank for record in box.terms]
+                for box in self.boxes
+                if all(
+                    first <= at < first + length
+                    for at, first, length in zip(index, box.start, box.shape, strict=False)
+                )
+            ),
+            [],
+        )

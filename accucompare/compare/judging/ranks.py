@@ -1,0 +1,98 @@
+"""The verdict on a tensor that several ranks hold: which of them is wrong, or what is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord
+from accucompare.compare.layouts import reordered, scaled, with_replicas, with_sums
+from accucompare.compare.remarks import PairRemark, RanksDiffer, ReducedHere, Swapped, TimesRanks
+from accucompare.compare.rows import PairOutcome, Reason, Status, Task
+
+#: Judges the task with another tensor in the candidate's place.
+Judge = Callable[[GlobalRecord], PairOutcome]
+
+
+def settle_ranks(task: Task, outcome: PairOutcome, judge: Judge) -> PairOutcome:
+    """The outcome, after a look at replicas, sums and other arrangements of the ranks' tensors.
+
+    Args:
+        task: its candidate is a ``GlobalRecord``.
+        outcome: with the first rank's replicas in the likeliest arrangement.
+    """
+    candidate = task.pair.candidate
+    assert isinstance(candidate, GlobalRecord)
+    settled = _settled(task, candidate, outcome, judge)
+    if settled.verdict.status is Status.PASS:
+        return settled
+    for other in task.arranged:
+        found = _settled(task, other, judge(other), judge)
+        if found.verdict.status is Status.PASS:
+            return found
+    if (order := _order(candidate, judge)) is not None:
+        return _remarked(settled, Swapped(order))
+    return settled
+
+
+def _settled(
+    task: Task, candidate: GlobalRecord, outcome: PairOutcome, judge: Judge
+) -> PairOutcome:
+    """The outcome of one arrangement."""
+    outcome = replace(outcome, arranged=candidate)
+    gradient = candidate.role in GRADIENT_ROLES
+    if candidate.same:
+        if outcome.verdict.status is Status.FAIL and gradient and task.means > 1:
+            return _by_mean(task, candidate, judge) or outcome
+        return outcome
+    held = [(each, judge(each)) for each in with_replicas(candidate)]
+    wrong = [each for each, found in held if found.verdict.status is Status.FAIL]
+    worst = max((found for _, found in held), key=_error)
+    worst = replace(worst, arranged=candidate)
+    ranks = tuple(candidate.ranks)
+    if not wrong:
+        return _remarked(worst, RanksDiffer(ranks))
+    for summed in with_sums(candidate):
+        found = judge(summed)
+        if found.verdict.status is Status.PASS:
+            remark = ReducedHere(summed.reduced, ranks)
+            if gradient:
+                return _remarked(replace(found, arranged=summed), remark)
+            return _failed(worst, Reason.UNREDUCED, remark)
+    off = tuple(sorted({rank for each in wrong for rank in each.ranks}))
+    if len(wrong) < len(held):
+        return _failed(worst, Reason.RANKS_DISAGREE, RanksDiffer(ranks, off))
+    return _remarked(worst, RanksDiffer(ranks, off))
+
+
+def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome | None:
+    """The outcome if each rank's gradient is of the mean loss of its own batch."""
+    record = scaled(candidate, 1.0 / task.means)
+    found = judge(record)
+    if found.verdict.status is not Status.PASS:
+        return None
+    return _remarked(replace(found, arranged=record), TimesRanks(task.means))
+
+
+def _order(candidate: GlobalRecord, judge: Judge) -> tuple[int, ...] | None:
+    """The ranks in the order in which their parts pass."""
+    for order, record in reordered(candidate):
+        if judge(record).verdict.status is Status.PASS:
+            return tuple(candidate.boxes[number].terms[0].rank for number in order)
+    return None
+
+
+def _error(outcome: PairOutcome) -> tuple[bool, float]:
+    failed = outcome.verdict.status is Status.FAIL
+    return failed, 0.0 if outcome.metrics is None else outcome.metrics.rel_l2
+
+
+def _remarked(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
+    verdict = outcome.verdict
+    return replace(outcome, verdict=replace(verdict, remarks=(*verdict.remarks, remark)))
+
+
+def _failed(outcome: PairOutcome, reason: Reason, remark: PairRemark) -> PairOutcome:
+    verdict = replace(outcome.verdict, reason=reason, remarks=(remark,), evident=True)
+    return replace(outcome, verdict=verdict)

@@ -1,0 +1,27 @@
+"""How the ranks' records make up the tensors of the global model."""
+
+from accucompare.compare.layouts.arrange import IncompleteError, Mesh, arrangements
+from accucompare.compare.layouts.unify import (
+    Ranks,
+    Unified,
+    put_together,
+    reordered,
+    scaled,
+    unify,
+    with_replicas,
+    with_sums,
+)
+
+__all__ = [
+    "IncompleteError",
+    "Mesh",
+    "Ranks",
+    "Unified",
+    "arrangements",
+    "put_together",
+    "reordered",
+    "scaled",
+    "unify",
+    "with_replicas",
+    "with_sums",
+]
