@@ -39,7 +39,6 @@ from accucompare.bundle.format.records import (
     Layout,
     Record,
     Role,
-    Shard,
     display_name,
     same_line,
 )
@@ -51,6 +50,7 @@ from accucompare.bundle.format.saved_training import (
     Started,
     TrainingState,
 )
+from accucompare.bundle.format.shards import Shard, sketch_of_part
 from accucompare.bundle.format.zip_records import (
     COUNT_IN_ZIP64,
     END,
@@ -126,5 +126,6 @@ __all__ = [
     "open_lines",
     "open_source",
     "same_line",
+    "sketch_of_part",
     "stamp_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 import msgspec
@@ -25,19 +26,30 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         start: the index of its first element in the global tensor.
-        terms: each of the box's shape.
+        terms: of one shape.
         factor: what the terms' sum is multiplied by.
         replicas: what other ranks hold in place of the terms, and should be equal.
+        where: the box's first index and the one behind its last in each dimension of the terms; if
+            empty, it is all of them.
+        flat: whether it is a run of the flattened tensor.
     """
 
     start: tuple[int, ...]
     terms: Terms
     factor: float = 1.0
     replicas: tuple[Terms, ...] = ()
+    where: tuple[tuple[int, int], ...] = ()
+    flat: bool = False
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The shape of the terms; flattened if the box is of the flattened tensor."""
+        shape = self.terms[0].shape
+        return (math.prod(shape),) if self.flat else shape
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.terms[0].shape
+        return tuple(stop - first for first, stop in self.where) if self.where else self.part
 
     @property
     def same(self) -> bool:
@@ -80,14 +92,12 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
 
     def holders(self, index: tuple[int, ...]) -> list[int]:
         """The ranks whose values make up an element."""
-        return next(
-            (
-                [record.rank for record in box.terms]
-                for box in self.boxes
-                if all(
-                    first <= at < first + length
-                    for at, first, length in zip(index, box.start, box.shape, strict=False)
-                )
-            ),
-            [],
-        )
+        flat = 0
+        for at, length in zip(index, self.shape, strict=False):
+            flat = flat * length + at
+        for box in self.boxes:
+            place = (flat,) if box.flat else index
+            edges = zip(place, box.start, box.shape, strict=False)
+            if all(first <= at < first + length for at, first, length in edges):
+                return [record.rank for record in box.terms]
+        return []

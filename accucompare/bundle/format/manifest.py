@@ -34,7 +34,7 @@ FORMAT_VERSION = 1
 #: but refuse a newer format by its number.
 NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
 #: The same for a bundle with shards, which older versions would compare with any other shard.
-SHARDS_NEED = 3
+SHARDS_NEED = 5
 #: The newest format that this version reads.
 NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
 _SIZE_LIMIT = 64 << 20  # a manifest has a few lines per parameter; a longer file is no manifest
@@ -210,8 +210,6 @@ class Manifest:
             ``BundleWriter.close`` sets it.
         stopped: where and why it ended early: ``{"step", "module", "error"}``.
         ranks: how many processes captured together.
-        mesh: this rank's index and the number of ranks along each dimension of parallelism, by its
-            name, the outermost first: ``{"dp": [1, 2], "tp": [0, 2]}``.
         series: this rank's training steps in numbers, in order; empty in older bundles.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if
             not saved.
@@ -220,6 +218,8 @@ class Manifest:
         model: class, mode, modules, modules never called, parameters and buffers with their
             digests.
         inputs: per step, the root module's inputs with their digests.
+        mesh: this rank's index along each dimension of parallelism, and how many ranks lie along
+            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told, and in older bundles.
         notes: what went differently than a reader would assume, one sentence each.
     """
 
@@ -227,7 +227,6 @@ class Manifest:
     complete: bool = False
     stopped: dict[str, Any] | None = None
     ranks: int = 1
-    mesh: dict[str, list[int]] = field(default_factory=dict)
     steps: list[StepEntry] = field(default_factory=list)
     series: list[StepSeries] = field(default_factory=list)
     state: dict[str, Any] | None = None
@@ -235,6 +234,7 @@ class Manifest:
     environment: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mesh: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -404,6 +404,7 @@ class Manifest:
             _expect(known.get("steps", []), list, "steps")
             known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
             known["series"] = _typed(known.get("series", []), list[StepSeries])
+            known["mesh"] = _typed(known.get("mesh", {}), dict[str, tuple[Count, Count]])
             manifest = cls(**known)
             manifest.check()
             # older versions wrote ``complete`` before the last step was there
@@ -428,6 +429,9 @@ class Manifest:
             checked_count(entry.records)
             _expect(entry.digest, str, "the digest of a step")
             _expect(entry.partial, bool, "partial of a step")
+        for name, (index, size) in self.mesh.items():
+            if not index < size <= self.ranks:
+                raise ValueError(f"index {index} of {size} along {name[:40]!r} of the mesh")
         if len({entry.step for entry in self.steps}) < len(self.steps):
             raise ValueError("steps holds one step twice")
         numbers = [entry.step for entry in self.series]

@@ -20,18 +20,24 @@ _KEPT = 64 << 20
 
 
 class Span(NamedTuple):
-    """``count`` runs of ``length`` elements, ``stride`` apart in the whole.
+    """``number`` runs of ``length`` elements, ``stride`` apart in the whole.
 
     Attributes:
         at: where the first one begins in the whole.
-        own: where it begins in the part, in which they follow one another.
+        own, apart: where it begins in the part, and how far apart they are there.
     """
 
-    count: int
+    number: int
     stride: int
     length: int
     at: int
     own: int
+    apart: int
+
+    @property
+    def end(self) -> int:
+        """The element behind the last one in the part."""
+        return self.own + (self.number - 1) * self.apart + self.length
 
 
 class _Kept(threading.local):
@@ -128,12 +134,10 @@ class GlobalTensor:
         bits = np.empty(stop - start, self._dtype.storage)
         for box, parts in self._boxes:
             for span in spans(self._shape, box, start, stop):
-                found = self._values(box, parts, span.own, span.own + span.count * span.length)
-                step = bits.itemsize
-                runs = np.lib.stride_tricks.as_strided(
-                    bits[span.at - start :], (span.count, span.length), (span.stride * step, step)
+                found = self._values(box, parts, span.own, span.end)
+                _runs(bits[span.at - start :], span, span.stride)[:] = _runs(
+                    found, span, span.apart
                 )
-                runs[:] = found.reshape(runs.shape)
         return bits
 
     def _values(self, box: Box, parts: list[_Part], first: int, last: int) -> Array:
@@ -141,7 +145,9 @@ class GlobalTensor:
         bits = [part.elements(first, last, self._kept) for part in parts]
         if len(bits) == 1 and box.factor == 1.0:
             return bits[0]
-        total = sum(_wide(widen(each, self._dtype)) for each in bits)
+        total = np.zeros_like(_wide(widen(bits[0], self._dtype)))
+        for each in bits:
+            total += _wide(widen(each, self._dtype))
         return _rounded(total if box.factor == 1.0 else total * box.factor, self._dtype)
 
 
@@ -149,47 +155,72 @@ def spans(shape: tuple[int, ...], box: Box, start: int, stop: int) -> Iterator[S
     """Where elements ``start`` to ``stop`` of a tensor lie in one of its boxes, in order."""
     if not math.prod(box.shape):
         return
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    axis, length = len(shape), 1
-    while axis and box.shape[axis - 1] == shape[axis - 1]:
+    whole = (math.prod(shape),) if box.flat else shape
+    strides, own_strides = _strides(whole), _strides(box.part)
+    axis, length = len(whole), 1
+    while axis and box.shape[axis - 1] == whole[axis - 1] == box.part[axis - 1]:
         axis -= 1
-        length *= shape[axis]
+        length *= whole[axis]
     if axis:
         axis -= 1
         length *= box.shape[axis]
-    levels: list[tuple[int, int]] = []  # numbers of runs and their strides, the innermost first
+    levels: list[_Level] = []  # the innermost first
     for outer in reversed(range(axis)):
-        count, stride = box.shape[outer], strides[outer]
-        if levels and levels[-1][0] * levels[-1][1] == stride:
-            levels[-1] = levels[-1][0] * count, levels[-1][1]
-        else:
-            levels.append((count, stride))
-    first = sum(index * stride for index, stride in zip(box.start, strides, strict=True))
-    yield from _spans(levels, length, first, 0, start, stop)
+        level = _Level(box.shape[outer], strides[outer], own_strides[outer])
+        if levels and levels[-1].is_followed_by(level):
+            inner = levels.pop()
+            level = inner._replace(number=inner.number * level.number)
+        levels.append(level)
+    first = sum(at * stride for at, stride in zip(box.start, strides, strict=True))
+    own = sum(at * stride for (at, _), stride in zip(box.where, own_strides, strict=False))
+    yield from _spans(levels, length, first, own, start, stop)
+
+
+class _Level(NamedTuple):
+    """So many equal things, and how far apart they are in the whole and in the part."""
+
+    number: int
+    stride: int
+    apart: int
+
+    def is_followed_by(self, outer: _Level) -> bool:
+        """Whether an outer level goes on with the same distances."""
+        return (self.number * self.stride, self.number * self.apart) == outer[1:]
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _spans(
-    levels: list[tuple[int, int]], length: int, at: int, own: int, start: int, stop: int
+    levels: list[_Level], length: int, at: int, own: int, start: int, stop: int
 ) -> Iterator[Span]:
     """The spans of the runs that begin at ``at``, cut to what lies between start and stop."""
     if not levels:
         first, last = max(start, at), min(stop, at + length)
         if first < last:
-            yield Span(1, 0, last - first, first, own + first - at)
+            yield Span(1, 0, last - first, first, own + first - at, 0)
         return
-    *inner, (count, stride) = levels
-    within = sum((many - 1) * apart for many, apart in inner) + length  # from first to last element
-    size = length * math.prod(many for many, _ in inner)
+    *inner, (number, stride, apart) = levels
+    within = sum((each.number - 1) * each.stride for each in inner) + length
     low = max(0, (start - at - within) // stride + 1)
-    high = min(count, -((at - stop) // stride))
+    high = min(number, -((at - stop) // stride))
     while low < high:
         whole = not inner and at + low * stride >= start
         if whole and (many := min(high, (stop - length - at) // stride + 1) - low) > 0:
-            yield Span(many, stride, length, at + low * stride, own + low * size)
+            yield Span(many, stride, length, at + low * stride, own + low * apart, apart)
             low += many
         else:
-            yield from _spans(inner, length, at + low * stride, own + low * size, start, stop)
+            yield from _spans(inner, length, at + low * stride, own + low * apart, start, stop)
             low += 1
+
+
+def _runs(values: Array, span: Span, stride: int) -> Array:
+    """A view of a span's runs."""
+    step = values.itemsize
+    return np.lib.stride_tricks.as_strided(
+        values, (span.number, span.length), (stride * step, step)
+    )
 
 
 def _wide(values: Array) -> Array:

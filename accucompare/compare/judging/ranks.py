@@ -1,4 +1,4 @@
-"""The verdict on a tensor that several ranks hold: which of them is wrong, or what is left to do."""
+"""The verdict on a tensor of several ranks: which of them is wrong, or what is left to do."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, Evidence, Manifest, Record, Terms
+from accucompare.bundle.format import Box, Evidence, Manifest, Record, Shard, Terms
 
 #: The name of the only dimension of a mesh that no manifest describes.
 UNKNOWN = "rank"
@@ -134,7 +135,7 @@ def _units(records: Mapping[int, Record], mesh: Mesh) -> tuple[list[_Unit], tupl
 
 def _recorded(place: tuple[int, ...], records: Iterable[Record], mesh: Mesh) -> _Unit:
     """The tensor that records with shards make up."""
-    sums: dict[tuple[int, ...], dict[tuple[int, ...], list[Record]]] = {}
+    sums: dict[Shard, dict[tuple[int, ...], list[Record]]] = {}
     shape: tuple[int, ...] = ()
     for record in records:
         shard = record.shard
@@ -142,29 +143,35 @@ def _recorded(place: tuple[int, ...], records: Iterable[Record], mesh: Mesh) -> 
         shape = shard.shape
         if math.prod(record.shape) or not math.prod(shape):
             aside = mesh.along(record.rank, mesh.without(shard.over))
-            sums.setdefault(shard.start, {}).setdefault(aside, []).append(record)
+            sums.setdefault(shard, {}).setdefault(aside, []).append(record)
     boxes = []
-    for start, terms in sorted(sums.items()):
+    for shard, terms in sums.items():
         own, *others = map(tuple, terms.values())
-        shard = own[0].shard
-        assert shard is not None
         if any(len(each) != mesh.count(shard.over) for each in (own, *others)):
             raise IncompleteError
         factor = 1.0 / len(own) if shard.partial == "avg" else 1.0
-        boxes.append(Box(start, own, factor, tuple(others)))
+        for where, start in shard.boxes(own[0].shape):
+            edges = tuple((each.start, each.stop) for each in where)
+            boxes.append(Box(start, own, factor, tuple(others), edges, shard.flat))
     if not _fill(boxes, shape):
         raise IncompleteError
     return _Unit(place, shape, tuple(boxes))
 
 
 def _fill(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """Whether boxes within a tensor hold each element once."""
-    return sum(math.prod(box.shape) for box in boxes) == math.prod(shape) and not any(
-        all(
-            max(a, b) < min(a + m, b + n)
-            for a, m, b, n in zip(one.start, one.shape, other.start, other.shape, strict=True)
-        )
-        for one, other in itertools.combinations(boxes, 2)
+    """Whether boxes hold each element of a tensor once."""
+    places = tuple((box.start, box.shape) for box in boxes)
+    return _places_fill(places, math.prod(shape))
+
+
+@lru_cache(maxsize=1 << 12)
+def _places_fill(
+    places: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], elements: int
+) -> bool:
+    """Whether boxes, each with its first index and its shape, are disjoint and hold so many."""
+    return sum(math.prod(shape) for _, shape in places) == elements and not any(
+        all(max(a, b) < min(a + m, b + n) for a, m, b, n in zip(*one, *other, strict=False))
+        for one, other in itertools.combinations(places, 2)
     )
 
 
@@ -214,12 +221,12 @@ def _side_by_side(
         return None
     starts = {}
     for axis, found in lengths.items():
-        ends = itertools.accumulate((found[place] for place in sorted(found)), initial=0)
+        ends = itertools.accumulate((found[each] for each in sorted(found)), initial=0)
         starts[axis] = dict(zip(sorted(found), ends, strict=False))
     boxes = []
-    for place, same in alike.items():
+    for places, same in alike.items():
         offset = [0] * len(shape)
-        for axis, at in zip(axes, place, strict=True):
+        for axis, at in zip(axes, places, strict=True):
             offset[axis] = starts[axis][at]
         for number in range(len(same[0].boxes)):
             box = _with_replicas(same, number)

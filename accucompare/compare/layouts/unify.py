@@ -69,7 +69,7 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
             unified.pairs.append(pair)
             continue
         shape = pair.golden.shape
-        sides = []
+        sides: list[Sequence[Record]] = []
         for ranks, record in ((golden, pair.golden), (candidate, pair.candidate)):
             if ranks is None:
                 sides.append([record])
@@ -89,7 +89,9 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
         (ours, *_), (theirs, *others) = sides
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
-            unified.others[place] = tuple(others)
+            unified.others[place] = tuple(
+                other for other in others if isinstance(other, GlobalRecord)
+            )
     return unified._replace(means=_means(unified.pairs, candidate))
 
 
@@ -152,7 +154,7 @@ def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> 
 
 
 def _statistics(boxes: Sequence[Box]) -> Statistics | None:
-    """The statistics of values side by side; ``None`` if sums are to be made, or parts have none."""
+    """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     parts = [box.terms[0].statistics for box in boxes]
     known = [each for each in parts if each is not None]
     if len(known) < len(parts) or any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):

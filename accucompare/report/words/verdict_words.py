@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.format import Layout, Record
@@ -52,6 +52,9 @@ MEANING = {
     Reason.NOT_DETERMINISTIC: (
         "over its limit, but no more than two runs of the candidate differ from each other"
     ),
+    Reason.RANKS_DISAGREE: "ranks that should hold the same values do not; some are right",
+    Reason.UNREDUCED: "each rank has its term of a sum or a mean that is golden's value",
+    Reason.INCOMPLETE: "parts of the global tensor are missing",
 }
 
 #: Follows "judged", for a row without recorded values.
@@ -315,7 +318,43 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    return (
+        _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    )
+
+
+def _of_ranks(remark: PairRemark) -> str:
+    """How the ranks' tensors make up golden's; ``""`` for any other remark."""
+    match remark:
+        case remarks.PartsMissing(ranks):
+            return f"parts are missing or overlap: only {_ranks(ranks)} recorded it"
+        case remarks.UnknownLayout(shapes):
+            held = ", ".join(str(list(shape)) for shape in shapes)
+            return f"the ranks hold {held}, which fill golden's tensor in no known way"
+        case remarks.RanksDiffer(ranks, ()):
+            return f"{_ranks(ranks)} hold it, and differ by rounding"
+        case remarks.RanksDiffer(ranks, wrong):
+            return f"{_ranks(ranks)} hold it; wrong on {_ranks(wrong)}"
+        case remarks.ReducedHere(how, ranks):
+            word = "mean" if how == "avg" else how
+            return f"the {word} of what {_ranks(ranks)} hold is golden's value"
+        case remarks.Swapped(ranks):
+            order = ", ".join(map(str, ranks))
+            return f"golden's value is made of the parts of ranks {order}, in this order"
+        case remarks.TimesRanks(times):
+            return f"{times} times golden's, as each rank's loss is the mean of its own batch"
+        case _:
+            return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 0``, ``ranks 0 and 1``, ``ranks 0 to 7``."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) == 1:
+        return f"rank {first}"
+    if len(ranks) > 2 and last - first == len(ranks) - 1:
+        return f"ranks {first} to {last}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {last}"
 
 
 def _why_alone(remark: PairRemark) -> str:
