@@ -248,7 +248,9 @@ def _open(
     ranks: list[Ranks | None] = [None, None]
     if ours.manifest.ranks != theirs.manifest.ranks:
         sides = (ours, golden_records), (theirs, candidate_records)
-        ranks = [Ranks.of(*side) if side[0].manifest.ranks > 1 else None for side in sides]
+        ranks = [
+            Ranks.of(*side, sides[0]) if side[0].manifest.ranks > 1 else None for side in sides
+        ]
         golden_records, candidate_records = (
             records if own is None else own.first()
             for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
@@ -464,7 +466,7 @@ def _with_second_runs(
 
 def _with_layouts(tasks: list[Task], unified: Unified) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if not unified.others and not unified.unknown and unified.means == 1:
+    if not unified.others and not unified.unknown and not unified.means:
         return tasks
     return [
         msgspec.structs.replace(

@@ -22,8 +22,8 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Attributes:
         shape: of the whole.
         start: the index in the whole of the part's first element; of a flat part its position.
-        partial: ``""`` for values of the whole itself; ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or
-            ``"product"`` for this rank's term of such a reduction; another word for one that no
+        partial: ``""`` for values of the whole itself; ``"sum"``, ``"avg"``, ``"max"``, ``"min"``
+            or ``"product"`` for this rank's term of such a reduction; another word for one that no
             reader knows.
         over: the mesh's dimensions over which it is partial.
         mesh: all dimensions of the tensor's own mesh; over those that neither cut it nor make it

@@ -43,7 +43,7 @@ def _settled(
     outcome = replace(outcome, arranged=candidate)
     gradient = candidate.role in GRADIENT_ROLES
     if candidate.same:
-        if outcome.verdict.status is Status.FAIL and gradient and task.means > 1:
+        if outcome.verdict.status is Status.FAIL and gradient:
             return _by_mean(task, candidate, judge) or outcome
         return outcome
     held = [(each, judge(each)) for each in with_replicas(candidate)]
@@ -53,7 +53,7 @@ def _settled(
     ranks = tuple(candidate.ranks)
     if not wrong:
         return _remarked(worst, RanksDiffer(ranks))
-    for summed in with_sums(candidate):
+    for summed in with_sums(candidate, task.means):
         found = judge(summed)
         if found.verdict.status is Status.PASS:
             remark = ReducedHere(summed.reduced, ranks)
@@ -68,11 +68,12 @@ def _settled(
 
 def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome | None:
     """The outcome if each rank's gradient is of the mean loss of its own batch."""
-    record = scaled(candidate, 1.0 / task.means)
-    found = judge(record)
-    if found.verdict.status is not Status.PASS:
-        return None
-    return _remarked(replace(found, arranged=record), TimesRanks(task.means))
+    for divisor in task.means:
+        record = scaled(candidate, 1.0 / divisor)
+        found = judge(record)
+        if found.verdict.status is Status.PASS:
+            return _remarked(replace(found, arranged=record), TimesRanks(divisor))
+    return None
 
 
 def _order(candidate: GlobalRecord, judge: Judge) -> tuple[int, ...] | None:

@@ -1,6 +1,7 @@
 """How the ranks' records make up the tensors of the global model."""
 
-from accucompare.compare.layouts.arrange import IncompleteError, Mesh, arrangements
+from accucompare.compare.layouts.arrange import IncompleteError, arrangements
+from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.unify import (
     Ranks,
     Unified,

@@ -4,57 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, Evidence, Manifest, Record, Shard, Terms
-
-#: The name of the only dimension of a mesh that no manifest describes.
-UNKNOWN = "rank"
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """The ranks' places along the dimensions of parallelism.
-
-    Attributes:
-        sizes: by the dimension's name, the outermost first.
-        places: of each rank, in that order.
-    """
-
-    sizes: Mapping[str, int]
-    places: Mapping[int, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, manifests: Mapping[int, Manifest], ranks: int) -> Mesh:
-        """The mesh of a bundle; one dimension of all ranks if its manifests tell no other."""
-        meshes = {rank: manifest.mesh for rank, manifest in manifests.items()}
-        first = next(iter(meshes.values()), {})
-        names = list(first)
-        sizes = {name: size for name, (_, size) in first.items()}
-        if math.prod(sizes.values()) != ranks or any(
-            list(mesh) != names for mesh in meshes.values()
-        ):
-            return cls({UNKNOWN: ranks}, {rank: (rank,) for rank in range(ranks)})
-        return cls(
-            sizes, {rank: tuple(mesh[name][0] for name in names) for rank, mesh in meshes.items()}
-        )
-
-    def along(self, rank: int, dimensions: Iterable[str]) -> tuple[int, ...]:
-        """A rank's place along some dimensions."""
-        place = dict(zip(self.sizes, self.places[rank], strict=True))
-        return tuple(place[name] for name in dimensions)
-
-    def without(self, dimensions: Iterable[str]) -> tuple[str, ...]:
-        """The other dimensions."""
-        return tuple(name for name in self.sizes if name not in set(dimensions))
-
-    def count(self, dimensions: Iterable[str]) -> int:
-        """How many ranks there are along some dimensions."""
-        return math.prod(self.sizes[name] for name in dimensions)
+from accucompare.bundle.format import Box, Evidence, Record, Shard, Terms
+from accucompare.compare.layouts.batches import Holder
+from accucompare.compare.layouts.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -84,13 +42,13 @@ class _Unit:
 
 
 def arrangements(
-    records: Mapping[int, Record], mesh: Mesh, shape: tuple[int, ...]
+    records: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
 ) -> list[Arrangement]:
     """The ways to fill a tensor of a shape with ranks' records, the likeliest first; maybe none.
 
     Args:
-        records: of one value, by rank.
-        mesh: of all ranks.
+        records: of one value, by rank and call of the model.
+        mesh: of all of these.
         shape: of the global tensor.
 
     Raises:
@@ -102,47 +60,48 @@ def arrangements(
         boxes = tuple(_with_replicas(units, number) for number in numbers)
         return [Arrangement(boxes, Evidence.INFERRED if left else Evidence.RECORDED)]
     found = [
-        _side_by_side(units, left, axes, shape)
-        for axes in _assignments(units[0].shape, shape, mesh, left)
+        each
+        for axes in _assignments(units[0].shape, shape, left)
+        if (each := _side_by_side(units, left, axes, shape, mesh)) is not None
     ]
-    if len(units) < mesh.count(left) and not any(found):
+    if len(units) < mesh.count(left) and not found:
         raise IncompleteError
-    return sorted(
-        (one for one in found if one is not None),
-        key=lambda one: not all(box.same for box in one.boxes),
-    )
+    return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
 
 
-def _units(records: Mapping[int, Record], mesh: Mesh) -> tuple[list[_Unit], tuple[str, ...]]:
+def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], tuple[str, ...]]:
     """What the recorded layouts make up, and the dimensions that they do not know."""
     shards = [record.shard for record in records.values()]
     first = shards[0]
     known = [name for name in mesh.sizes if first is not None and name in first.mesh]
     if not known or None in shards:
-        return (
-            [
-                _Unit(mesh.places[rank], record.shape, (Box((0,) * len(record.shape), (record,)),))
-                for rank, record in records.items()
-            ],
-            tuple(mesh.sizes),
-        )
+        return [
+            _Unit(mesh.places[holder], record.shape, (_box_of(record),))
+            for holder, record in records.items()
+        ], tuple(mesh.sizes)
     left = mesh.without(known)
-    groups: dict[tuple[int, ...], list[Record]] = {}
-    for rank, record in records.items():
-        groups.setdefault(mesh.along(rank, left), []).append(record)
+    groups: dict[tuple[int, ...], dict[Holder, Record]] = {}
+    for holder, record in records.items():
+        groups.setdefault(mesh.along(holder, left), {})[holder] = record
     return [_recorded(place, group, mesh) for place, group in groups.items()], left
 
 
-def _recorded(place: tuple[int, ...], records: Iterable[Record], mesh: Mesh) -> _Unit:
+def _box_of(record: Record) -> Box:
+    """A whole record as a box."""
+    edges = tuple((0, length) for length in record.shape)
+    return Box((0,) * len(record.shape), (record,), where=edges)
+
+
+def _recorded(place: tuple[int, ...], records: Mapping[Holder, Record], mesh: Mesh) -> _Unit:
     """The tensor that records with shards make up."""
     sums: dict[Shard, dict[tuple[int, ...], list[Record]]] = {}
     shape: tuple[int, ...] = ()
-    for record in records:
+    for holder, record in records.items():
         shard = record.shard
         assert shard is not None
         shape = shard.shape
         if math.prod(record.shape) or not math.prod(shape):
-            aside = mesh.along(record.rank, mesh.without(shard.over))
+            aside = mesh.along(holder, mesh.without(shard.over))
             sums.setdefault(shard, {}).setdefault(aside, []).append(record)
     boxes = []
     for shard, terms in sums.items():
@@ -185,7 +144,7 @@ def _with_replicas(units: Sequence[_Unit], number: int) -> Box:
 
 
 def _assignments(
-    local: tuple[int, ...], shape: tuple[int, ...], mesh: Mesh, left: tuple[str, ...]
+    local: tuple[int, ...], shape: tuple[int, ...], left: tuple[str, ...]
 ) -> Iterator[dict[int, tuple[str, ...]]]:
     """The ways to shard the axes that are not the whole's over dimensions of the mesh."""
     if len(local) != len(shape):
@@ -205,11 +164,14 @@ def _side_by_side(
     left: tuple[str, ...],
     axes: dict[int, tuple[str, ...]],
     shape: tuple[int, ...],
+    mesh: Mesh,
 ) -> Arrangement | None:
     """Units put side by side along the sharded axes; ``None`` if they do not fill the whole."""
     lengths: dict[int, dict[tuple[int, ...], int]] = {axis: {} for axis in axes}
     alike: dict[tuple[tuple[int, ...], ...], list[_Unit]] = {}
     for unit in sorted(units, key=lambda each: each.place):
+        if len(unit.shape) != len(shape):
+            return None
         place = dict(zip(left, unit.place, strict=True))
         along = {axis: tuple(place[name] for name in names) for axis, names in axes.items()}
         for axis, whole in enumerate(shape):
@@ -219,19 +181,58 @@ def _side_by_side(
         alike.setdefault(tuple(along.values()), []).append(unit)
     if any(sum(found.values()) != shape[axis] for axis, found in lengths.items()):
         return None
-    starts = {}
-    for axis, found in lengths.items():
-        ends = itertools.accumulate((found[each] for each in sorted(found)), initial=0)
-        starts[axis] = dict(zip(sorted(found), ends, strict=False))
-    boxes = []
+    runs = {axis: _runs(found, axes[axis], mesh) for axis, found in lengths.items()}
+    boxes: list[Box] = []
     for places, same in alike.items():
-        offset = [0] * len(shape)
-        for axis, at in zip(axes, places, strict=True):
-            offset[axis] = starts[axis][at]
+        along = dict(zip(axes, places, strict=True))
         for number in range(len(same[0].boxes)):
             box = _with_replicas(same, number)
-            start = tuple(a + b for a, b in zip(offset, box.start, strict=True))
-            boxes.append(replace(box, start=start))
+            boxes += _moved(box, {axis: runs[axis][place] for axis, place in along.items()})
     if sum(math.prod(box.shape) for box in boxes) != math.prod(shape):
         return None
     return Arrangement(tuple(boxes), Evidence.INFERRED, axes)
+
+
+#: Neighbouring indices of the whole: the first, and how many.
+_Runs = tuple[tuple[int, int], ...]
+
+
+def _runs(
+    lengths: Mapping[tuple[int, ...], int], names: tuple[str, ...], mesh: Mesh
+) -> dict[tuple[int, ...], _Runs]:
+    """Where each place's indices along an axis lie in the whole: as its rows of the batch do, or
+    one place after the other."""
+    if names == (mesh.batch,):
+        found: dict[tuple[int, ...], _Runs] = {}
+        for (place,), length in lengths.items():
+            each, rest = divmod(length, sum(count for _, count in mesh.rows[place]))
+            if rest:
+                break
+            found[(place,)] = tuple((at * each, count * each) for at, count in mesh.rows[place])
+        else:
+            return found
+    places = sorted(lengths)
+    starts = itertools.accumulate((lengths[place] for place in places), initial=0)
+    return {place: ((start, lengths[place]),) for place, start in zip(places, starts, strict=False)}
+
+
+def _moved(box: Box, runs: Mapping[int, _Runs]) -> Iterator[Box]:
+    """A unit's box where its sharded axes' runs lie in the whole: one box for each run."""
+    cut = [
+        [
+            (axis, at, max(end - count, first), min(end, first + length), end - count)
+            for (at, count), end in zip(
+                own, itertools.accumulate(count for _, count in own), strict=True
+            )
+            for first, length in [(box.start[axis], box.shape[axis])]
+            if max(end - count, first) < min(end, first + length)
+        ]
+        for axis, own in runs.items()
+    ]
+    for pieces in itertools.product(*cut):
+        start, where = list(box.start), list(box.where)
+        for axis, at, first, last, begins in pieces:
+            start[axis] = at + first - begins
+            edge = where[axis][0] + first - box.start[axis]
+            where[axis] = edge, edge + last - first
+        yield replace(box, start=tuple(start), where=tuple(where))

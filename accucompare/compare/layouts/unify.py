@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, GlobalRecord, Key, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Box, GlobalRecord, Key, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.layouts.arrange import Arrangement, IncompleteError, Mesh, arrangements
+from accucompare.compare.layouts.arrange import Arrangement, IncompleteError, arrangements
+from accucompare.compare.layouts.batches import Holder, rows_of_ranks
+from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
@@ -21,21 +23,86 @@ _MOST_REORDERED = 4
 
 
 class Ranks(NamedTuple):
-    """The records of all ranks of a bundle, by the key with the rank 0; and the mesh."""
+    """The records of all ranks of a bundle.
 
-    groups: Mapping[Key, Mapping[int, Record]]
+    Attributes:
+        groups: by the key of golden's record: rank 0, and golden's call.
+        mesh: of the ranks.
+        batches: of the calls of the model, by golden's step and call; where the rows are known.
+    """
+
+    groups: Mapping[Key, Mapping[Holder, Record]]
     mesh: Mesh
+    batches: Mapping[Holder, Mesh]
 
     @classmethod
-    def of(cls, bundle: Bundle, records: Iterable[Record]) -> Ranks:
-        groups: dict[Key, dict[int, Record]] = {}
+    def of(
+        cls, bundle: Bundle, records: Sequence[Record], golden: tuple[Bundle, Sequence[Record]]
+    ) -> Ranks:
+        """Args: ``golden``: if it is of one rank, whose batch the ranks share."""
+        mesh = Mesh.of(bundle.manifests, bundle.manifest.ranks)
+        rows = rows_of_ranks(golden, (bundle, records)) if golden[0].manifest.ranks == 1 else {}
+        batches: dict[Holder, Mesh] = {}
+        for step, held in rows.items():
+            found = {
+                call: mesh.of_rows({at: each for at, each in held.items() if each.call == call})
+                for call in {each.call for each in held.values()}
+            }
+            if all(found.values()):
+                batches |= {(step, call): each for call, each in found.items() if each is not None}
+            else:
+                rows[step] = {}
+        times = _calls_of_model(records)
+        groups: dict[Key, dict[Holder, Record]] = {}
         for record in records:
-            groups.setdefault(record.key._replace(rank=0), {})[record.rank] = record
-        return cls(groups, Mesh.of(bundle.manifests, bundle.manifest.ranks))
+            key, holder = record.key._replace(rank=0), (record.rank, 0)
+            if record.role not in UPDATE_ROLES and rows.get(record.step):
+                call, own = divmod(record.call, times[record.step, record.name])
+                held_rows = rows[record.step].get((record.rank, call))
+                if held_rows is not None:
+                    holder = record.rank, call
+                    key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
+            groups.setdefault(key, {})[holder] = record
+        return cls(groups, mesh, batches)
 
     def first(self) -> list[Record]:
-        """Each value's record of its lowest rank, as if it were of rank 0."""
-        return [replace(group[min(group)], rank=0) for group in self.groups.values()]
+        """Each value's record of its first rank and call, as if it were golden's."""
+        found = []
+        for key, group in self.groups.items():
+            record, parent = group[min(group)], None
+            if record.parent is not None:
+                parent = (
+                    record.parent[0],
+                    key.call if record.parent[1] == record.call else (record.parent[1]),
+                )
+            found.append(replace(record, rank=0, call=key.call, parent=parent))
+        return found
+
+    def mesh_of(self, record: Record) -> Mesh:
+        """The mesh that a value's holders are places of."""
+        if record.role in UPDATE_ROLES:
+            return self.mesh
+        return next(
+            (
+                batch
+                for (step, _), batch in self.batches.items()
+                if step == record.step and batch.places.keys() >= self.groups[record.key].keys()
+            ),
+            self.mesh,
+        )
+
+
+def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
+    """How often each module is called in a call of the model, by step and name."""
+    calls: dict[tuple[int, str], int] = {}
+    for record in records:
+        if record.role not in UPDATE_ROLES:
+            place = record.step, record.name
+            calls[place] = max(calls.get(place, 0), record.call + 1)
+    return {
+        (step, name): max(1, count // calls.get((step, ""), 1))
+        for (step, name), count in calls.items()
+    }
 
 
 class Unified(NamedTuple):
@@ -45,13 +112,13 @@ class Unified(NamedTuple):
         pairs: as given, with ``GlobalRecord`` where a side has several ranks.
         others: further arrangements of the candidate's ranks, by the pair's place.
         unknown: why a pair cannot be put together, by its place.
-        means: how many ranks have a batch of their own.
+        means: what a mean over the ranks' batches may divide by.
     """
 
     pairs: list[Pair]
     others: dict[int, tuple[GlobalRecord, ...]]
     unknown: dict[int, PairRemark]
-    means: int = 1
+    means: tuple[int, ...] = ()
 
 
 def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) -> Unified:
@@ -77,9 +144,9 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
             group = ranks.groups[record.key]
             shape = _whole_shape(group) if ranks is golden else shape
             try:
-                sides.append(put_together(group, ranks.mesh, shape))
+                sides.append(put_together(group, ranks.mesh_of(record), shape))
             except IncompleteError:
-                unified.unknown[place] = PartsMissing(tuple(sorted(group)))
+                unified.unknown[place] = PartsMissing(tuple(sorted({rank for rank, _ in group})))
             if not sides[-1]:
                 shapes = tuple(dict.fromkeys(each.shape for each in group.values()))
                 unified.unknown[place] = UnknownLayout(shapes)
@@ -95,31 +162,37 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
     return unified._replace(means=_means(unified.pairs, candidate))
 
 
-def _means(pairs: Iterable[Pair], ranks: Ranks | None) -> int:
-    """How many ranks have a batch of their own, by how the model's inputs are sharded."""
-    inputs = (
-        pair.candidate
-        for pair in pairs
-        if isinstance(pair.candidate, GlobalRecord)
-        and not pair.candidate.name
-        and pair.candidate.role is Role.INPUT
-    )
-    counts = [
-        ranks.mesh.count(name for _, names in record.axes for name in names)
-        for record in inputs
-        if ranks is not None
-    ]
-    return max(counts, default=1)
+def _means(pairs: Iterable[Pair], ranks: Ranks | None) -> tuple[int, ...]:
+    """What a mean over the ranks' batches may divide by: ranks, calls, or both."""
+    if ranks is None:
+        return ()
+    if ranks.batches:
+        rows = next(iter(ranks.batches.values()))
+        many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
+        counts = many | {rows.sizes[rows.batch], math.prod(many)}
+    else:
+        inputs = (
+            pair.candidate
+            for pair in pairs
+            if isinstance(pair.candidate, GlobalRecord)
+            and not pair.candidate.name
+            and pair.candidate.role is Role.INPUT
+        )
+        counts = {
+            ranks.mesh.count(name for _, names in record.axes for name in names)
+            for record in inputs
+        }
+    return tuple(sorted(counts - {1}, reverse=True))
 
 
-def _whole_shape(group: Mapping[int, Record]) -> tuple[int, ...]:
+def _whole_shape(group: Mapping[Holder, Record]) -> tuple[int, ...]:
     """The shape of the global tensor, as golden's ranks tell it."""
     record = group[min(group)]
     return record.shape if record.shard is None else record.shard.shape
 
 
 def put_together(
-    group: Mapping[int, Record], mesh: Mesh, shape: tuple[int, ...]
+    group: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
 ) -> list[GlobalRecord]:
     """The global tensors of a shape that ranks' records may make up, the likeliest first.
 
@@ -179,17 +252,19 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     )
 
 
-def with_sums(record: GlobalRecord) -> Iterator[GlobalRecord]:
-    """The tensor with the replicas' values added up, and with their mean."""
+def with_sums(record: GlobalRecord, means: Iterable[int]) -> Iterator[GlobalRecord]:
+    """The tensor with the replicas' values added up, and with their means."""
     terms = [
         (*box.terms, *(term for terms in box.replicas for term in terms)) for box in record.boxes
     ]
-    for reduced, factor in (("sum", 1.0), ("avg", 1.0 / (1 + len(record.boxes[0].replicas)))):
+    for divisor in dict.fromkeys((1, *means, 1 + len(record.boxes[0].replicas))):
         boxes = (
-            replace(box, terms=all_terms, factor=box.factor * factor, replicas=())
+            replace(box, terms=all_terms, factor=box.factor / divisor, replicas=())
             for box, all_terms in zip(record.boxes, terms, strict=True)
         )
-        yield replace(_without_digest(record), boxes=tuple(boxes), reduced=reduced)
+        yield replace(
+            _without_digest(record), boxes=tuple(boxes), reduced="sum" if divisor == 1 else "avg"
+        )
 
 
 def with_replicas(record: GlobalRecord) -> Iterator[GlobalRecord]:

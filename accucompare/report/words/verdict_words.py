@@ -318,9 +318,7 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return (
-        _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
-    )
+    return _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
 
 
 def _of_ranks(remark: PairRemark) -> str:
