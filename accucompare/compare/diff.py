@@ -22,7 +22,7 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import Ranks, Unified, unify
+from accucompare.compare.layouts import Ranks, Unified, as_one, unify, without_parts
 from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
 from accucompare.compare.origins import (
     Culprit,
@@ -107,6 +107,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         opened = _open(stack, golden, candidate, baseline, options)
         paired = _pair(opened, options)
+        opened = _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         compared, judge = _compared(rows), assigned.judge
@@ -292,6 +293,15 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
     chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks)
     return _Paired(pairs, unified, renamings, proposed, parameters)
+
+
+def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
+    """The bundles with manifests of the global model, where one has several ranks."""
+    golden, candidate, ranks = opened.golden, opened.candidate, opened.candidate_ranks
+    if ranks is None or opened.golden_ranks is not None:
+        return opened
+    candidate = as_one(candidate, ranks, paired.chosen, golden.manifest)
+    return replace(opened, golden=without_parts(golden, candidate), candidate=candidate)
 
 
 def _assign(

@@ -1,6 +1,7 @@
 """How the ranks' records make up the tensors of the global model."""
 
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
+from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.unify import (
     Ranks,
@@ -19,10 +20,12 @@ __all__ = [
     "Ranks",
     "Unified",
     "arrangements",
+    "as_one",
     "put_together",
     "reordered",
     "scaled",
     "unify",
     "with_replicas",
     "with_sums",
+    "without_parts",
 ]

@@ -1,0 +1,156 @@
+"""A bundle of several ranks, described as if one device had made it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts.unify import Ranks
+from accucompare.compare.pairing import Pair
+from accucompare.numbers import same_fingerprint
+
+_TABLES = ("parameters", "buffers")
+
+
+def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest) -> Bundle:
+    """The bundle with one manifest, of the global model.
+
+    Parameters that no rank holds whole are left out: their values are compared as rows.
+
+    Args:
+        ranks: its records.
+        pairs: with the bundle as the candidate, put together.
+        golden: the manifest of the one device whose batch the ranks share.
+    """
+    manifests = bundle.manifests
+    first = manifests[min(manifests)]
+    stopped = next((each.stopped for each in manifests.values() if not each.complete), None)
+    model = {**first.model, **{kind: _shared(manifests.values(), kind) for kind in _TABLES}}
+    whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
+    steps = {step for step, _ in ranks.batches}
+    merged = replace(
+        first,
+        complete=bundle.complete,
+        stopped=stopped,
+        ranks=1,
+        model=model,
+        inputs=golden.inputs if steps else {},
+        series=[
+            _series(entry, manifests.values(), pairs, golden, entry.step in steps, whole)
+            for entry in first.series
+        ],
+    )
+    one = copy.copy(bundle)
+    one.manifest, one.manifests = merged, {0: merged}
+    return one
+
+
+def without_parts(golden: Bundle, candidate: Bundle) -> Bundle:
+    """Golden without the parameters that the candidate's merged manifest leaves out."""
+    manifest = golden.manifest
+    model = dict(manifest.model)
+    for kind in _TABLES:
+        kept = candidate.manifest.model[kind]
+        held = model.get(kind) or {}
+        model[kind] = {name: entry for name, entry in held.items() if name in kept}
+    if len(model["parameters"]) == len(manifest.model.get("parameters") or {}):
+        return golden
+    series = [msgspec.structs.replace(entry, weights=None) for entry in manifest.series]
+    trimmed = replace(manifest, model=model, series=series)
+    one = copy.copy(golden)
+    one.manifest, one.manifests = trimmed, {**golden.manifests, 0: trimmed}
+    return one
+
+
+def _shared(manifests: Iterable[Manifest], kind: str) -> dict[str, Any]:
+    """The entries of a table that all ranks hold whole and alike."""
+    first, *others = [manifest.model.get(kind) or {} for manifest in manifests]
+    return {
+        name: entry
+        for name, entry in first.items()
+        if "shard" not in entry
+        and all(name in table and same_fingerprint(entry, table[name]) for table in others)
+    }
+
+
+def _series(
+    first: StepSeries,
+    manifests: Iterable[Manifest],
+    pairs: Sequence[Pair],
+    golden: Manifest,
+    same_rows: bool,
+    whole: bool,
+) -> StepSeries:
+    """One step's numbers of the global model.
+
+    The gradient norm is that of the gradients put together; a rank knows its own parts only.
+
+    Args:
+        same_rows: whether the ranks were given golden's rows.
+        whole: whether each rank holds all parameters whole.
+    """
+    entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
+    theirs = next((each for each in golden.series if each.step == first.step), None)
+    norm = _norm(pairs, first.step, theirs)
+    clipped = _clipping(entries)
+    return msgspec.structs.replace(
+        first,
+        losses=_losses(entries, () if theirs is None else theirs.losses),
+        grad_norm=norm,
+        clipped_norm=None if norm is None or clipped is None else norm * clipped,
+        batch=theirs.batch if same_rows and theirs is not None else None,
+        weights=first.weights if whole else None,
+    )
+
+
+def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
+    """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
+    averaged: whichever is nearer."""
+    held = [entry.losses for entry in entries if entry.losses]
+    if not held or len({len(losses) for losses in held}) > 1:
+        return ()
+    means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
+    if len(golden) != 1 or len(means) == 1:
+        return tuple(means)
+    total = math.fsum(means)
+    return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
+
+
+def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float | None:
+    """The L2 norm of the gradients put together; ``None`` unless golden's make up golden's norm."""
+    sides: tuple[list[float], list[float]] = [], []
+    for pair in pairs:
+        record = pair.golden
+        if record is None or (record.role, record.step) != (Role.PARAM_GRAD, step):
+            continue
+        norms = [_l2(each) for each in (pair.golden, pair.candidate)]
+        for side, norm in zip(sides, norms, strict=True):
+            side.append(math.nan if norm is None else norm)
+    ours, theirs = (math.hypot(*side) for side in sides)
+    if golden is None or golden.grad_norm is None or math.isnan(theirs):
+        return None
+    return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
+
+
+def _l2(record: Record | None) -> float | None:
+    known = None if record is None else record.statistics
+    whole = record is not None and (record.shard is None or isinstance(record, GlobalRecord))
+    return known.l2 if whole and known is not None else None
+
+
+def _clipping(entries: Sequence[StepSeries]) -> float | None:
+    """The factor by which the ranks clipped; ``None`` if none did, or not alike."""
+    factors = [
+        entry.clipped_norm / entry.grad_norm
+        for entry in entries
+        if entry.clipped_norm is not None and entry.grad_norm
+    ]
+    alike = len(factors) == len(entries) and max(factors) - min(factors) <= 1e-6 * max(factors)
+    return factors[0] if alike else None
