@@ -38,7 +38,6 @@ from accucompare.bundle.format.records import (
     Layout,
     Record,
     Role,
-    Shard,
     display_name,
     same_line,
 )
@@ -50,6 +49,7 @@ from accucompare.bundle.format.saved_training import (
     Started,
     TrainingState,
 )
+from accucompare.bundle.format.shards import Shard, sketch_of_part
 from accucompare.bundle.format.zip_records import (
     COUNT_IN_ZIP64,
     END,
@@ -121,5 +121,6 @@ __all__ = [
     "open_lines",
     "open_source",
     "same_line",
+    "sketch_of_part",
     "stamp_of",
 ]
