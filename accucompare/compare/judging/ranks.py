@@ -134,10 +134,11 @@ def used_as_terms(
         assert isinstance(outcome, PairOutcome)
         record, summed = task.pair.record, outcome.summed
         called = (record.name, record.call) if record.role is Role.INPUT else record.parent
-        if called is not None and isinstance(summed, GlobalRecord):
-            if wrong.get((record.rank, record.step, *called)) is False:
-                found = replace(judge(task, summed), arranged=summed)
-                outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+        if called is None or not isinstance(summed, GlobalRecord):
+            continue
+        if wrong.get((record.rank, record.step, *called)) is False:
+            found = replace(judge(task, summed), arranged=summed)
+            outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
 
 
 def of_ranks(verdict: Verdict) -> Verdict:
