@@ -61,8 +61,10 @@ def test_unlike_parts_along_one_dimension_make_up_the_whole(tmp_path: Path, axis
     parts = np.split(VALUES, [2], axis)
     found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts)))
     assert found.status.value == "pass"
-    assert found.metrics is not None and found.metrics.max_abs == 0
-    assert found.candidate is not None and found.candidate.shape == VALUES.shape
+    assert found.metrics is not None
+    assert found.metrics.max_abs == 0
+    assert found.candidate is not None
+    assert found.candidate.shape == VALUES.shape
 
 
 def test_a_recorded_layout_places_the_parts(tmp_path: Path) -> None:
