@@ -22,7 +22,13 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
+from accucompare.compare.limits import (
+    LimitsInForce,
+    OtherCode,
+    Tolerance,
+    check_feed,
+    other_optimizer,
+)
 from accucompare.compare.origins import (
     Culprit,
     Fed,
@@ -176,7 +182,7 @@ class _Opened:
     repeat: Bundle | None
     golden_repeat: Bundle | None
     baseline: ChosenBaseline
-    tolerances: Tolerances
+    tolerances: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]

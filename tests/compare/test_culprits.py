@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.limits.tolerance import Tolerances
+from accucompare.compare.limits import LimitsInForce
 from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, write
 
@@ -235,7 +235,7 @@ def test_fed_without_baseline_coarse_types_may_round_4_times_and_fine_ones_32(
     rounding: float, limit: float
 ) -> None:
     dtype = {2.0**-8: "bfloat16", 2.0**-53: "float64"}.get(rounding, "float32")
-    tolerances = Tolerances(fed=True, rounding=rounding)
+    tolerances = LimitsInForce(fed=True, rounding=rounding)
     record = item("fc", np.zeros(1, np.float32)).record
     assert tolerances.tolerance_for(record, record, dtype).rel_l2 == limit
 
