@@ -257,7 +257,7 @@ class _SecondWatcher(Watcher):
         if self.errors:
             raise RuntimeError(self.errors[0])
 
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call_began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_target = (call.name, call.index) == self._target
         again_by_checkpoint = (
             self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
@@ -279,18 +279,18 @@ class _SecondWatcher(Watcher):
                 grad_enabled=torch.is_grad_enabled(),
                 numbers={module: plain_numbers(module) for module in call.module.modules()},
             )
-        super().began(call, args, kwargs)
+        super().call_began(call, args, kwargs)
 
-    def returned(self, call: WatchedCall, output: Any) -> None:
+    def forward_returned(self, call: WatchedCall, output: Any) -> None:
         if (call.name, call.index) == self._target:
             self.returned_it = self.returned_it or any(
                 is_bad(part, saturated=True) for _, part in leaves(output)
             )
 
-    def ended(self, call: WatchedCall, output: Any) -> None:
+    def call_ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():
             self._give_real_gradients(output)
-        super().ended(call, output)
+        super().call_ended(call, output)
         snapshot = self.snapshot
         if (
             snapshot is not None

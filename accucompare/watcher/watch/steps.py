@@ -214,7 +214,9 @@ class Watch:
 
     # called by the watcher for outermost calls
 
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def outermost_began(
+        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         contexts = self._contexts
         self._trainings += torch.is_grad_enabled()
         self._trained_calls += torch.is_grad_enabled()
@@ -232,14 +234,14 @@ class Watch:
             self._pausing.called(args, kwargs)
         self._vitals.called(call.module, args, kwargs)
 
-    def returned(self, call: WatchedCall) -> None:
-        self._contexts.ended(call)
+    def outermost_ended(self, call: WatchedCall) -> None:
+        self._contexts.call_ended(call)
         self._vitals.returned()
 
-    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call_given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._vitals.given(call.name, call.module, args, kwargs)
 
-    def gave(self, call: WatchedCall, output: Any) -> None:
+    def call_gave(self, call: WatchedCall, output: Any) -> None:
         self._vitals.gave(call.name, call.module, output)
 
     def _forget(self) -> None:
@@ -251,7 +253,7 @@ class Watch:
             self._contexts.kept.clear()
             self._lookout.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
 
-    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
+    def gradient_arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         context = self._contexts.find(place.key)
         if context is not None and not context.obstacle:
             context.grads[path] = grad.detach()
