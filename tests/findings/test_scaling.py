@@ -16,7 +16,7 @@ from accucompare.findings.analysis.scaling import Scaling
 from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
 from accucompare.report.watch_words import said
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from tests.asked import looking
 from tests.watcher.watched import events
 
