@@ -118,7 +118,7 @@ def second_run(
                 )
                 watcher.run_again(with_backward)
                 findings = find_origins(
-                    [each.read() for each in watcher.notes], finding.step, limits, True
+                    [each.observation() for each in watcher.notes], finding.step, limits, True
                 )
                 again = again or _same(
                     [each for each in findings if not _was_finite(each, notes)], finding
@@ -199,7 +199,7 @@ def origins_again(
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding
         return None
-    observations = [each.read() for each in watcher.notes]
+    observations = [each.observation() for each in watcher.notes]
     before_a_child = finding.near.startswith("before")  # then the call's output may be finite
     ends = [
         each
@@ -250,7 +250,7 @@ class _SecondWatcher(Watcher):
                 output = context.module(*args, **kwargs)
             if backward:
                 self._backward(output, (args, kwargs))
-            self.meter.read()
+            self.meter.fetch()
         finally:
             self.remove()
             points.active.remove(self)

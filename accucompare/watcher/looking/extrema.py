@@ -217,7 +217,7 @@ class Meter:
         if extrema.waiting:
             self._waiting.append(extrema)
 
-    def read(self) -> None:
+    def fetch(self) -> None:
         """Fill in everything looked at since the last reading; waits for each device once."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
             defaultdict(list)
@@ -276,7 +276,7 @@ def look_now(value: Any) -> Extrema | None:
     """The extrema of a tensor with all details, at once."""
     meter = Meter()
     extrema = meter.look(value, frames=True)
-    meter.read()
+    meter.fetch()
     return extrema
 
 
@@ -284,7 +284,7 @@ def norm_now(tensor: torch.Tensor) -> float:
     """A tensor's L2 norm, at once."""
     meter = Meter()
     (extrema,) = meter.norm([tensor])
-    meter.read()
+    meter.fetch()
     return extrema.low
 
 
