@@ -14,7 +14,7 @@ from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 @dataclass(frozen=True)
 class FedUpdates:
-    """Golden's parameters, gradients and state, for updates (``recording.updates.Golden``)."""
+    """Golden's parameters, gradients and state, for updates (``recording.guard.GoldenUpdates``)."""
 
     feed: Feeding
     step: Callable[[], int]
