@@ -44,7 +44,9 @@ from accucompare.compare.remarks import (
     LimitSource,
 )
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
-from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest, series_of
+from accucompare.compare.runs.ladder import asked_of, coarsest, series_of
+from accucompare.compare.runs.parting import Parting
+from accucompare.compare.runs.step_pairs import Manifests
 from accucompare.compare.runs.wander import StepOfRank, relative, used_norm
 from accucompare.numbers import DTYPES, digest, summarize
 

@@ -40,20 +40,20 @@ class CallObserver(Protocol):
 
 
 class Watcher(NoteListener):
-    """Hooks that look and change nothing; ``gradients`` has the backward's part."""
+    """Hooks that look and change nothing.
+
+    ``gradients`` has the part of the backward; ``observer``, if any, is told of calls."""
 
     def __init__(
         self,
         modules: Modules,
         meter: Meter,
-        observer: CallObserver | None = None,
         overflowed: Callable[[], bool | None] | None = None,
         distributed: bool = False,
     ) -> None:
         """Hook nothing yet.
 
         Args:
-            observer: is told of calls.
             overflowed: returns and clears the device's overflow flag, if it is to be asked at every
                 call.
             distributed: whether gradients are summed over ranks, so that this rank's own must be
@@ -61,7 +61,7 @@ class Watcher(NoteListener):
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
-        self._observer = observer
+        self.observer: CallObserver | None = None
         # how many of a module's calls activation checkpointing has run again
         self._again: dict[str, int] = {}
 
@@ -96,10 +96,10 @@ class Watcher(NoteListener):
         if not in_backward():
             if call.parent is None:
                 self.gradients.begin()
-                if self._observer is not None:
-                    self._observer.outermost_began(call, args, kwargs)
-            if self._observer is not None:
-                self._observer.call_given(call, args, kwargs)
+                if self.observer is not None:
+                    self.observer.outermost_began(call, args, kwargs)
+            if self.observer is not None:
+                self.observer.call_given(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(
@@ -125,10 +125,10 @@ class Watcher(NoteListener):
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
-            if self._observer is not None:
-                self._observer.call_gave(call, output)
+            if self.observer is not None:
+                self.observer.call_gave(call, output)
                 if call.parent is None:
-                    self._observer.outermost_ended(call)
+                    self.observer.outermost_ended(call)
         if (caller := self.caller(call)) is not None:
             caller.children.append(
                 (torch._C._autograd._get_sequence_nr(), within(call.place, caller.place))
@@ -168,8 +168,8 @@ class Watcher(NoteListener):
             call.operators.leave()
 
     def _arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        if self._observer is not None:
-            self._observer.gradient_arrived(place, path, grad)
+        if self.observer is not None:
+            self.observer.gradient_arrived(place, path, grad)
 
     def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
         if self._overflowed is None or not self._overflowed():

@@ -20,7 +20,6 @@ from accucompare.findings.log import (
     Ending,
     Finding,
     Log,
-    ModuleCall,
     Number,
     WatchLimits,
     WatchRemark,
@@ -35,13 +34,14 @@ from accucompare.report.watch_words import said
 from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
-from accucompare.watcher.looking import Meter, Scope, WatchedCall, Watcher
+from accucompare.watcher.looking import Meter, Scope, Watcher
 from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watch.early_warnings import Lookout
 from accucompare.watcher.watch.legal import Legal
 from accucompare.watcher.watch.loss_scale import LossScale
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.reporting import Reporter
+from accucompare.watcher.watch.step_calls import StepCalls
 from accucompare.watcher.watch.step_findings import StepFindings
 from accucompare.watcher.watch_options import WatchOptions
 
@@ -84,7 +84,7 @@ class Watch:
             options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills
         )
         flag = self._device_flag if options.flag_per_module and start.saturates else None
-        self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._watcher = Watcher(modules, Meter(), flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
         self._vitals = VitalSigns(
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
@@ -92,6 +92,9 @@ class Watch:
         self._found = StepFindings(self._watcher, limits, start.ranks)
         self._found.scaled = options.loop.scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
+        self._calls = self._watcher.observer = StepCalls(
+            self._contexts, self._vitals, pausing, self._watcher.indices, self._make_room
+        )
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._reporter = Reporter(
@@ -108,8 +111,6 @@ class Watch:
         self._updated: Counter[int] = Counter()
         self._backwards = 0
         self._watched_steps = 0
-        self._trainings = 0  # outermost calls with gradients
-        self._trained_calls = 0  # likewise, in this step
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
@@ -204,37 +205,16 @@ class Watch:
         self._found.scaled = scaler is not None
         self._scale.set_scaler(scaler)
 
-    # called by the watcher for outermost calls
-
-    def outermost_began(
-        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        contexts = self._contexts
-        self._trainings += torch.is_grad_enabled()
-        self._trained_calls += torch.is_grad_enabled()
+    def _make_room(self) -> None:
+        """An outermost call begins: keep no more of those before it than is needed."""
         if len(self._watcher.notes) > _MOST_NOTED:
             self._forget()
-        if len(contexts.kept) >= _READ_EARLY:
+        kept = self._contexts.kept
+        if len(kept) >= _READ_EARLY:
             self._read()
             if not self._found.findings:
                 # whose backward is to come
-                contexts.kept = [
-                    each for each in contexts.kept if each.grad_enabled and not each.grads
-                ]
-        contexts.keep(call, args, kwargs, self._watcher.indices())
-        if self._pausing is not None and torch.is_grad_enabled():
-            self._pausing.called(args, kwargs)
-        self._vitals.outermost_began(call.module, args, kwargs)
-
-    def outermost_ended(self, call: WatchedCall) -> None:
-        self._contexts.call_ended(call)
-        self._vitals.outermost_ended()
-
-    def call_given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._vitals.call_given(call.name, args, kwargs)
-
-    def call_gave(self, call: WatchedCall, output: Any) -> None:
-        self._vitals.call_gave(call.name, output)
+                kept[:] = [each for each in kept if each.grad_enabled and not each.grads]
 
     def _forget(self) -> None:
         """Drop what was seen in a step without an end, if nothing was found in it."""
@@ -244,11 +224,6 @@ class Watch:
             self._found.next_step()
             self._contexts.kept.clear()
             self._lookout.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
-
-    def gradient_arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        context = self._contexts.find(place.key)
-        if context is not None and not context.obstacle:
-            context.grads[path] = grad.detach()
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile watch nothing, without hooks; for use between two calls of the model."""
@@ -397,13 +372,12 @@ class Watch:
         if self.dump is not None:
             self.dump.close()
             self.dump = None
-        self._contexts.kept.clear()
+        self._calls.next_step()
         self._found.next_step()
         self._written = False
         self._reporter.next_step()
         self._legal.next_step()
         self._updated.clear()
-        self._trained_calls = 0
         self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
@@ -459,7 +433,9 @@ class Watch:
     def finish(self) -> None:
         """The loop is over. What came after the last ``step()`` is a step, unless it only
         evaluates."""
-        trains = self._updated or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
+        trains = (
+            self._updated or self._watcher.gradients.backwards > 0 or self._calls.trained_calls > 0
+        )
         if self._watcher.notes and self._backwards and not trains:
             self._read()
             error = self._report()
@@ -521,7 +497,7 @@ class Watch:
             self.say(remark("not-looked-at", failure=failure))
         if (
             self._options.optimizers
-            and self._trainings
+            and self._calls.trainings
             and self._watched_steps
             and not self._backwards
         ):
