@@ -186,7 +186,7 @@ def partners(
     """The baseline's record for each of golden's, by the same name or else by a renaming.
 
     Args:
-        signatures: as for ``align``.
+        signatures: as for ``pairing.pair_records``.
         narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
