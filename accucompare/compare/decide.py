@@ -390,6 +390,8 @@ def _not_compared(result: Result) -> Iterator[Fact]:
         yield facts.RecordsLeftOut(result.left_out)
     if uncompared := result.uncompared:
         yield facts.NotCompared(tuple(uncompared), len(result.rows))
+    if both := result.nan_on_both:
+        yield facts.NanOnBoth(tuple(both))
     if broadcast := result.broadcast:
         yield facts.BroadcastRows(tuple(broadcast))
     if alone := result.unmatched():

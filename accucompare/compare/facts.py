@@ -269,6 +269,12 @@ class NotFiniteFrom(_Said, frozen=True):
     step: int
 
 
+class NanOnBoth(_Said, frozen=True):
+    """Rows that hold NaN on both sides, in the same places."""
+
+    rows: tuple[Row, ...]
+
+
 class FewerSteps(_Said, frozen=True):
     """One side has more steps than the other."""
 
@@ -385,6 +391,7 @@ Uncovered: TypeAlias = (
     | WeightsReplaced
     | CaseOverruled
     | NotFiniteFrom
+    | NanOnBoth
     | FewerSteps
     | BuffersNotRecorded
     | CapturedInPart

@@ -278,6 +278,11 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             return f"not golden's in the case, and replaced by golden's: {first_few(names, 2)}"
         case facts.NotFiniteFrom(step):
             return f"NaN or Inf on both sides from step {step} on"
+        case facts.NanOnBoth(rows):
+            return (
+                f"NaN on both sides in {counted(len(rows), 'row')}, first in"
+                f" {result.place(rows[0])}"
+            )
         case facts.FewerSteps(compared, total):
             return f"{compared} of {total} steps"
         case facts.BuffersNotRecorded(golden):
