@@ -344,6 +344,12 @@ class BaselineNotProved(_Said, frozen=True):
     why: str | tuple[Surrounding, ...]
 
 
+class BaselineNotUsed(_Said, frozen=True):
+    """A baseline that may not judge; nothing needed it."""
+
+    why: RefusedBaseline | PreflightFinding
+
+
 class DigestsAlone(_Said, frozen=True):
     """Only digests, and this many steps' losses and gradient norms, were compared."""
 
@@ -401,6 +407,7 @@ Uncovered: TypeAlias = (
     | AloneRows
     | RowsJudged
     | BaselineNotProved
+    | BaselineNotUsed
     | DigestsAlone
 )
 

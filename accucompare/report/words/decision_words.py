@@ -303,6 +303,8 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             return f"{counted(count, 'row')} {_JUDGED[how]}"
         case facts.BaselineNotProved(why):
             return f"the baseline is not proved: {preflight_words.not_proved_words(why)}"
+        case facts.BaselineNotUsed(why):
+            return f"the baseline was not used: {preflight_words.unfit_words(why)}"
         case facts.DigestsAlone(steps):
             but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
             return f"by digests alone, no values were read{but}"
