@@ -101,7 +101,9 @@ def watch(
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
     is found and watched; a finding does not end it, unless --on-finding raise is given."""
     from accucompare.findings.checklist import read_thresholds
+    from accucompare.findings.log import log_path
 
+    refuse_places({"--out": log_path(out, 0)})
     given = read_thresholds(thresholds, threshold_file)
     asked = option.taken(AskedOfWatch, options)
     of_script = {name: options.pop(name) for name in ("model", "arm")}
@@ -114,7 +116,6 @@ def watch(
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
     from accucompare.findings.analysis import read_logs
-    from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.watcher.watch import watch_case

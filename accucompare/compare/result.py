@@ -154,6 +154,12 @@ class Result:
         """How many rows hold NaN or Inf on both sides, which agree if their places do."""
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
 
+    @cached_property
+    def nan_on_both(self) -> list[Row]:
+        """The rows that hold NaN on both sides; equal if their places are."""
+        sides = ((row, row.golden, row.candidate) for row in self.rows)
+        return [row for row, golden, candidate in sides if _nan(golden) and _nan(candidate)]
+
     @property
     def incomplete(self) -> list[BesideGolden]:
         """The sides whose capture did not run to its end."""
@@ -314,6 +320,10 @@ def _nonfinite(record: Record | None) -> bool:
         and record.statistics is not None
         and bool(record.statistics.nan or record.statistics.inf)
     )
+
+
+def _nan(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and bool(record.statistics.nan)
 
 
 def _badness(row: Row) -> tuple[int, float, float]:

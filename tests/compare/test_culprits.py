@@ -812,6 +812,13 @@ def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:
                 "everything is within fixed limits, which miss small faults, and the baseline "
             )
             assert comparison.conclusion == f"not sure: {comparison.trouble}"
+            same = ac.diff(
+                golden, write(tmp_path / "same", net({}, 0.0), **feed), baseline=baseline
+            )
+            assert same.exit_code == 0
+            assert same.conclusion.startswith(
+                "identical; the baseline was not used: it does not run golden's code (net "
+            )
         else:
             assert (comparison.trouble, comparison.conclusion) == ("", "rounding")
 

@@ -191,6 +191,12 @@ def _capture_once(
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
+    if case.loss is None and options.feed is None and RoleGroup.FORWARD not in options.groups:
+        raise CaseError(
+            f"{name}: --roles {','.join(options.groups)} records what follows from a loss, and the"
+            " case has none; give Case(…, loss=…), or record the forward, too (--roles"
+            f" forward,{','.join(options.groups)})"
+        )
     first, trains, notes = _first_step(options.like), options.trains, list[str]()
     steps = starting(options.asked or Steps(len(inputs)), first, options.like)
     fed = options.feed is not None
