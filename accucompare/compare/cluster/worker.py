@@ -72,13 +72,14 @@ def check_same(who: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
     if theirs["accucompare"] != ours["accucompare"]:
         raise ClusterError(
             f"{who} has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares"
-            f" here; install the same there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
+            " here; install the same there:"
+            f" pip install 'accucompare[cluster]=={ours['accucompare']}'"
         )
     if theirs["kernel"] != ours["kernel"]:
         raise ClusterError(
             f"{who} has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last"
-            " digits would differ; install accucompare there as it is here (`accucompare doctor` says why"
-            " a kernel is not used)"
+            " digits would differ; install accucompare there as it is here (`accucompare doctor`"
+            " says why a kernel is not used)"
         )
 
 
