@@ -1,4 +1,4 @@
-"""The verdict on a pair alone; ``compare.origins.reasons`` says where a difference came from."""
+"""The verdict on a pair alone; ``compare.origins.trace`` says where a difference came from."""
 
 from __future__ import annotations
 
