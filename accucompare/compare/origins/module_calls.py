@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import Record, Role
 
 #: (rank, step, name, call index).
 CallKey = tuple[int, int, str, int]
+
+
+#: What a call takes, made by the code around it or the backward behind it.
+_ARRIVES = (Role.INPUT, Role.GRAD_OUTPUT)
 
 
 def call_of(record: Record) -> CallKey:
@@ -16,6 +20,16 @@ def call_of(record: Record) -> CallKey:
 def caller_of(record: Record) -> CallKey | None:
     """The call that made a record's call; ``None`` for the root's."""
     return None if record.parent is None else (record.rank, record.step, *record.parent)
+
+
+def source_of(record: Record) -> CallKey | None:
+    """The call whose own code, or backward, made a value; ``None`` for the code around a model."""
+    return (caller_of if record.role in _ARRIVES else call_of)(record)
+
+
+def receiver_of(record: Record) -> CallKey | None:
+    """The call whose own code, or backward, goes on with a value."""
+    return (call_of if record.role in _ARRIVES else caller_of)(record)
 
 
 def parameter_of(record: Record) -> str:

@@ -21,7 +21,14 @@ from operator import attrgetter
 import msgspec
 
 from accucompare.bundle.format import GRADIENT_ROLES, NODE_ROLES, Record, Role
-from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
+from accucompare.compare.origins.module_calls import (
+    CallKey,
+    call_of,
+    caller_of,
+    parameter_of,
+    receiver_of,
+    source_of,
+)
 from accucompare.compare.rows import (
     UNMATCHED,
     Reason,
@@ -117,16 +124,6 @@ class Taint:
         whose = self.whose(record)
         steps = seen.wrong.get((self.what, whose, self.why), ())
         return any(self.when(record.step - step) for step in steps)
-
-
-def source_of(record: Record) -> CallKey | None:
-    """The call whose own code, or backward, made a value; ``None`` for the code around a model."""
-    return (caller_of if record.role in (Role.INPUT, Role.GRAD_OUTPUT) else call_of)(record)
-
-
-def _receiver_of(record: Record) -> CallKey | None:
-    """The call whose own code, or backward, goes on with a value."""
-    return (call_of if record.role in (Role.INPUT, Role.GRAD_OUTPUT) else caller_of)(record)
 
 
 def _value_of(record: Record) -> tuple[CallKey, Role, str]:
@@ -246,7 +243,7 @@ def _operators(nodes: tuple[Test, ...], *taints: Taint) -> dict[Role, OriginRule
 def _gradients(*source: Test) -> dict[Role, OriginRule]:
     """One-sided, a gradient begins where autograd's graph was cut: there its code has all arriving
     gradients, and both sides have its forward value."""
-    goes_on = (replace(taint, whose=_receiver_of) for taint in (_BACKWARD, _LOST))
+    goes_on = (replace(taint, whose=receiver_of) for taint in (_BACKWARD, _LOST))
     passed = OriginRule(source, (_STEP, *goes_on), alone_source=(_LOST, _ALONE))
     part = OriginRule(source, (_STEP, _GRADIENT), alone_source=(_LOST,))
     return {Role.GRAD_OUTPUT: passed, Role.GRAD_INPUT: passed, Role.CALL_GRAD: part}
@@ -329,7 +326,7 @@ def _free() -> dict[Role, OriginRule]:
 def _fed() -> dict[Role, OriginRule]:
     value = OriginRule(
         (_MAKER, replace(MODULE, whose=lambda record: (source_of(record) or ())[::2]), _unrecorded),
-        (_ERROR, _ALONE, replace(CODE, whose=_receiver_of, if_=_may_differ)),
+        (_ERROR, _ALONE, replace(CODE, whose=receiver_of, if_=_may_differ)),
         shape_source=(replace(_MAKER, why=Reason.SHAPE),),
     )
     return {

@@ -18,7 +18,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.compare.constants import MUCH_FURTHER
-from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, source_of
 from accucompare.compare.origins.origin_rules import (
     CODE,
     MODULE,
@@ -27,7 +27,6 @@ from accucompare.compare.origins.origin_rules import (
     RowsSoFar,
     Taint,
     Test,
-    source_of,
 )
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import UNMATCHED, OperatorKey, Reason, Status, Verdict, operator_of
