@@ -171,7 +171,9 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: record gradients that no update took. Returns as ``Series.end_step``."""
+        """A step ends: record gradients that no update took.
+
+        Returns as ``SeriesRecorder.end_step``."""
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:
