@@ -31,12 +31,10 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.origins import (
     Culprit,
-    Fed,
     NotFed,
-    Origins,
+    Trace,
     find_culprits,
     not_fed,
-    operators_not_fed,
     scaled_first,
     small_changes,
     unsteady,
@@ -60,7 +58,6 @@ from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
-    OperatorOrigins,
     PairOutcome,
     Reason,
     Row,
@@ -473,14 +470,12 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(
-    records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]
-) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
     if not candidate.manifest.fed:
-        return Origins(steps)
+        return Trace(steps=steps)
     # a root that was left out still has inputs
     recorded = {record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)}
     both = [
@@ -495,10 +490,7 @@ def _origins(
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
         for at in not_fed(candidate.manifests)
     }
-    operators = frozenset(
-        (*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests)
-    )
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
+    return Trace(True, values, recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -536,10 +528,7 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
 
 
 def _rows(
-    pairs: list[Pair],
-    outcomes: list[PairOutcome | BundleError],
-    damage: list[str],
-    origins: Origins | Fed,
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
     rows = []
     for pair, outcome in zip(pairs, outcomes, strict=True):

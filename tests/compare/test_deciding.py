@@ -23,7 +23,7 @@ from accucompare.compare.limits.baseline import Expected
 from accucompare.compare.measuring.masks import is_masked
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.culprits import find_culprits
-from accucompare.compare.origins.reasons import Fed
+from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
@@ -236,7 +236,7 @@ def record(
 
 def second_error(first: Record, second: Record, times: float) -> bool:
     """Whether a fed call's second error, so many times as far over its limit, is one of its own."""
-    fed = Fed(not_fed=())
+    fed = Trace(fed=True)
     assert fed.trace(first, Verdict(Reason.OVER, used=1.5)).reason is Reason.GLUE
     return fed.trace(second, Verdict(Reason.OVER, used=1.5 * times)).reason is Reason.GLUE
 
