@@ -167,6 +167,8 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
         grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
             and before clipping; ``None`` if there was no update, or a gradient cannot be read.
         clipped_norm: the same of the gradients that the updates used; ``None`` if none was clipped.
+        of_parts: whether these norms are of what this rank has of gradients that lie on several
+            ranks: parts, or terms of a sum.
         loss_scale: by which a ``GradScaler`` multiplied the losses.
         skipped: whether a ``GradScaler`` skipped an update because of gradients that were not
             finite.
@@ -181,6 +183,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
     lr: dict[str, float] = msgspec.field(default_factory=dict)
     grad_norm: float | None = None
     clipped_norm: float | None = None
+    of_parts: bool = False
     loss_scale: float | None = None
     skipped: bool = False
     updates: Count = 0

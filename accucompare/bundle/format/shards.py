@@ -12,7 +12,7 @@ import numpy as np
 from accucompare.numbers import DTYPES, Array, Count, Float64, Statistics, sketch_of
 
 #: A run of indices along one dimension: the first, and how many.
-Run = tuple[Count, Count]
+_Run = tuple[Count, Count]
 
 
 class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -22,8 +22,8 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Attributes:
         shape: of the whole.
         start: the index in the whole of the part's first element; of a flat part its position.
-        partial: ``""`` for values of the whole itself; ``"sum"``, ``"avg"``, ``"max"``, ``"min"``
-            or ``"product"`` for this rank's term of such a reduction; another word for one that no
+        partial: ``""`` for values of the whole; ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or
+            ``"product"`` for this rank's term of such a reduction; another word for one that no
             reader knows.
         over: the mesh's dimensions over which it is partial.
         mesh: all dimensions of the tensor's own mesh; over those that neither cut it nor make it
@@ -39,7 +39,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     partial: str = ""
     over: tuple[str, ...] = ()
     mesh: tuple[str, ...] = ()
-    runs: tuple[tuple[Run, ...], ...] = ()
+    runs: tuple[tuple[_Run, ...], ...] = ()
     flat: bool = False
 
     def holds(self, part: tuple[int, ...]) -> bool:
@@ -60,6 +60,10 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             for each, whole in zip(runs, self.shape, strict=True)
             for first, count in each
         )
+
+    def is_whole(self, part: tuple[int, ...]) -> bool:
+        """Whether a part of this shape holds all values of the whole."""
+        return not self.partial and math.prod(part) == math.prod(self.shape)
 
     def offset(self, part: tuple[int, ...]) -> int | None:
         """The position in the whole of a part whose elements follow each other there, in row-major

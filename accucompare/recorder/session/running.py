@@ -66,7 +66,7 @@ class Session:
         self._draws = draws
         self._steps = start.steps
         self._numerics = numerics
-        self._modules = subject.modules
+        self._subject = subject
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -170,6 +170,7 @@ class Session:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
         series = recorder.end_step()
+        manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {
@@ -199,7 +200,7 @@ class Session:
         manifest.notes += recorder.training_notes()
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
         manifest.notes += notes_on_what_ran(
-            self._modules,
+            self._subject.modules,
             self._eager and recorder.called_compiled,
             recorder.called if of_modules else (),
         )

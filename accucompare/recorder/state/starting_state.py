@@ -20,6 +20,7 @@ from accucompare.compare.pairing import (
     renamed_model,
 )
 from accucompare.errors import CaptureError
+from accucompare.live.around import ShardOf
 from accucompare.live.modules import Modules, put_together, state_record, take_apart
 from accucompare.live.values import from_bits
 from accucompare.numbers import Array
@@ -31,9 +32,10 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def state_records(
-    modules: Modules, steps: list[CallArguments] | None
+    modules: Modules, steps: list[CallArguments] | None, shard_of: ShardOf | None = None
 ) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
-    """What to save of a model and its inputs.
+    """What to save of a model and its inputs; of a weight that lies on several ranks this rank's
+    part, with the layout that ``shard_of`` gives.
 
     Returns:
         Records, each with a function that brings its data to the host; and the structure of the
@@ -42,7 +44,10 @@ def state_records(
     Raises:
         CaptureError: if an input holds something that cannot be saved.
     """
-    records = [state_record(_ROLES[kind], name, tensor) for kind, name, tensor in modules.tensors()]
+    records = [
+        state_record(_ROLES[kind], name, tensor, None if shard_of is None else shard_of(tensor))
+        for kind, name, tensor in modules.tensors()
+    ]
     if steps is None:
         return records, None
     tensors: list[torch.Tensor] = []
