@@ -17,7 +17,10 @@ from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
     Sides,
+    judge_with,
+    of_ranks,
     open_beside,
+    used_as_terms,
     why_not_proved,
     with_given,
     with_proofs,
@@ -361,6 +364,8 @@ def _judge(
         beside.conditioned,
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster)
+    if opened.candidate_ranks is not None:
+        used_as_terms(tasks, outcomes, lambda task, record: judge_with(sides, task, record))
     if judge.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
@@ -581,7 +586,7 @@ def _rows(
         record = pair.record
         if outcome.arranged is not None:
             pair = msgspec.structs.replace(pair, candidate=outcome.arranged)
-        verdict = origins.trace(record, outcome.verdict)
+        verdict = of_ranks(origins.trace(record, outcome.verdict))
         metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
         rows.append(
             Row(

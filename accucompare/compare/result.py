@@ -97,7 +97,8 @@ class Result:
         return [
             row
             for row in self.rows
-            if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)
+            if row.reason in (Reason.NOT_COMPARABLE, Reason.INCOMPLETE)
+            and not is_operator(row.record)
         ]
 
     @cached_property

@@ -57,7 +57,7 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
     outcome = _judged(sides, task, run)
     if isinstance(task.pair.candidate, GlobalRecord) and isinstance(outcome, PairOutcome):
-        outcome = settle_ranks(task, outcome, lambda record: _with(sides, task, record, run))
+        outcome = settle_ranks(task, outcome, lambda record: judge_with(sides, task, record, run))
     if (
         task.chosen is None
         or isinstance(outcome, BundleError)
@@ -67,7 +67,7 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
 
 
-def _with(sides: Sides, task: Task, candidate: GlobalRecord, run: Run) -> PairOutcome:
+def judge_with(sides: Sides, task: Task, candidate: GlobalRecord, run: Run = map) -> PairOutcome:
     """The outcome with another tensor in the candidate's place. Errors as ``Bundle.stored``."""
     pair = msgspec.structs.replace(task.pair, candidate=candidate)
     outcome = _judged(sides, msgspec.structs.replace(task, pair=pair), run)

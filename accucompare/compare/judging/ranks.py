@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord
+from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Role
 from accucompare.compare.layouts import reordered, scaled, with_replicas, with_sums
 from accucompare.compare.remarks import PairRemark, RanksDiffer, ReducedHere, Swapped, TimesRanks
-from accucompare.compare.rows import PairOutcome, Reason, Status, Task
+from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
+from accucompare.errors import BundleError
+
+#: (rank, step, name, call index).
+CallKey = tuple[int, int, str, int]
 
 #: Judges the task with another tensor in the candidate's place.
 Judge = Callable[[GlobalRecord], PairOutcome]
@@ -59,10 +63,10 @@ def _settled(
             remark = ReducedHere(summed.reduced, ranks)
             if gradient:
                 return _remarked(replace(found, arranged=summed), remark)
-            return _failed(worst, Reason.UNREDUCED, remark)
+            return replace(_failed(worst, remark), summed=summed)
     off = tuple(sorted({rank for each in wrong for rank in each.ranks}))
     if len(wrong) < len(held):
-        return _failed(worst, Reason.RANKS_DISAGREE, RanksDiffer(ranks, off))
+        return _failed(worst, RanksDiffer(ranks, off))
     return _remarked(worst, RanksDiffer(ranks, off))
 
 
@@ -94,6 +98,57 @@ def _remarked(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
     return replace(outcome, verdict=replace(verdict, remarks=(*verdict.remarks, remark)))
 
 
-def _failed(outcome: PairOutcome, reason: Reason, remark: PairRemark) -> PairOutcome:
-    verdict = replace(outcome.verdict, reason=reason, remarks=(remark,), evident=True)
+def _failed(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
+    verdict = replace(outcome.verdict, reason=Reason.OVER, remarks=(remark,), evident=True)
     return replace(outcome, verdict=verdict)
+
+
+def used_as_terms(
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    judge: Callable[[Task, GlobalRecord], PairOutcome],
+) -> None:
+    """Pass values that ranks hold as terms of a sum, if what is computed of them is right.
+
+    The caller's own code then makes the sum. ``outcomes`` is changed.
+
+    Args:
+        judge: judges a task with another tensor in the candidate's place.
+    """
+    wrong: dict[CallKey | None, bool] = {}
+    terms = []
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        if isinstance(outcome, BundleError):
+            continue
+        record = task.pair.record
+        if record.role is Role.OUTPUT:
+            call = record.rank, record.step, record.name, record.call
+            failed = outcome.verdict.status is Status.FAIL
+            wrong[call] = failed or wrong.get(call, False)
+        if record.role in (Role.INPUT, Role.OUTPUT) and any(
+            isinstance(remark, ReducedHere) for remark in outcome.verdict.remarks
+        ):
+            terms.append(place)
+    for place in terms:
+        task, outcome = tasks[place], outcomes[place]
+        assert isinstance(outcome, PairOutcome)
+        record, summed = task.pair.record, outcome.summed
+        called = (record.name, record.call) if record.role is Role.INPUT else record.parent
+        if called is None or not isinstance(summed, GlobalRecord):
+            continue
+        if wrong.get((record.rank, record.step, *called)) is False:
+            found = replace(judge(task, summed), arranged=summed)
+            outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+
+
+def of_ranks(verdict: Verdict) -> Verdict:
+    """The verdict on an error made here, with the reason that its ranks' values show."""
+    if verdict.reason not in (Reason.INTRODUCED, Reason.GLUE):
+        return verdict
+    for remark in verdict.remarks:
+        match remark:
+            case ReducedHere():
+                return replace(verdict, reason=Reason.UNREDUCED)
+            case RanksDiffer(ranks, wrong) if wrong and wrong != ranks:
+                return replace(verdict, reason=Reason.RANKS_DISAGREE)
+    return verdict

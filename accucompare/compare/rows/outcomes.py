@@ -62,6 +62,7 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     baseline: float | None = None
     noise: float | None = None
     arranged: Record | None = None  # the candidate's, put together as it was judged
+    summed: Record | None = None  # the sum of what its ranks hold, if that would pass
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:

@@ -40,7 +40,14 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-GREYED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+GREYED = (
+    Reason.MISSING,
+    Reason.EXTRA,
+    Reason.ONE_SIDED,
+    Reason.NOT_CALLED,
+    Reason.NOT_COMPARABLE,
+    Reason.INCOMPLETE,
+)
 
 
 class Look(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from decimal import ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.format import Layout, Record
@@ -27,6 +27,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
+from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.text import printable
 
 #: The meaning of each reason that a result's row may have.
@@ -325,17 +326,17 @@ def _of_ranks(remark: PairRemark) -> str:
     """How the ranks' tensors make up golden's; ``""`` for any other remark."""
     match remark:
         case remarks.PartsMissing(ranks):
-            return f"parts are missing or overlap: only {_ranks(ranks)} recorded it"
+            return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
         case remarks.RanksDiffer(ranks, ()):
-            return f"{_ranks(ranks)} hold it, and differ by rounding"
+            return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
-            return f"{_ranks(ranks)} hold it; wrong on {_ranks(wrong)}"
+            return f"{ranks_in_words(ranks)} hold it; wrong on {ranks_in_words(wrong)}"
         case remarks.ReducedHere(how, ranks):
             word = "mean" if how == "avg" else how
-            return f"the {word} of what {_ranks(ranks)} hold is golden's value"
+            return f"the {word} of what {ranks_in_words(ranks)} hold is golden's value"
         case remarks.Swapped(ranks):
             order = ", ".join(map(str, ranks))
             return f"golden's value is made of the parts of ranks {order}, in this order"
@@ -343,16 +344,6 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{times} times golden's, as each rank's loss is the mean of its own batch"
         case _:
             return ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 0``, ``ranks 0 and 1``, ``ranks 0 to 7``."""
-    first, last = ranks[0], ranks[-1]
-    if len(ranks) == 1:
-        return f"rank {first}"
-    if len(ranks) > 2 and last - first == len(ranks) - 1:
-        return f"ranks {first} to {last}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {last}"
 
 
 def _why_alone(remark: PairRemark) -> str:
