@@ -25,7 +25,7 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import Ranks, Unified, as_one, unify, without_parts
+from accucompare.compare.layouts import Ranks, Unified, as_one, rows_of_ranks, unify, without_parts
 from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
 from accucompare.compare.origins import (
     Culprit,
@@ -250,10 +250,11 @@ def _open(
         _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
     )
     ranks: list[Ranks | None] = [None, None]
-    if ours.manifest.ranks != theirs.manifest.ranks:
+    if _spread_otherwise(ours, theirs, golden_records, candidate_records):
         sides = (ours, golden_records), (theirs, candidate_records)
         ranks = [
-            Ranks.of(*side, sides[0]) if side[0].manifest.ranks > 1 else None for side in sides
+            Ranks.of(*side, rows) if side[0].manifest.ranks > 1 else None
+            for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
         ]
         golden_records, candidate_records = (
             records if own is None else own.first()
@@ -298,13 +299,33 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
     return _Paired(pairs, unified, renamings, proposed, parameters)
 
 
+def _spread_otherwise(
+    golden: Bundle, candidate: Bundle, ours: Iterable[Record], theirs: Iterable[Record]
+) -> bool:
+    """Whether the model is spread over the ranks of the two sides in different ways."""
+    if golden.manifest.ranks == candidate.manifest.ranks == 1:
+        return False
+    if golden.manifest.ranks != candidate.manifest.ranks or any(
+        manifest.mesh != candidate.manifests[rank].mesh
+        for rank, manifest in golden.manifests.items()
+        if rank in candidate.manifests
+    ):
+        return True
+    shards = {record.key: record.shard for record in theirs}
+    return any(shards.get(record.key, record.shard) != record.shard for record in ours)
+
+
 def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     """The bundles with manifests of the global model, where one has several ranks."""
-    golden, candidate, ranks = opened.golden, opened.candidate, opened.candidate_ranks
-    if ranks is None or opened.golden_ranks is not None:
+    if opened.golden_ranks is opened.candidate_ranks is None:
         return opened
-    candidate = as_one(candidate, ranks, paired.chosen, golden.manifest)
-    return replace(opened, golden=without_parts(golden, candidate), candidate=candidate)
+    golden, candidate, pairs = opened.golden, opened.candidate, paired.chosen
+    if opened.golden_ranks is not None:
+        golden = as_one(golden, opened.golden_ranks, pairs, None)
+    if opened.candidate_ranks is not None:
+        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
+    golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
+    return replace(opened, golden=golden, candidate=candidate)
 
 
 def _assign(
@@ -364,7 +385,7 @@ def _judge(
         beside.conditioned,
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster)
-    if opened.candidate_ranks is not None:
+    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
         used_as_terms(tasks, outcomes, lambda task, record: judge_with(sides, task, record))
     if judge.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))

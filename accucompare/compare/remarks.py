@@ -163,7 +163,7 @@ class Swapped(_Fact, frozen=True):
 class TimesRanks(_Fact, frozen=True):
     """Each rank's gradient is of its own mean loss: so many times golden's."""
 
-    times: int
+    times: float
 
 
 class NeverCalled(_Fact, frozen=True):

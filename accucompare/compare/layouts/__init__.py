@@ -2,6 +2,7 @@
 
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
+from accucompare.compare.layouts.batches import rows_of_ranks
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.unify import (
     Ranks,
@@ -23,6 +24,7 @@ __all__ = [
     "as_one",
     "put_together",
     "reordered",
+    "rows_of_ranks",
     "scaled",
     "unify",
     "with_replicas",

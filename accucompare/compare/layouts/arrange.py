@@ -69,6 +69,31 @@ def arrangements(
     return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
 
 
+def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int, ...]]:
+    """The shapes that the whole may have, by the records alone; the smallest first."""
+    try:
+        units, left = _units(records, mesh)
+    except IncompleteError:
+        shards = [record.shard for record in records.values()]
+        return [shard.shape for shard in shards if shard is not None][:1]
+    first = units[0].shape
+    found: dict[tuple[int, ...], bool] = {}
+    for axes in itertools.product((None, *range(len(first))), repeat=len(left)):
+        whole = list(first)
+        for axis in {each for each in axes if each is not None}:
+            names = [name for name, own in zip(left, axes, strict=True) if own == axis]
+            lengths = {
+                tuple(unit.place[left.index(name)] for name in names): unit.shape[axis]
+                for unit in units
+                if len(unit.shape) == len(first)
+            }
+            whole[axis] = sum(lengths.values())
+        # a batch is the first axis, and rarely cut by what is not the batch's
+        odd = any(axis == 0 and name != mesh.batch for name, axis in zip(left, axes, strict=True))
+        found[tuple(whole)] = found.get(tuple(whole), True) and odd
+    return sorted(found, key=lambda shape: (math.prod(shape), found[shape]))
+
+
 def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], tuple[str, ...]]:
     """What the recorded layouts make up, and the dimensions that they do not know."""
     shards = [record.shard for record in records.values()]
@@ -76,7 +101,7 @@ def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], t
     known = [name for name in mesh.sizes if first is not None and name in first.mesh]
     if not known or None in shards:
         return [
-            _Unit(mesh.places[holder], record.shape, (_box_of(record),))
+            _Unit(mesh.places[holder], record.shape, (box_of(record),))
             for holder, record in records.items()
         ], tuple(mesh.sizes)
     left = mesh.without(known)
@@ -86,7 +111,7 @@ def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], t
     return [_recorded(place, group, mesh) for place, group in groups.items()], left
 
 
-def _box_of(record: Record) -> Box:
+def box_of(record: Record) -> Box:
     """A whole record as a box."""
     edges = tuple((0, length) for length in record.shape)
     return Box((0,) * len(record.shape), (record,), where=edges)

@@ -19,15 +19,15 @@ from accucompare.numbers import same_fingerprint
 _TABLES = ("parameters", "buffers")
 
 
-def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest) -> Bundle:
+def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest | None) -> Bundle:
     """The bundle with one manifest, of the global model.
 
     Parameters that no rank holds whole are left out: their values are compared as rows.
 
     Args:
         ranks: its records.
-        pairs: with the bundle as the candidate, put together.
-        golden: the manifest of the one device whose batch the ranks share.
+        pairs: put together; the bundle is golden if ``golden`` is ``None``.
+        golden: golden's manifest.
     """
     manifests = bundle.manifests
     first = manifests[min(manifests)]
@@ -41,7 +41,7 @@ def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest
         stopped=stopped,
         ranks=1,
         model=model,
-        inputs=golden.inputs if steps else {},
+        inputs=golden.inputs if steps and golden is not None else {},
         series=[
             _series(entry, manifests.values(), pairs, golden, entry.step in steps, whole)
             for entry in first.series
@@ -52,20 +52,20 @@ def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest
     return one
 
 
-def without_parts(golden: Bundle, candidate: Bundle) -> Bundle:
-    """Golden without the parameters that the candidate's merged manifest leaves out."""
-    manifest = golden.manifest
+def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
+    """A side without the parameters that the other's merged manifest leaves out."""
+    manifest = bundle.manifest
     model = dict(manifest.model)
     for kind in _TABLES:
-        kept = candidate.manifest.model[kind]
+        kept = other.manifest.model.get(kind) or {}
         held = model.get(kind) or {}
         model[kind] = {name: entry for name, entry in held.items() if name in kept}
     if len(model["parameters"]) == len(manifest.model.get("parameters") or {}):
-        return golden
+        return bundle
     series = [msgspec.structs.replace(entry, weights=None) for entry in manifest.series]
     trimmed = replace(manifest, model=model, series=series)
-    one = copy.copy(golden)
-    one.manifest, one.manifests = trimmed, {**golden.manifests, 0: trimmed}
+    one = copy.copy(bundle)
+    one.manifest, one.manifests = trimmed, {**bundle.manifests, 0: trimmed}
     return one
 
 
@@ -84,7 +84,7 @@ def _series(
     first: StepSeries,
     manifests: Iterable[Manifest],
     pairs: Sequence[Pair],
-    golden: Manifest,
+    golden: Manifest | None,
     same_rows: bool,
     whole: bool,
 ) -> StepSeries:
@@ -97,7 +97,8 @@ def _series(
         whole: whether each rank holds all parameters whole.
     """
     entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
-    theirs = next((each for each in golden.series if each.step == first.step), None)
+    series = () if golden is None else golden.series
+    theirs = next((each for each in series if each.step == first.step), None)
     norm = _norm(pairs, first.step, theirs)
     clipped = _clipping(entries)
     return msgspec.structs.replace(
@@ -124,7 +125,8 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
 
 
 def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float | None:
-    """The L2 norm of the gradients put together; ``None`` unless golden's make up golden's norm."""
+    """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
+    unless golden's make up golden's own norm."""
     sides: tuple[list[float], list[float]] = [], []
     for pair in pairs:
         record = pair.golden
@@ -134,7 +136,9 @@ def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float 
         for side, norm in zip(sides, norms, strict=True):
             side.append(math.nan if norm is None else norm)
     ours, theirs = (math.hypot(*side) for side in sides)
-    if golden is None or golden.grad_norm is None or math.isnan(theirs):
+    if golden is None:
+        return None if math.isnan(ours) or not sides[0] else ours
+    if golden.grad_norm is None or math.isnan(theirs):
         return None
     return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
 

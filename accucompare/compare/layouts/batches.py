@@ -28,31 +28,40 @@ class Rows(NamedTuple):
     runs: tuple[tuple[int, int], ...]
 
 
+#: By step, the rows that each call of each rank was given.
+RowsOfRanks = dict[int, dict[Holder, Rows]]
+
+
 def rows_of_ranks(
     golden: tuple[Bundle, Iterable[Record]], candidate: tuple[Bundle, Iterable[Record]]
-) -> dict[int, dict[Holder, Rows]]:
-    """By step, the rows that each call of each rank was given.
+) -> tuple[RowsOfRanks, RowsOfRanks]:
+    """The rows of golden's batch that each rank of golden and of the candidate was given.
 
-    A step is left out if its model was not given tensors of rows that are golden's bit for bit,
-    each at least once.
+    If golden has several ranks, its batch is all their rows, in one call. A step is left out if its
+    model was not given tensors of rows that are golden's bit for bit, each at least once.
 
     Args:
         golden, candidate: the bundles and their records.
     """
-    ours, theirs = _inputs(*golden), _inputs(*candidate)
-    found = {}
-    for step in ours.keys() & theirs.keys():
-        paths = sorted(
-            set.intersection(
-                *(set(held) for side in (ours, theirs) for held in side[step].values())
-            )
+    inputs = _inputs(*golden), _inputs(*candidate)
+    several = golden[0].manifest.ranks > 1
+    found: tuple[RowsOfRanks, RowsOfRanks] = {}, {}
+    for step in inputs[0].keys() & inputs[1].keys():
+        calls = [held for side in inputs for held in side[step].values()]
+        paths = sorted(set.intersection(*map(set, calls)))
+        ours, theirs = (
+            {at: _digests(side[0], held, paths) for at, held in own[step].items()}
+            for side, own in zip((golden, candidate), inputs, strict=True)
         )
-        rows = _placed(
-            {call: _digests(golden[0], held, paths) for (_, call), held in ours[step].items()},
-            {at: _digests(candidate[0], held, paths) for at, held in theirs[step].items()},
+        batch = (
+            {0: [digest for rows in dict.fromkeys(map(tuple, ours.values())) for digest in rows]}
+            if several
+            else {call: digests for (_, call), digests in ours.items()}
         )
-        if rows is not None:
-            found[step] = rows
+        placed = [_placed(batch, side) for side in (ours, theirs)]
+        if None not in placed:
+            for side, rows in zip(found, placed, strict=True):
+                side[step] = rows or {}
     return found
 
 

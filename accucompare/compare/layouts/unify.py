@@ -9,10 +9,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Box, GlobalRecord, Key, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Box, Evidence, GlobalRecord, Key, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.layouts.arrange import Arrangement, IncompleteError, arrangements
-from accucompare.compare.layouts.batches import Holder, rows_of_ranks
+from accucompare.compare.layouts.arrange import (
+    Arrangement,
+    IncompleteError,
+    arrangements,
+    box_of,
+    whole_shapes,
+)
+from accucompare.compare.layouts.batches import Holder, RowsOfRanks
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
@@ -36,12 +42,9 @@ class Ranks(NamedTuple):
     batches: Mapping[Holder, Mesh]
 
     @classmethod
-    def of(
-        cls, bundle: Bundle, records: Sequence[Record], golden: tuple[Bundle, Sequence[Record]]
-    ) -> Ranks:
-        """Args: ``golden``: if it is of one rank, whose batch the ranks share."""
-        mesh = Mesh.of(bundle.manifests, bundle.manifest.ranks)
-        rows = rows_of_ranks(golden, (bundle, records)) if golden[0].manifest.ranks == 1 else {}
+    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> Ranks:
+        """Args: ``given``: which rows of golden's batch each rank was given."""
+        mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
@@ -118,7 +121,7 @@ class Unified(NamedTuple):
     pairs: list[Pair]
     others: dict[int, tuple[GlobalRecord, ...]]
     unknown: dict[int, PairRemark]
-    means: tuple[int, ...] = ()
+    means: tuple[float, ...] = ()
 
 
 def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) -> Unified:
@@ -135,60 +138,90 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
         if pair.golden is None or pair.candidate is None:
             unified.pairs.append(pair)
             continue
-        shape = pair.golden.shape
-        sides: list[Sequence[Record]] = []
-        for ranks, record in ((golden, pair.golden), (candidate, pair.candidate)):
-            if ranks is None:
-                sides.append([record])
-                continue
-            group = ranks.groups[record.key]
-            shape = _whole_shape(group) if ranks is golden else shape
-            try:
-                sides.append(put_together(group, ranks.mesh_of(record), shape))
-            except IncompleteError:
-                unified.unknown[place] = PartsMissing(tuple(sorted({rank for rank, _ in group})))
-            if not sides[-1]:
-                shapes = tuple(dict.fromkeys(each.shape for each in group.values()))
-                unified.unknown[place] = UnknownLayout(shapes)
-        if place in unified.unknown:
+        found = _both_sides(pair.golden, pair.candidate, golden, candidate)
+        if isinstance(found, PairRemark):
+            unified.unknown[place] = found
             unified.pairs.append(pair)
             continue
-        (ours, *_), (theirs, *others) = sides
+        ours, theirs, others = found
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
-            unified.others[place] = tuple(
-                other for other in others if isinstance(other, GlobalRecord)
-            )
-    return unified._replace(means=_means(unified.pairs, candidate))
+            unified.others[place] = others
+    means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
+    divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
+    return unified._replace(means=tuple(sorted(divisors, reverse=True)))
 
 
-def _means(pairs: Iterable[Pair], ranks: Ranks | None) -> tuple[int, ...]:
-    """What a mean over the ranks' batches may divide by: ranks, calls, or both."""
+def _both_sides(
+    ours: Record, theirs: Record, golden: Ranks | None, candidate: Ranks | None
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
+    """Both sides' global tensors and the candidate's further ones, or why there are none.
+
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean."""
+    groups = [
+        None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
+        for record, ranks in ((ours, golden), (theirs, candidate))
+    ]
+    found: list[tuple[list[Record], list[Record]]] = []
+    missing: PairRemark | None = None
+    for shape in _shapes((ours, theirs), groups):
+        sides: list[list[Record]] = []
+        for record, group in zip((ours, theirs), groups, strict=True):
+            try:
+                sides.append([record] if group is None else [*put_together(*group, shape)])
+            except IncompleteError:
+                assert group is not None
+                missing = PartsMissing(tuple(sorted({rank for rank, _ in group[0]})))
+                sides.append([])
+        if all(sides):
+            found.append((sides[0], sides[1]))
+    if not found:
+        held = groups[1] or groups[0]
+        assert held is not None
+        return missing or UnknownLayout(tuple(dict.fromkeys(r.shape for r in held[0].values())))
+    best = min(found, key=lambda sides: (not _same(sides[0][0]), not _same(sides[1][0])))
+    first, (second, *others) = best[0][0], best[1]
+    if not isinstance(second, GlobalRecord):
+        second = _global(second, second.shape, Arrangement((box_of(second),), Evidence.RECORDED))
+    if isinstance(first, GlobalRecord) and not first.same:
+        *_, first = with_sums(first, ())
+    return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
+
+
+_Group = tuple[Mapping[Holder, Record], Mesh]
+
+
+def _shapes(
+    records: tuple[Record, Record], groups: Sequence[_Group | None]
+) -> list[tuple[int, ...]]:
+    """The shapes that the whole may have: of the side of one rank, or by what both tell."""
+    for record, group in zip(records, groups, strict=True):
+        if group is None:
+            return [record.shape]
+    ours, theirs = (whole_shapes(*group) for group in groups if group is not None)
+    return [shape for shape in ours if shape in theirs]
+
+
+def _same(record: Record) -> bool:
+    return not isinstance(record, GlobalRecord) or record.same
+
+
+def _divisors(pairs: Iterable[Pair], ranks: Ranks | None, golden: bool) -> set[int]:
+    """What a mean over a side's batches may divide by: 1, its ranks, its calls, or both."""
     if ranks is None:
-        return ()
+        return {1}
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
-        counts = many | {rows.sizes[rows.batch], math.prod(many)}
-    else:
-        inputs = (
-            pair.candidate
-            for pair in pairs
-            if isinstance(pair.candidate, GlobalRecord)
-            and not pair.candidate.name
-            and pair.candidate.role is Role.INPUT
-        )
-        counts = {
-            ranks.mesh.count(name for _, names in record.axes for name in names)
-            for record in inputs
-        }
-    return tuple(sorted(counts - {1}, reverse=True))
-
-
-def _whole_shape(group: Mapping[Holder, Record]) -> tuple[int, ...]:
-    """The shape of the global tensor, as golden's ranks tell it."""
-    record = group[min(group)]
-    return record.shape if record.shard is None else record.shard.shape
+        return {1, *many, rows.sizes[rows.batch], math.prod(many)}
+    sides = (pair.golden if golden else pair.candidate for pair in pairs)
+    inputs = (
+        record
+        for record in sides
+        if isinstance(record, GlobalRecord) and not record.name and record.role is Role.INPUT
+    )
+    names = ({name for _, names in record.axes for name in names} for record in inputs)
+    return {1, *(ranks.mesh.count(each) for each in names)}
 
 
 def put_together(
@@ -252,7 +285,7 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     )
 
 
-def with_sums(record: GlobalRecord, means: Iterable[int]) -> Iterator[GlobalRecord]:
+def with_sums(record: GlobalRecord, means: Iterable[float]) -> Iterator[GlobalRecord]:
     """The tensor with the replicas' values added up, and with their means."""
     terms = [
         (*box.terms, *(term for terms in box.replicas for term in terms)) for box in record.boxes

@@ -50,7 +50,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     proof: Proof | None = None  # where the baseline is not known to be proved
     conditioned: Record | None = None  # of golden's own code on rounded values
     arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
-    means: tuple[int, ...] = ()  # what a mean over the ranks' batches may divide by
+    means: tuple[float, ...] = ()  # what a mean over the ranks' batches may divide by
     unknown: PairRemark | None = None  # why the ranks' records cannot be put together
 
 

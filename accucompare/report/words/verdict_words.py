@@ -341,7 +341,7 @@ def _of_ranks(remark: PairRemark) -> str:
             order = ", ".join(map(str, ranks))
             return f"golden's value is made of the parts of ranks {order}, in this order"
         case remarks.TimesRanks(times):
-            return f"{times} times golden's, as each rank's loss is the mean of its own batch"
+            return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
         case _:
             return ""
 
