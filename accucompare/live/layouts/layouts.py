@@ -81,6 +81,10 @@ class Layouts:
             return flat if value.shape == parameter.shape else None
         return found
 
+    def has_none_of(self, parameter: torch.Tensor) -> bool:
+        """Whether all of a parameter is on other ranks; FSDP1 gives such a part no gradient."""
+        return id(parameter) in self._flat and not parameter.numel()
+
     def of_weight(self, tensor: torch.Tensor) -> Shard | None:
         """The layout of a parameter or buffer."""
         return self.of_parameter(tensor, tensor)

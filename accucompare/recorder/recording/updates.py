@@ -460,6 +460,12 @@ class Updates:
         self._times[key] += 1
         path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
         grad, where = gradient_of(parameter.tensor)
+        if (
+            grad is None
+            and self._layouts is not None
+            and self._layouts.has_none_of(parameter.tensor)
+        ):
+            grad = parameter.tensor.detach()
         if grad is None:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
