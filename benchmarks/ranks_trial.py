@@ -145,7 +145,7 @@ def ranks_of(row: Row) -> tuple[int, ...]:
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics
     if isinstance(candidate, GlobalRecord):
-        worst = getattr(metrics, "worst_index", None)
+        worst = getattr(metrics, "max_abs_index", None)
         if worst is not None:
             return tuple(candidate.holders(worst))
         return tuple(candidate.ranks)

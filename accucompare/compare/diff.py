@@ -325,7 +325,10 @@ def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     if opened.candidate_ranks is not None:
         candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
     golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
-    return replace(opened, golden=golden, candidate=candidate)
+    judge = opened.judge
+    if judge.bundle is not None:
+        judge = replace(judge, bundle=without_parts(judge.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, judge=judge)
 
 
 def _assign(

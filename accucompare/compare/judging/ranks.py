@@ -64,10 +64,22 @@ def _settled(
             if gradient:
                 return _remarked(replace(found, arranged=summed), remark)
             return replace(_failed(worst, remark), summed=summed)
-    off = tuple(sorted({rank for each in wrong for rank in each.ranks}))
+    right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
+    off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
         return _failed(worst, RanksDiffer(ranks, off))
     return _remarked(worst, RanksDiffer(ranks, off))
+
+
+def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Judge) -> list[int]:
+    """The ranks whose parts fail in place of the right ones; all, if none fails by itself."""
+    found: set[int] = set()
+    for number, box in enumerate(() if right is None else wrong.boxes):
+        assert right is not None
+        boxes = (*right.boxes[:number], box, *right.boxes[number + 1 :])
+        if judge(replace(right, boxes=boxes)).verdict.status is Status.FAIL:
+            found |= {record.rank for record in box.terms}
+    return sorted(found) or wrong.ranks
 
 
 def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome | None:
