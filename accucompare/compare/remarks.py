@@ -160,6 +160,12 @@ class Swapped(_Fact, frozen=True):
     ranks: tuple[int, ...]
 
 
+class Interleaved(_Fact, frozen=True):
+    """Each rank has a part of each of so many layers that are fused."""
+
+    layers: int
+
+
 class TimesRanks(_Fact, frozen=True):
     """Each rank's gradient is of its own mean loss: so many times golden's."""
 
@@ -316,6 +322,7 @@ PairRemark: TypeAlias = (
     | ReducedHere
     | Swapped
     | TimesRanks
+    | Interleaved
     | BareRemark
     | NotInDump
     | SameParameter

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard
-from accucompare.compare.remarks import RanksDiffer, ReducedHere, Swapped, TimesRanks
+from accucompare.compare.remarks import Interleaved, RanksDiffer, ReducedHere, Swapped, TimesRanks
 from accucompare.compare.rows import Reason, Row
 from tests.compare.builder import Item, edit_manifest, item, write
 
@@ -155,6 +155,17 @@ def test_swapped_parts_are_told(tmp_path: Path) -> None:
     found = row(compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2}))
     assert found.status.value == "fail"
     assert Swapped((1, 0)) in found.verdict.remarks
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 2, 2)], ids=["gate and up", "query, key, value"])
+def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    layers = np.split(VALUES, np.cumsum(sizes)[:-1], 1)
+    parts = [
+        np.concatenate([np.split(layer, 2, 1)[rank] for layer in layers], 1) for rank in (0, 1)
+    ]
+    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2}))
+    assert found.status.value == "pass"
+    assert Interleaved(len(sizes)) in found.verdict.remarks
 
 
 BATCH = np.arange(18).reshape(6, 3)

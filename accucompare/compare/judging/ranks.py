@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Role
-from accucompare.compare.layouts import reordered, scaled, with_replicas, with_sums
-from accucompare.compare.remarks import PairRemark, RanksDiffer, ReducedHere, Swapped, TimesRanks
+from accucompare.compare.layouts import interleaved, reordered, scaled, with_replicas, with_sums
+from accucompare.compare.remarks import (
+    Interleaved,
+    PairRemark,
+    RanksDiffer,
+    ReducedHere,
+    Swapped,
+    TimesRanks,
+)
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
 from accucompare.errors import BundleError
 
@@ -35,6 +42,10 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Judge) -> PairOutcome:
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:
             return found
+    for layers, other in interleaved(candidate):
+        found = _settled(task, other, judge(other), judge)
+        if found.verdict.status is Status.PASS:
+            return _remarked(found, Interleaved(layers))
     if (order := _order(candidate, judge)) is not None:
         return _remarked(settled, Swapped(order))
     return settled

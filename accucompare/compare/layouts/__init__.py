@@ -7,6 +7,7 @@ from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.unify import (
     Ranks,
     Unified,
+    interleaved,
     put_together,
     reordered,
     scaled,
@@ -22,6 +23,7 @@ __all__ = [
     "Unified",
     "arrangements",
     "as_one",
+    "interleaved",
     "put_together",
     "reordered",
     "rows_of_ranks",

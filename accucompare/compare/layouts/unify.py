@@ -27,6 +27,9 @@ from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
+#: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
+#: with fewer keys than queries.
+_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
 class Ranks(NamedTuple):
@@ -348,6 +351,29 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
                 for number, box in zip(order, boxes, strict=True)
             )
             yield order, replace(_without_digest(record), boxes=tuple(moved))
+
+
+def interleaved(record: GlobalRecord) -> Iterator[tuple[int, GlobalRecord]]:
+    """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
+    value. With the number of layers."""
+    if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
+        return
+    ((axis, _),) = record.axes
+    for sizes in _FUSED:
+        length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
+        if rest or not length:
+            continue
+        boxes = []
+        for number, box in enumerate(record.boxes):
+            before = 0
+            for size in sizes:
+                own = size * length
+                start, where = list(box.start), list(box.where)
+                start[axis] = before * len(record.boxes) + number * own
+                where[axis] = where[axis][0] + before, where[axis][0] + before + own
+                boxes.append(replace(box, start=tuple(start), where=tuple(where)))
+                before += own
+        yield len(sizes), replace(_without_digest(record), boxes=tuple(boxes))
 
 
 def _without_digest(record: GlobalRecord) -> GlobalRecord:

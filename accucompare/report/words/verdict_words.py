@@ -340,6 +340,8 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.Swapped(ranks):
             order = ", ".join(map(str, ranks))
             return f"golden's value is made of the parts of ranks {order}, in this order"
+        case remarks.Interleaved(layers):
+            return f"{layers} layers are fused, and each rank has a part of each"
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
         case _:
