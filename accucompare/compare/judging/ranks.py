@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -162,6 +164,38 @@ def used_as_terms(
         if wrong.get((record.rank, record.step, *called)) is False:
             found = replace(judge(task, summed), arranged=summed)
             outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+
+
+def of_own_means(
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    judge: Callable[[Task, GlobalRecord], PairOutcome],
+) -> None:
+    """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
+    batches, so are those. Their errors would else seem to change from row to row.
+
+    Args:
+        judge: as that of ``used_as_terms``.
+    """
+    times: Counter[float] = Counter()
+    wrong = []
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        if isinstance(outcome, BundleError) or task.pair.record.role not in GRADIENT_ROLES:
+            continue
+        if outcome.verdict.status is Status.FAIL:
+            wrong.append(place)
+        elif outcome.verdict.reason is not Reason.IDENTICAL:
+            remarks = outcome.verdict.remarks
+            times[next((each.times for each in remarks if isinstance(each, TimesRanks)), 1.0)] += 1
+    most = max(times, key=lambda each: times[each], default=1.0)
+    for place in wrong if most != 1.0 else ():
+        outcome = outcomes[place]
+        assert isinstance(outcome, PairOutcome)
+        if isinstance(outcome.arranged, GlobalRecord):
+            task, record = tasks[place], scaled(outcome.arranged, 1.0 / most)
+            own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
+            found = settle_ranks(own, judge(task, record), functools.partial(judge, task))
+            outcomes[place] = _remarked(found, TimesRanks(most))
 
 
 def of_ranks(verdict: Verdict) -> Verdict:

@@ -359,17 +359,18 @@ def interleaved(record: GlobalRecord) -> Iterator[tuple[int, GlobalRecord]]:
     if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
         return
     ((axis, _),) = record.axes
+    places = sorted({box.start[axis] for box in record.boxes})
     for sizes in _FUSED:
         length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
         if rest or not length:
             continue
         boxes = []
-        for number, box in enumerate(record.boxes):
-            before = 0
+        for box in record.boxes:
+            number, before = places.index(box.start[axis]), 0
             for size in sizes:
                 own = size * length
                 start, where = list(box.start), list(box.where)
-                start[axis] = before * len(record.boxes) + number * own
+                start[axis] = before * len(places) + number * own
                 where[axis] = where[axis][0] + before, where[axis][0] + before + own
                 boxes.append(replace(box, start=tuple(start), where=tuple(where)))
                 before += own
