@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from accucompare.compare.judging import (
     Beside,
     Sides,
     judge_with,
+    of_own_means,
     of_ranks,
     open_beside,
     used_as_terms,
@@ -330,7 +332,10 @@ def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     if opened.candidate_ranks is not None:
         candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
     golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
-    return replace(opened, golden=golden, candidate=candidate)
+    judge = opened.judge
+    if judge.bundle is not None:
+        judge = replace(judge, bundle=without_parts(judge.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, judge=judge)
 
 
 def _assign(
@@ -393,7 +398,9 @@ def _judge(
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster)
     if opened.candidate_ranks is not None or opened.golden_ranks is not None:
-        used_as_terms(tasks, outcomes, lambda task, record: judge_with(sides, task, record))
+        again = functools.partial(judge_with, sides)
+        used_as_terms(tasks, outcomes, again)
+        of_own_means(tasks, outcomes, again)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -75,10 +77,22 @@ def _settled(
             if gradient:
                 return _remarked(replace(found, arranged=summed), remark)
             return replace(_failed(worst, remark), summed=summed)
-    off = tuple(sorted({rank for each in wrong for rank in each.ranks}))
+    right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
+    off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
         return _failed(worst, RanksDiffer(ranks, off))
     return _remarked(worst, RanksDiffer(ranks, off))
+
+
+def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Judge) -> list[int]:
+    """The ranks whose parts fail in place of the right ones; all, if none fails by itself."""
+    found: set[int] = set()
+    for number, box in enumerate(() if right is None else wrong.boxes):
+        assert right is not None
+        boxes = (*right.boxes[:number], box, *right.boxes[number + 1 :])
+        if judge(replace(right, boxes=boxes)).verdict.status is Status.FAIL:
+            found |= {record.rank for record in box.terms}
+    return sorted(found) or wrong.ranks
 
 
 def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome | None:
@@ -150,6 +164,38 @@ def used_as_terms(
         if wrong.get((record.rank, record.step, *called)) is False:
             found = replace(judge(task, summed), arranged=summed)
             outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+
+
+def of_own_means(
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    judge: Callable[[Task, GlobalRecord], PairOutcome],
+) -> None:
+    """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
+    batches, so are those. Their errors would else seem to change from row to row.
+
+    Args:
+        judge: as that of ``used_as_terms``.
+    """
+    times: Counter[float] = Counter()
+    wrong = []
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        if isinstance(outcome, BundleError) or task.pair.record.role not in GRADIENT_ROLES:
+            continue
+        if outcome.verdict.status is Status.FAIL:
+            wrong.append(place)
+        elif outcome.verdict.reason is not Reason.IDENTICAL:
+            remarks = outcome.verdict.remarks
+            times[next((each.times for each in remarks if isinstance(each, TimesRanks)), 1.0)] += 1
+    most = max(times, key=lambda each: times[each], default=1.0)
+    for place in wrong if most != 1.0 else ():
+        outcome = outcomes[place]
+        assert isinstance(outcome, PairOutcome)
+        if isinstance(outcome.arranged, GlobalRecord):
+            task, record = tasks[place], scaled(outcome.arranged, 1.0 / most)
+            own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
+            found = settle_ranks(own, judge(task, record), functools.partial(judge, task))
+            outcomes[place] = _remarked(found, TimesRanks(most))
 
 
 def of_ranks(verdict: Verdict) -> Verdict:

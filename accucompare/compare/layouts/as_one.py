@@ -100,12 +100,13 @@ def _series(
     series = () if golden is None else golden.series
     theirs = next((each for each in series if each.step == first.step), None)
     norm = _norm(pairs, first.step, theirs)
-    clipped = _clipping(entries)
+    clipped = any(entry.clipped_norm is not None for entry in entries)
+    factor = _clipping(entries)
     return msgspec.structs.replace(
         first,
         losses=_losses(entries, () if theirs is None else theirs.losses),
-        grad_norm=norm,
-        clipped_norm=None if norm is None or clipped is None else norm * clipped,
+        grad_norm=norm if norm is None or not clipped else norm / factor if factor else None,
+        clipped_norm=norm if clipped else None,
         batch=theirs.batch if same_rows and theirs is not None else None,
         weights=first.weights if whole else None,
     )
@@ -125,8 +126,8 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
 
 
 def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float | None:
-    """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
-    unless golden's make up golden's own norm."""
+    """The L2 norm of the gradients that the update used, put together, of golden's if ``golden`` is
+    ``None``; ``None`` unless golden's make up golden's own norm."""
     sides: tuple[list[float], list[float]] = [], []
     for pair in pairs:
         record = pair.golden
@@ -138,9 +139,10 @@ def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float 
     ours, theirs = (math.hypot(*side) for side in sides)
     if golden is None:
         return None if math.isnan(ours) or not sides[0] else ours
-    if golden.grad_norm is None or math.isnan(theirs):
+    own = golden.grad_norm if golden.clipped_norm is None else golden.clipped_norm
+    if own is None or math.isnan(theirs):
         return None
-    return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
+    return theirs if math.isclose(ours, own, rel_tol=1e-6) else None
 
 
 def _l2(record: Record | None) -> float | None:

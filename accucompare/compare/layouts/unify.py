@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,7 +140,13 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
         return unified._replace(pairs=list(pairs))
     for place, pair in enumerate(pairs):
         if pair.golden is None or pair.candidate is None:
-            unified.pairs.append(pair)
+            unified.pairs.append(
+                replace(
+                    pair,
+                    golden=_alone(pair.golden, golden),
+                    candidate=_alone(pair.candidate, candidate),
+                )
+            )
             continue
         found = _both_sides(pair.golden, pair.candidate, golden, candidate)
         if isinstance(found, PairRemark):
@@ -153,6 +160,19 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _alone(record: Record | None, ranks: Ranks | None) -> Record | None:
+    """The record without partner of a side: a global tensor, or else what its first rank holds."""
+    if record is None or ranks is None:
+        return record
+    group = ranks.groups[record.key]
+    first = group[min(group)]
+    shape = first.shape if first.shard is None else first.shard.shape
+    with contextlib.suppress(IncompleteError):
+        if found := arrangements(group, ranks.mesh_of(record), shape):
+            return _global(record, shape, found[0])
+    return _global(record, first.shape, Arrangement((box_of(first),), Evidence.RECORDED))
 
 
 def _both_sides(
@@ -339,17 +359,18 @@ def interleaved(record: GlobalRecord) -> Iterator[tuple[int, GlobalRecord]]:
     if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
         return
     ((axis, _),) = record.axes
+    places = sorted({box.start[axis] for box in record.boxes})
     for sizes in _FUSED:
         length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
         if rest or not length:
             continue
         boxes = []
-        for number, box in enumerate(record.boxes):
-            before = 0
+        for box in record.boxes:
+            number, before = places.index(box.start[axis]), 0
             for size in sizes:
                 own = size * length
                 start, where = list(box.start), list(box.where)
-                start[axis] = before * len(record.boxes) + number * own
+                start[axis] = before * len(places) + number * own
                 where[axis] = where[axis][0] + before, where[axis][0] + before + own
                 boxes.append(replace(box, start=tuple(start), where=tuple(where)))
                 before += own
