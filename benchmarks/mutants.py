@@ -54,7 +54,7 @@ EXEMPT = {
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
     ),
-    "limits._THREE_DIGITS_UP": "how many digits are printed",
+    "smallest_limit._THREE_DIGITS_UP": "how many digits are printed",
     "marginals": "the shape of an error",
     "masks.MOST_BROADCAST": "memory",
     "norms": "exact sums: which of two formulas loses fewer digits",
@@ -70,8 +70,8 @@ EXEMPT = {
     "sequences._OPTIONS": "the same",
     "sequences._PAIR": "the same",
     "sequences.SEQUENCE_WINDOW": "time and memory",
-    "tolerance._MOST_BYTES": "memory",
-    "tolerance.read_rules": "a version of Python",
+    "rules._MOST_BYTES": "memory",
+    "rules.read_rules": "a version of Python",
     "transforms": "the shape of an error",
     "worker": "memory",
 }

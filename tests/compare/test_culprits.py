@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.limits.tolerance import Tolerances
+from accucompare.compare.limits import LimitsInForce
 from accucompare.compare.origins.describing import differing_choices
 from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.shape_facts import ErrorShape
@@ -237,7 +237,7 @@ def test_fed_without_baseline_coarse_types_may_round_4_times_and_fine_ones_32(
     rounding: float, limit: float
 ) -> None:
     dtype = {2.0**-8: "bfloat16", 2.0**-53: "float64"}.get(rounding, "float32")
-    tolerances = Tolerances(fed=True, rounding=rounding)
+    tolerances = LimitsInForce(fed=True, rounding=rounding)
     record = item("fc", np.zeros(1, np.float32)).record
     assert tolerances.tolerance_for(record, record, dtype).rel_l2 == limit
 
@@ -815,6 +815,13 @@ def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:
                 "everything is within fixed limits, which miss small faults, and the baseline "
             )
             assert comparison.conclusion == f"not sure: {comparison.trouble}"
+            same = ac.diff(
+                golden, write(tmp_path / "same", net({}, 0.0), **feed), baseline=baseline
+            )
+            assert same.exit_code == 0
+            assert same.conclusion.startswith(
+                "identical; the baseline was not used: it does not run golden's code (net "
+            )
         else:
             assert (comparison.trouble, comparison.conclusion) == ("", "rounding")
 

@@ -17,7 +17,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
 from accucompare.compare.limits.baseline import limit
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.remarks import LimitKind, LimitOfKind, OtherChoices

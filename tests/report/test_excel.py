@@ -28,7 +28,7 @@ from openpyxl.utils.indexed_list import IndexedList
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit

@@ -138,7 +138,7 @@ def _opened(job: Job) -> Sides:
                 opened.get("golden_repeat"),
                 opened.get("proof"),
                 opened.get("proof_again"),
-                opened.get("conditioned"),
+                opened.get("rounded"),
             )
         return _sides[job.token]
 

@@ -151,9 +151,11 @@ def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
     """Whether the candidate's type holds all of the baseline's and more: a cast may be missing."""
-    ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
+    own, expected = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
     return (
-        ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+        own.kind is expected.kind
+        and own.digits > expected.digits
+        and own.largest >= expected.largest
     )
 
 
@@ -186,7 +188,7 @@ def partners(
     """The baseline's record for each of golden's, by the same name or else by a renaming.
 
     Args:
-        signatures: as for ``align``.
+        signatures: as for ``pairing.pair_records``.
         narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
