@@ -7,7 +7,7 @@ collective, or the loop. What is recorded is never edited.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from planted.rank_training import Batch, Run
-from planted.training_faults import Change, changed, wrap
+from planted.training_faults import changed, wrap
 
 Plant = Callable[[Run], None]
 
