@@ -42,6 +42,7 @@ SUB_ROOMS = {
     "compare": [
         "measuring",
         "pairing",
+        "layouts",
         "limits",
         "rows",
         "judging",
