@@ -115,7 +115,7 @@ def capture(
 
     with (
         progress_bar("capturing", "steps", quiet) as progress,
-        told_later("accucompare.recorder.session.running"),
+        told_later("accucompare.recorder.session.session"),
     ):
         checked = CaptureOptions(**asked)
         capture_case(case, directory, name, checked, repeat=repeat, progress=progress, **options)

@@ -419,7 +419,7 @@ def _poorly_compared(result: Result) -> Iterator[Fact]:
         yield facts.BaselineNotProved(result.not_proved)
     if result.golden_made_here:
         yield BareFact.GOLDEN_MADE_HERE
-    if driven := sum(row.verdict.conditioned for row in result.rows):
+    if driven := sum(row.verdict.ill_conditioned for row in result.rows):
         yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
     if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
         yield facts.DigestsAlone(0 if result.training is None else result.training.judged)

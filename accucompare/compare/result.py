@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
+from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.preflight_facts import (
     BesideGolden,
@@ -61,7 +61,7 @@ class Result:
     candidate: Side
     rows: list[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: Tolerances = field(default_factory=Tolerances)
+    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None

@@ -22,6 +22,7 @@ from accucompare.live.modules import name_modules
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.recorder.feeding import check_golden, held_steps
+from accucompare.recorder.session.capture_context import recording
 from accucompare.recorder.session.failures import (
     ModuleFailedError,
     WantedGradientsError,
@@ -29,7 +30,6 @@ from accucompare.recorder.session.failures import (
     naming_the_model,
     telling_exits,
 )
-from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import Within, starting
 from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps

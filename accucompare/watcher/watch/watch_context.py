@@ -33,7 +33,7 @@ from accucompare.selection import OnFinding
 from accucompare.text import with_article
 from accucompare.version import __version__
 from accucompare.watcher.watch.pausing import Pausing
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from accucompare.watcher.watch_options import WatchOptions
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
