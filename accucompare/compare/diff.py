@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import WRITTEN_ROLES, GlobalRecord, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
@@ -28,15 +28,19 @@ from accucompare.compare.judging import (
     with_proofs,
 )
 from accucompare.compare.layouts import Ranks, Unified, as_one, rows_of_ranks, unify, without_parts
-from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
+from accucompare.compare.limits import (
+    LimitsInForce,
+    OtherCode,
+    Tolerance,
+    check_feed,
+    other_optimizer,
+)
 from accucompare.compare.origins import (
     Culprit,
-    Fed,
     NotFed,
-    Origins,
+    Trace,
     find_culprits,
     not_fed,
-    operators_not_fed,
     scaled_first,
     small_changes,
     unsteady,
@@ -60,7 +64,6 @@ from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
-    OperatorOrigins,
     PairOutcome,
     Reason,
     Row,
@@ -115,13 +118,15 @@ def compare(
         opened = _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
-        compared, judge = _compared(rows), assigned.judge
+        compared, chosen = _compared(rows), assigned.baseline
         different = other_model(*opened.models, rows, paired.renamings)
-        findings = _findings(opened, paired, judge, compared, options)
+        findings = _findings(opened, paired, chosen, compared, options)
         findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
         findings += unused_rules(options.rules, opened.candidate_records, rows)
-        culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
+        culprits = (
+            [] if different is not None else _culprits(opened, paired, chosen, rows, training)
+        )
         return made(
             golden=_side(opened.golden),
             candidate=_side(opened.candidate),
@@ -131,11 +136,11 @@ def compare(
             left_out=_count(paired.pairs) - _count(paired.chosen),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
-            baseline=None if judge.bundle is None else _side(judge.bundle),
+            baseline=None if chosen.bundle is None else _side(chosen.bundle),
             culprits=culprits,
-            without_baseline=sum(judge.has_none_of(row) for row in compared),
-            refused=judge.refused,
-            not_proved=why_not_proved(opened.golden, judge.bundle, assigned.beside),
+            without_baseline=sum(chosen.has_none_of(row) for row in compared),
+            refused=chosen.refused,
+            not_proved=why_not_proved(opened.golden, chosen.bundle, assigned.beside),
             unseen=(
                 OtherCode()
                 if _has_updates(compared)
@@ -172,7 +177,7 @@ class _Opened:
 
     Attributes:
         repeat, golden_repeat: the second runs of the candidate and of golden.
-        judge: the baseline.
+        baseline: the one that decides, if any may.
         damage: records and steps that could not be read; later stages add theirs.
     """
 
@@ -180,8 +185,8 @@ class _Opened:
     candidate: Bundle
     repeat: Bundle | None
     golden_repeat: Bundle | None
-    judge: ChosenBaseline
-    tolerances: Tolerances
+    baseline: ChosenBaseline
+    tolerances: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
@@ -223,10 +228,10 @@ class _Paired(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """The work for each chosen pair, and the captures that judge it."""
+    """The work for each chosen pair, the baseline, and the runs beside it."""
 
     tasks: list[Task]
-    judge: ChosenBaseline
+    baseline: ChosenBaseline
     beside: Beside
 
 
@@ -243,10 +248,11 @@ def _open(
     check_feed(ours, theirs)
     if options.standard is not None and theirs.manifest.fed:
         raise UsageError(
-            f"--accept: judges free-running runs, but {candidate} was fed with golden's values;"
-            " capture it without --feed"
+            f"accept (--accept): judges free-running runs, but {candidate} was fed with golden's"
+            " values;"
+            " capture it without feeding (--feed)"
         )
-    judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
+    chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)
     golden_records, candidate_records = (
         _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
@@ -271,7 +277,7 @@ def _open(
         theirs,
         repeat,
         golden_repeat,
-        judge,
+        chosen,
         tolerances,
         golden_records,
         candidate_records,
@@ -327,10 +333,10 @@ def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     if opened.candidate_ranks is not None:
         candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
     golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
-    judge = opened.judge
-    if judge.bundle is not None:
-        judge = replace(judge, bundle=without_parts(judge.bundle, candidate))
-    return replace(opened, golden=golden, candidate=candidate, judge=judge)
+    baseline = opened.baseline
+    if baseline.bundle is not None:
+        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
 
 
 def _assign(
@@ -343,13 +349,15 @@ def _assign(
     precision = PairLimits()
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
     of_baseline = (
-        [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+        []
+        if opened.baseline.bundle is None
+        else _records(opened.baseline.bundle, keep_going, damage)
     )
     records = opened.golden_records, opened.candidate_records, of_baseline
-    judge, tasks = opened.judge.judging(
+    baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    beside = open_beside(stack, golden, judge.bundle)
+    beside = open_beside(stack, golden, baseline.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
     tasks = with_proofs(
         tasks,
@@ -364,8 +372,13 @@ def _assign(
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.given or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    tasks = _with_layouts(_with_second_runs(tasks, again, steady), paired.unified)
-    return _Assigned(tasks, judge, beside)
+    tasks = _with_layouts(
+        _with_second_runs(tasks, again, steady),
+        paired.unified,
+        opened.candidate_ranks,
+        baseline.bundle,
+    )
+    return _Assigned(tasks, baseline, beside)
 
 
 def _judge(
@@ -376,25 +389,25 @@ def _judge(
     cluster: Cluster | None,
 ) -> list[Row]:
     """Measure and judge each pair, and trace where its error was made."""
-    tasks, judge, beside = assigned
+    tasks, baseline, beside = assigned
     sides = Sides(
         opened.golden,
         opened.candidate,
-        judge.bundle,
+        baseline.bundle,
         opened.repeat,
         options.work.verify,
         options.work.keep_going,
         opened.golden_repeat,
         beside.proof,
         beside.again,
-        beside.conditioned,
+        beside.rounded,
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster)
     if opened.candidate_ranks is not None or opened.golden_ranks is not None:
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
-    if judge.bundle is not None and not opened.fed:
+    if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
@@ -413,13 +426,13 @@ def _compared(rows: Iterable[Row]) -> list[Row]:
 def _findings(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
+    baseline: ChosenBaseline,
     compared: list[Row],
     options: DiffOptions,
 ) -> list[PreflightFinding]:
     """The findings of pre-flight, of maps and of the baseline."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
-    alone = [row for row in compared if judge.has_none_of(row)]
+    alone = [row for row in compared if baseline.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
     findings += unused_options(
         renamings,
@@ -428,7 +441,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    return findings + judge.findings(golden, candidate, renamings, alone, len(compared))
+    return findings + baseline.findings(golden, candidate, renamings, alone, len(compared))
 
 
 def _follow(
@@ -440,7 +453,7 @@ def _follow(
 ) -> tuple[TrainingResult | None, list[Row]]:
     """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
-    baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
+    baseline, repeat = _manifests(opened.baseline.bundle), _manifests(opened.golden_repeat)
     training = climb(
         *opened.series,
         baseline=baseline,
@@ -452,8 +465,8 @@ def _follow(
     if opened.imported:
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
-        judges = _manifests(assigned.judge.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(rows, *opened.series, *judges, opened.tolerances)
+        of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
+        rows = with_step_rows(rows, *opened.series, *of_rounding, opened.tolerances)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
         rows = with_clipping(rows, training.parting, *opened.series, opened.tolerances)
     return training, rows
@@ -462,7 +475,7 @@ def _follow(
 def _culprits(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
+    baseline: ChosenBaseline,
     rows: list[Row],
     training: TrainingResult | None,
 ) -> list[Culprit]:
@@ -470,7 +483,7 @@ def _culprits(
     updated = training is not None and training.updated
     found = []
     if any(row.status is Status.FAIL for row in rows):
-        found = find_culprits(rows, opened.fed, judge.bundle is not None, updated)
+        found = find_culprits(rows, opened.fed, baseline.bundle is not None, updated)
     found = scaled_first(found, rows, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
@@ -507,18 +520,27 @@ def _with_second_runs(
     ]
 
 
-def _with_layouts(tasks: list[Task], unified: Unified) -> list[Task]:
+def _with_layouts(
+    tasks: list[Task], unified: Unified, ranks: Ranks | None, baseline: Bundle | None
+) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if not unified.others and not unified.unknown and not unified.means:
+    if ranks is None and not unified.unknown:
         return tasks
+    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
     return [
         msgspec.structs.replace(
             task,
             arranged=unified.others.get(place, ()),
             unknown=unified.unknown.get(place),
             means=unified.means,
+            summed=(
+                ranks.adding(record)
+                if ranks is not None and alone and isinstance(record, GlobalRecord)
+                else 1
+            ),
         )
         for place, task in enumerate(tasks)
+        for record in [task.pair.candidate]
     ]
 
 
@@ -536,14 +558,12 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(
-    records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]
-) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
     if not candidate.manifest.fed:
-        return Origins(steps)
+        return Trace(steps=steps)
     # a root that was left out still has inputs
     recorded = {record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)}
     both = [
@@ -558,10 +578,7 @@ def _origins(
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
         for at in not_fed(candidate.manifests)
     }
-    operators = frozenset(
-        (*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests)
-    )
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
+    return Trace(True, values, recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -599,10 +616,7 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
 
 
 def _rows(
-    pairs: list[Pair],
-    outcomes: list[PairOutcome | BundleError],
-    damage: list[str],
-    origins: Origins | Fed,
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
     rows = []
     for pair, outcome in zip(pairs, outcomes, strict=True):

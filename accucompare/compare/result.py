@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
+from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.preflight_facts import (
     BesideGolden,
@@ -61,7 +61,7 @@ class Result:
     candidate: Side
     rows: list[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: Tolerances = field(default_factory=Tolerances)
+    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
@@ -154,6 +154,12 @@ class Result:
     def nonfinite_on_both(self) -> int:
         """How many rows hold NaN or Inf on both sides, which agree if their places do."""
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
+
+    @cached_property
+    def nan_on_both(self) -> list[Row]:
+        """The rows that hold NaN on both sides; equal if their places are."""
+        sides = ((row, row.golden, row.candidate) for row in self.rows)
+        return [row for row, golden, candidate in sides if _nan(golden) and _nan(candidate)]
 
     @property
     def incomplete(self) -> list[BesideGolden]:
@@ -315,6 +321,10 @@ def _nonfinite(record: Record | None) -> bool:
         and record.statistics is not None
         and bool(record.statistics.nan or record.statistics.inf)
     )
+
+
+def _nan(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and bool(record.statistics.nan)
 
 
 def _badness(row: Row) -> tuple[int, float, float]:

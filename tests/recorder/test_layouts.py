@@ -22,7 +22,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.errors import BundleError
 from accucompare.live.around import collectives
 from fixtures.parallel import LAYOUTS, ones, train, whole_model
-from tests.forkserver import with_torch
+from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
 from tests.parts import put_together
 from tests.recorded import Opened
@@ -94,7 +94,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "for ranks in (1, 2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
-    done = with_torch()(program, made, cwd=made, variables=os.environ)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = with_torch()(program, made, cwd=made, variables={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     return made
 

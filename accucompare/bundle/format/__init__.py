@@ -5,11 +5,11 @@ from accucompare.bundle.format.capture_facts import Imported, Options, SketchFac
 from accucompare.bundle.format.global_records import Box, Evidence, GlobalRecord, Terms
 from accucompare.bundle.format.manifest import (
     BASELINES,
-    CONDITIONED,
     FORMAT_VERSION,
     NEEDS,
     PREVIOUS,
     PROOF,
+    ROUNDED_RUN,
     SHARDS_NEED,
     Manifest,
     StepEntry,
@@ -67,7 +67,6 @@ __all__ = [
     "AT_THE_END",
     "BASELINES",
     "BUFFER_ROLES",
-    "CONDITIONED",
     "COUNT_IN_ZIP64",
     "DEVICE_DIGEST",
     "END",
@@ -84,6 +83,7 @@ __all__ = [
     "PREVIOUS",
     "PROOF",
     "ROLES_OF",
+    "ROUNDED_RUN",
     "SERIES_ROLES",
     "SHARDS_NEED",
     "STATE_ROLES",

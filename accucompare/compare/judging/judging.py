@@ -19,7 +19,7 @@ from accucompare.compare.judging.judge import (
     settle_noise,
     settle_unsteady,
 )
-from accucompare.compare.judging.proof import conditioned, doubt
+from accucompare.compare.judging.proof import doubt, limit_on_rounded
 from accucompare.compare.judging.ranks import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
@@ -48,6 +48,7 @@ from accucompare.compare.rows import (
     without_partner,
 )
 from accucompare.errors import BundleError
+from accucompare.text import with_article
 
 #: How a pair fails if rounding changed its shape, its values or its number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
@@ -134,6 +135,7 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
 
 
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> PairOutcome:
+    """Measure a pair, find the limits that apply, judge it, and settle what else is known of it."""
     verdict = judge_without_data(golden, candidate)
     if verdict is not None:
         of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
@@ -152,7 +154,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
-    expected = sides.expected(golden, candidate, metrics, task.baseline, run)
+    expected = sides.expected(golden, candidate, metrics, task, run)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, BareRemark.BASELINE_NON_FINITE)
     doubtful = doubt(sides, task, golden, candidate, expected, run)
@@ -160,7 +162,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         expected, tolerance = doubtful.expected, because(tolerance, doubtful.remark)
     driven = None
     if expected is not None and doubtful is None:
-        driven = conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
+        driven = limit_on_rounded(sides, task, golden, candidate, expected, metrics.rel_l2, run)
     if driven is not None:
         tolerance = with_ceiling(tolerance, driven)
         task = msgspec.structs.replace(task, tolerance=tolerance)
@@ -177,7 +179,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
             None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_BEHIND_SKETCH,))
         )
     if driven is not None and verdict.status is Status.PASS:
-        verdict = msgspec.structs.replace(verdict, conditioned=True)
+        verdict = msgspec.structs.replace(verdict, ill_conditioned=True)
     if doubtful is not None:
         verdict = doubtful.settle(verdict)
     if noise is not None:
@@ -188,7 +190,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = settle_unsteady(
             verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run)
         )
-    return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+    return PairOutcome(metrics, verdict, None if expected is None else expected.measured, noise)
 
 
 def _measured(
@@ -270,4 +272,8 @@ def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Op
 def _in_words(bundle: Bundle, record: Record) -> str:
     if record.member is not None and not record.shape:
         return str(bundle.values(record)[()])
-    return record.detail if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"
+    return (
+        record.detail
+        if record.layout is Layout.OPAQUE
+        else with_article(f"{record.layout.value} value")
+    )

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Box, Evidence, GlobalRecord, Key, Record, Role
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    UPDATE_ROLES,
+    Box,
+    Evidence,
+    GlobalRecord,
+    Key,
+    Record,
+    Role,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.arrange import (
     Arrangement,
@@ -84,6 +93,13 @@ class Ranks(NamedTuple):
                 )
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
+
+    def adding(self, record: Record) -> int:
+        """How many ranks may add up their terms of a value: with one batch, or with any."""
+        if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
+            return math.prod(self.mesh.sizes.values())
+        mesh = self.mesh_of(record)
+        return mesh.count(mesh.without([mesh.batch]))
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""

@@ -154,16 +154,16 @@ def without_output(rows: Iterable[Row]) -> Row | None:
 
 def _holds_values(row: Row) -> bool:
     """Whether a row without data may hold computed values, not one-sided or an input object."""
-    ours, theirs = row.golden, row.candidate
+    golden, candidate = row.golden, row.candidate
     if row.verdict.chosen:
         return True
-    if row.reason is not Reason.NOT_COMPARABLE or ours is None or theirs is None:
+    if row.reason is not Reason.NOT_COMPARABLE or golden is None or candidate is None:
         return False
-    if is_operator(ours) or ours.role is Role.COMPUTED_BUFFER:
+    if is_operator(golden) or golden.role is Role.COMPUTED_BUFFER:
         return False
-    if ours.layout is Layout.OPAQUE:
-        return ours.role is Role.OUTPUT
-    return ours.layout is not Layout.META
+    if golden.layout is Layout.OPAQUE:
+        return golden.role is Role.OUTPUT
+    return golden.layout is not Layout.META
 
 
 def _is_gradient(row: Row) -> bool:

@@ -42,11 +42,15 @@ class ToldFinding(PreflightFinding):
         return message(self)
 
 
-def sides_words(sides: Iterable[BesideGolden], between: str) -> str:
+def sides_words(sides: Iterable[BesideGolden], between: str = " and ") -> str:
     """``golden and the candidate``."""
     return between.join(
         "golden" if side is BesideGolden.GOLDEN else f"the {side.value}" for side in sides
     )
+
+
+def unfinished_words(sides: Iterable[BesideGolden]) -> str:
+    return f"the capture of {sides_words(sides, ' and of ')} did not run to its end"
 
 
 def topic(finding: PreflightFinding) -> str:
@@ -324,6 +328,13 @@ def refused_words(refused: RefusedBaseline) -> str:
     which = "a baseline made here" if refused.path is None else f"the baseline {refused.path}"
     why = other_code_words(refused.why)
     return f"{which} cannot judge, for it does not run golden's code ({why})"
+
+
+def unfit_words(why: RefusedBaseline | PreflightFinding) -> str:
+    """Why a baseline was not used, after a colon."""
+    if isinstance(why, RefusedBaseline):
+        return f"it does not run golden's code ({other_code_words(why.why)})"
+    return message(dataclasses.replace(why, beside_baseline=False))
 
 
 def suggestion_words(suggestion: Suggestion) -> str:

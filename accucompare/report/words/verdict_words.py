@@ -9,7 +9,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from accucompare.bundle.format import Layout, Record
 from accucompare.compare import remarks
 from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
-from accucompare.compare.limits import SmallestLimit, Tolerance, Tolerances
+from accucompare.compare.limits import LimitsInForce, SmallestLimit, Tolerance
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import (
     BareRemark,
@@ -28,7 +28,7 @@ from accucompare.compare.remarks import (
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.text import printable
+from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
 MEANING = {
@@ -188,11 +188,12 @@ def _described(record: Record) -> str:
     if record.layout is Layout.STRIDED:
         return record.dtype
     kind = (
-        f"a {record.layout.value} {record.dtype} tensor"
+        f"{record.layout.value} {record.dtype} tensor"
         if record.dtype
-        else f"a {record.layout.value} value"
+        else f"{record.layout.value} value"
     )
-    return f"{kind} ({record.detail_and_line})" if record.detail_and_line else kind
+    said = with_article(kind)
+    return f"{said} ({record.detail_and_line})" if record.detail_and_line else said
 
 
 def _part(record: Record) -> str:
@@ -519,12 +520,12 @@ def _exact(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
-def by_rules(limits: Tolerances) -> str:
+def by_rules(limits: LimitsInForce) -> str:
     """The rules of a file; ``""`` if there are none."""
     return f"{len(limits.rules)} rule(s) from {limits.rules[0].file}" if limits.rules else ""
 
 
-def by_dtype(limits: Tolerances) -> str:
+def by_dtype(limits: LimitsInForce) -> str:
     if limits.fed:
         return (
             f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums"
@@ -533,6 +534,6 @@ def by_dtype(limits: Tolerances) -> str:
     return "default relative L2 limit of each dtype"
 
 
-def tolerances(limits: Tolerances) -> str:
+def tolerances(limits: LimitsInForce) -> str:
     rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))
