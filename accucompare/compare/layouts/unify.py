@@ -281,16 +281,19 @@ def global_tensors(
 
 def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> GlobalRecord:
     fields = {name: getattr(first, name) for name in Record.__struct_fields__}
-    own = arrangement.boxes[0]
-    alone = len(arrangement.boxes) == len(own.terms) == 1 and own.factor == 1.0
-    records = [record for box in arrangement.boxes for record in box.terms]
-    if not alone:
-        held = all(record.member is not None for record in records)
+    boxes, own = arrangement.boxes, arrangement.boxes[0]
+    only = own.terms[0]
+    if len(boxes) == len(own.terms) == 1 and own.factor == 1.0 and own.shape == own.part:
+        fields |= {
+            name: getattr(only, name) for name in ("digest", "sketch", "member", "statistics")
+        }
+    else:
+        held = all(record.member is not None for box in boxes for record in box.terms)
         fields |= {
             "digest": None,
             "sketch": None,
-            "member": first.member if held else None,
-            "statistics": _statistics(arrangement.boxes),
+            "member": only.member if held else None,
+            "statistics": _statistics(boxes),
         }
     fields |= {
         "shape": shape,
@@ -304,13 +307,13 @@ def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> 
 
 def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
-    parts = [box.terms[0].statistics for box in boxes]
-    known = [each for each in parts if each is not None]
+    parts = {id(box.terms[0]): box.terms[0] for box in boxes}.values()
+    known = [each.statistics for each in parts if each.statistics is not None]
     if len(known) < len(parts) or any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
     finite = [
-        (each, math.prod(box.shape) - each.nan - each.inf)
-        for box, each in zip(boxes, known, strict=True)
+        (each, math.prod(part.shape) - each.nan - each.inf)
+        for part, each in zip(parts, known, strict=True)
         if each.mean is not None
     ]
     count = sum(many for _, many in finite)
