@@ -100,13 +100,12 @@ def _series(
     series = () if golden is None else golden.series
     theirs = next((each for each in series if each.step == first.step), None)
     norm = _norm(pairs, first.step, theirs)
-    clipped = any(entry.clipped_norm is not None for entry in entries)
-    factor = _clipping(entries)
+    factor = _clipping(entries, theirs)
     return msgspec.structs.replace(
         first,
         losses=_losses(entries, () if theirs is None else theirs.losses),
-        grad_norm=norm if norm is None or not clipped else norm / factor if factor else None,
-        clipped_norm=norm if clipped else None,
+        grad_norm=norm,
+        clipped_norm=None if norm is None or factor is None else norm * factor,
         batch=theirs.batch if same_rows and theirs is not None else None,
         weights=first.weights if whole else None,
     )
@@ -126,8 +125,8 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
 
 
 def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float | None:
-    """The L2 norm of the gradients that the update used, put together, of golden's if ``golden`` is
-    ``None``; ``None`` unless golden's make up golden's own norm."""
+    """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
+    unless golden's make up golden's own norm."""
     sides: tuple[list[float], list[float]] = [], []
     for pair in pairs:
         record = pair.golden
@@ -139,10 +138,9 @@ def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float 
     ours, theirs = (math.hypot(*side) for side in sides)
     if golden is None:
         return None if math.isnan(ours) or not sides[0] else ours
-    own = golden.grad_norm if golden.clipped_norm is None else golden.clipped_norm
-    if own is None or math.isnan(theirs):
+    if golden.grad_norm is None or math.isnan(theirs):
         return None
-    return theirs if math.isclose(ours, own, rel_tol=1e-6) else None
+    return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
 
 
 def _l2(record: Record | None) -> float | None:
@@ -151,12 +149,22 @@ def _l2(record: Record | None) -> float | None:
     return known.l2 if whole and known is not None else None
 
 
-def _clipping(entries: Sequence[StepSeries]) -> float | None:
-    """The factor by which the ranks clipped; ``None`` if none did, or not alike."""
-    factors = [
-        entry.clipped_norm / entry.grad_norm
-        for entry in entries
-        if entry.clipped_norm is not None and entry.grad_norm
-    ]
-    alike = len(factors) == len(entries) and max(factors) - min(factors) <= 1e-6 * max(factors)
-    return factors[0] if alike else None
+def _clipping(entries: Sequence[StepSeries], golden: StepSeries | None) -> float | None:
+    """The factor by which the ranks clipped, of all the furthest from golden's; ``None`` if none
+    did."""
+    factors = [_factor(entry) for entry in entries]
+    if all(factor is None for factor in factors):
+        return None
+    own = None if golden is None else _factor(golden)
+    return max(
+        (1.0 if factor is None else factor for factor in factors),
+        key=lambda factor: abs(factor - (1.0 if own is None else own)),
+    )
+
+
+def _factor(entry: StepSeries) -> float | None:
+    return (
+        None
+        if entry.clipped_norm is None or not entry.grad_norm
+        else (entry.clipped_norm / entry.grad_norm)
+    )
