@@ -27,7 +27,14 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import Ranks, Unified, as_one, rows_of_ranks, unify, without_parts
+from accucompare.compare.layouts import (
+    RankRecords,
+    Unified,
+    as_one,
+    rows_of_ranks,
+    unify,
+    without_parts,
+)
 from accucompare.compare.limits import (
     LimitsInForce,
     OtherCode,
@@ -190,8 +197,8 @@ class _Opened:
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
-    golden_ranks: Ranks | None
-    candidate_ranks: Ranks | None
+    golden_ranks: RankRecords | None
+    candidate_ranks: RankRecords | None
 
     @property
     def fed(self) -> bool:
@@ -257,11 +264,11 @@ def _open(
     golden_records, candidate_records = (
         _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
     )
-    ranks: list[Ranks | None] = [None, None]
+    ranks: list[RankRecords | None] = [None, None]
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
         sides = (ours, golden_records), (theirs, candidate_records)
         ranks = [
-            Ranks.of(*side, rows) if side[0].manifest.ranks > 1 else None
+            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
             for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
         ]
         golden_records, candidate_records = (
@@ -521,7 +528,7 @@ def _with_second_runs(
 
 
 def _with_layouts(
-    tasks: list[Task], unified: Unified, ranks: Ranks | None, baseline: Bundle | None
+    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
 ) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown:

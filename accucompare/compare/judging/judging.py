@@ -20,7 +20,7 @@ from accucompare.compare.judging.judge import (
     settle_unsteady,
 )
 from accucompare.compare.judging.proof import doubt, limit_on_rounded
-from accucompare.compare.judging.ranks import settle_ranks
+from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
