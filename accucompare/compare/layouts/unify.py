@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -281,21 +282,19 @@ def global_tensors(
 
 def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> GlobalRecord:
     fields = {name: getattr(first, name) for name in Record.__struct_fields__}
-    boxes, own = arrangement.boxes, arrangement.boxes[0]
-    only = own.terms[0]
-    if len(boxes) == len(own.terms) == 1 and own.factor == 1.0 and own.shape == own.part:
-        fields |= {
-            name: getattr(only, name) for name in ("digest", "sketch", "member", "statistics")
-        }
-    else:
-        held = all(record.member is not None for box in boxes for record in box.terms)
-        fields |= {
-            "digest": None,
-            "sketch": None,
-            "member": only.member if held else None,
-            "statistics": _statistics(boxes),
-        }
+    own = arrangement.boxes[0]
+    alone = (
+        len(arrangement.boxes) == len(own.terms) == 1
+        and own.factor == 1.0
+        and own.shape == own.part
+    )
+    records = [record for box in arrangement.boxes for record in box.terms]
+    held = all(record.member is not None for record in records)
     fields |= {
+        "digest": own.terms[0].digest if alone else None,
+        "sketch": own.terms[0].sketch if alone else None,
+        "member": own.terms[0].member if held else None,
+        "statistics": own.terms[0].statistics if alone else _statistics(arrangement.boxes),
         "shape": shape,
         "shard": None,
         "boxes": arrangement.boxes,
@@ -307,13 +306,17 @@ def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> 
 
 def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
-    parts = {id(box.terms[0]): box.terms[0] for box in boxes}.values()
-    known = [each.statistics for each in parts if each.statistics is not None]
-    if len(known) < len(parts) or any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
+    if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
+        return None
+    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    for box in boxes:
+        held[box.terms[0]] += math.prod(box.shape)
+    known = [record.statistics for record in held if record.statistics is not None]
+    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
         return None
     finite = [
-        (each, math.prod(part.shape) - each.nan - each.inf)
-        for part, each in zip(parts, known, strict=True)
+        (each, size - each.nan - each.inf)
+        for size, each in zip(held.values(), known, strict=True)
         if each.mean is not None
     ]
     count = sum(many for _, many in finite)
