@@ -125,7 +125,9 @@ class Layouts:
         """The layout, unless this rank's part has another shape than it should have."""
         key = shape, mesh, placements, part
         if key not in self._known:
-            self._known[key] = _shard(shape, mesh, placements, self.dimensions.names(mesh), part)
+            self._known[key] = placed_part(
+                shape, mesh, placements, self.dimensions.names(mesh), part
+            )
         return self._known[key]
 
 
@@ -137,7 +139,7 @@ def _library() -> Any:
     return None
 
 
-def _shard(
+def placed_part(
     shape: torch.Size,
     mesh: Any,
     placements: Iterable[Any],
