@@ -154,7 +154,7 @@ def recording(
             else None
         )
         start = Start.of(subject, out, options, stack, within)
-        start.notes[:0] = [*notes, *within.notes]
+        start.notes[:0] = [*subject.notes, *notes, *within.notes]
         directory = place_of(out)
         if not within.prepared:
             stack.enter_context(_prepared(directory, options.overwrite, subject))
