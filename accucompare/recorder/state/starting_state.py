@@ -122,7 +122,9 @@ def restore_weights(
                 advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False))
                 or "; is it the same model?"
             )
-            raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
+            raise CaptureError(
+                f"start (--like): {words}: {name!r} ({len(names)} in all{hint}){cure}"
+            )
     own = {
         (Role.BUFFER, name)
         for name in computed
@@ -133,7 +135,7 @@ def restore_weights(
         shape = record.shape if record.shard is None else record.shard.shape
         if tuple(target.shape) != shape:
             raise CaptureError(
-                f"--like: {record.name!r} is {list(target.shape)} in the model but"
+                f"start (--like): {record.name!r} is {list(target.shape)} in the model but"
                 f" {list(shape)} in {bundle.path}"
             )
     replaced = []
@@ -188,7 +190,7 @@ def _whole(bundle: Bundle, record: Record, parts: _Parts) -> Array:
             targets[place], known[place] = values[where], True
     if not filled.all():
         raise CaptureError(
-            f"--like: {bundle.path} has only a part of {record.name!r}: the state of a rank is"
+            f"start (--like): {bundle.path} has only a part of {record.name!r}: the state of a rank is"
             " missing"
         )
     return whole
@@ -251,5 +253,6 @@ def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CaptureError(
-            f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})"
+            f"start (--like): the inputs saved in {bundle.path} are damaged"
+            f" ({type(error).__name__})"
         ) from None
