@@ -64,10 +64,27 @@ def work(rank: int, ranks: int, folder: str) -> None:
         Path(f"{folder}/{name}-{rank}.json").write_text(
             json.dumps({"same": results[0] == results[1], "collectives": counts})
         )
+    if ranks < 4:
+        drops(ranks, Path(folder))
     if ranks == 2:
         falls_silent(rank, Path(folder))
     elif ranks > 1:
         leave()
+
+
+def drops(ranks: int, folder: Path) -> None:
+    """Dropout on seven rows, on one rank or on two, and on a plain tensor."""
+    rows = torch.arange(1.0, 29.0).reshape(7, 4)
+    given = rows
+    if ranks > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        given = distribute_tensor(rows, init_device_mesh("cpu", (2,)), [Shard(0)])
+    model = torch.nn.Dropout(0.5)
+    with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
+        model(given)
+        model(rows)
 
 
 def falls_silent(rank: int, folder: Path) -> None:
@@ -276,6 +293,18 @@ def test_one_device_starts_from_the_weights_that_ranks_have_saved(
         pass
     ours, golden = model.state_dict(), whole_model().state_dict()
     assert all(torch.equal(ours[each], golden[each]) for each in golden)
+
+
+def test_ranks_drop_what_one_device_drops(folder: Path, opened: Opened) -> None:
+    """Each rank draws the whole mask and takes its part, where a tensor knows its layout."""
+    one, two = opened(folder / "dropped1"), opened(folder / "dropped2")
+    golden = one.load("", role="output")
+    assert 0 < (golden == 0).sum() < golden.size
+    parts = by_key(two)["", 0, Role.OUTPUT, ""]
+    assert [each.shape for each in parts] == [(4, 4), (3, 4)]
+    assert np.array_equal(put_together(two, parts), golden)
+    assert one.manifest.options.unplaced_draws == 0
+    assert two.manifest.options.unplaced_draws == 1  # of the plain tensor
 
 
 def test_a_rank_that_is_gone_leaves_the_steps_of_all(folder: Path, opened: Opened) -> None:
