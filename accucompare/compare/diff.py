@@ -310,7 +310,7 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
-    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks)
+    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks, options.layouts)
     return _Paired(pairs, unified, renamings, proposed, parameters)
 
 
