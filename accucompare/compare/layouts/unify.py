@@ -164,8 +164,8 @@ def unify(
         UsageError: if a given layout names dimensions that the mesh lacks.
     """
     unified = Unified([], {}, {})
-    for rule in given:
-        rule.check(() if candidate is None else candidate.mesh.sizes)
+    for each in given:
+        each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
     for place, pair in enumerate(pairs):
@@ -178,7 +178,7 @@ def unify(
                 )
             )
             continue
-        rule = next((each for each in given if each.applies_to(pair.candidate)), None)
+        rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
             _both_sides(pair.golden, pair.candidate, golden, candidate)
             if rule is None or candidate is None
