@@ -60,6 +60,7 @@ class Bundle:
         path: its directory, or its URL.
         manifest: rank 0's manifest.
         manifests: every rank's manifest, by rank.
+        ranks: how many captured together.
     """
 
     def __init__(self, path: Place) -> None:
@@ -67,9 +68,8 @@ class Bundle:
         self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest, **manifests_of(path, self.manifest.ranks)}
-        self.missing_ranks = [
-            rank for rank in range(self.manifest.ranks) if rank not in self.manifests
-        ]
+        self.ranks = self.manifest.ranks
+        self.missing_ranks = [rank for rank in range(self.ranks) if rank not in self.manifests]
         self._order = [(rank, entry.step) for rank, entry in self.steps()]
         self._places = {step: place for place, step in enumerate(self._order)}
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step

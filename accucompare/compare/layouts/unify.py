@@ -283,7 +283,11 @@ def global_tensors(
 def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> GlobalRecord:
     fields = {name: getattr(first, name) for name in Record.__struct_fields__}
     own = arrangement.boxes[0]
-    alone = len(arrangement.boxes) == len(own.terms) == 1 and own.factor == 1.0
+    alone = (
+        len(arrangement.boxes) == len(own.terms) == 1
+        and own.factor == 1.0
+        and own.shape == own.part
+    )
     records = [record for box in arrangement.boxes for record in box.terms]
     held = all(record.member is not None for record in records)
     fields |= {

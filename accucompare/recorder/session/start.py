@@ -93,6 +93,11 @@ class Subject:
         return None if self.layouts is None else self.layouts.of_weight
 
     @property
+    def notes(self) -> list[str]:
+        """Sentences for the manifest, on layouts that cannot be known."""
+        return [] if self.layouts is None else self.layouts.notes
+
+    @property
     def mesh(self) -> dict[str, tuple[int, int]]:
         """The manifest's mesh, as far as it is known now."""
         return {} if self.layouts is None else self.layouts.dimensions.places
