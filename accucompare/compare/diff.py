@@ -19,6 +19,7 @@ from accucompare.compare.judging import (
     Beside,
     Sides,
     judge_with,
+    left_as_terms,
     of_own_means,
     of_ranks,
     open_beside,
@@ -414,6 +415,7 @@ def _judge(
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
+        left_as_terms(tasks, outcomes, again)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
