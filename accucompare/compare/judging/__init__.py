@@ -1,20 +1,39 @@
 """Whether the error of a pair is within its limit."""
 
+from accucompare.compare.judging.estimates import estimate_columns, room
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
+from accucompare.compare.judging.row_columns import (
+    Rows,
+    RowsOfStep,
+    but_plain,
+    of_failing_steps,
+    plain_count,
+    reasons_of,
+    steps_of,
+)
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
 
 __all__ = [
     "Beside",
+    "Rows",
+    "RowsOfStep",
     "Sides",
+    "but_plain",
+    "estimate_columns",
     "is_noise",
     "judge_pair",
     "judge_task",
     "judge_tasks",
+    "of_failing_steps",
     "open_beside",
+    "plain_count",
+    "reasons_of",
+    "room",
+    "steps_of",
     "why_not_proved",
     "with_given",
     "with_proofs",

@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from accucompare.bundle.format import Record
-from accucompare.bundle.reading import Bundle, numbers_of
+from accucompare.bundle.reading import Bundle, StepColumns, numbers_of
 from accucompare.bundle.writing import SKETCHES_A_MEMBER
 from accucompare.compare.judging.bounds import lower_bounds
 from accucompare.compare.limits import NORMAL, ratio_limit
@@ -88,7 +88,6 @@ class Estimates:
         Raises:
             RecordError: if a sketch is damaged, or the two were made in different ways.
         """
-        bounds = lower_bounds(golden, candidate, cosine=False)
         assert golden.statistics is not None
         assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
@@ -99,52 +98,14 @@ class Estimates:
         ):
             raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
-        apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
-        if (
-            blur := golden.statistics.rounding * lengths[0]
-            + candidate.statistics.rounding * lengths[1]
-        ):
-            apart = max(apart - blur, 0.0)
-        spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
-        rmse = max(apart / root, bounds.rmse)
-        # else its bound, which is costly, cannot be larger: chords and angles
-        if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
-            angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
-        return msgspec.structs.replace(
-            bounds,
-            rel_l2=max(
-                apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2
-            ),
-            one_minus_cosine=angle,
-            max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
-            rmse=rmse,
-            deviation=spread,
-        )
-
-    def _distances(
-        self,
-        ours: Bundle,
-        golden: Record,
-        theirs: Bundle,
-        candidate: Record,
-        size: int,
-        lengths: tuple[float, float],
-    ) -> tuple[float, float]:
-        """The norm of the difference, and 1 - cosine."""
-        apart, along, length = self._products(ours, golden, theirs, candidate, size)
-        longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
-        angle = (
-            (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
-            if lengths[1]
-            else 0.0
-        )
+        found = self._products(ours, golden, theirs, candidate, size)
+        angle = _angle(found, lengths)
         # no difference, damage, or huge numbers
-        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0):
+        if not (_SQUARES[0] < found[0] < _SQUARES[1] and found[2] < _SQUARES[1] and angle <= 1.0):
             left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
-            return distance(left, right), _one_minus_cosine(left, right, *lengths)
-        if not all(lengths):
-            return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
-        return math.sqrt(apart), max(angle, 0.0)
+            apart, angle = distance(left, right), _one_minus_cosine(left, right, *lengths)
+            return _estimated(golden, candidate, size, apart, angle)
+        return estimate_of(golden, candidate, size, found)
 
     def _products(
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int
@@ -180,6 +141,118 @@ class Estimates:
                 self._held.pop(old, None)  # another thread may have taken it away
             self._held[key] = held
         return held
+
+
+def estimate_of(
+    golden: Record, candidate: Record, size: int, found: tuple[float, float, float]
+) -> Metrics:
+    """The metrics of a pair by the products of its sketches of ``size`` numbers, if these say it.
+
+    They do if they are neither tiny nor huge; see ``Estimates``."""
+    assert golden.statistics is not None
+    assert candidate.statistics is not None
+    lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
+    if all(lengths):
+        angle = max(_angle(found, lengths), 0.0)
+    else:
+        angle = 0.0 if lengths[0] == lengths[1] else 1.0
+    return _estimated(golden, candidate, size, math.sqrt(found[0]), angle)
+
+
+def _angle(found: tuple[float, float, float], lengths: tuple[float, float]) -> float:
+    """1 - cosine by products; 0 if the candidate is all zeros."""
+    apart, along, length = found
+    longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
+    return (
+        (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+        if lengths[1]
+        else 0.0
+    )
+
+
+def _estimated(golden: Record, candidate: Record, size: int, apart: float, angle: float) -> Metrics:
+    """The metrics of a pair by the norm of its difference and 1 - cosine, as estimated."""
+    bounds = lower_bounds(golden, candidate, cosine=False)
+    ours, theirs = golden.statistics, candidate.statistics
+    assert ours is not None
+    assert theirs is not None
+    lengths = ours.l2 or 0.0, theirs.l2 or 0.0
+    if blur := ours.rounding * lengths[0] + theirs.rounding * lengths[1]:
+        apart = max(apart - blur, 0.0)
+    spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
+    rmse = max(apart / root, bounds.rmse)
+    # else its bound, which is costly, cannot be larger: chords and angles
+    if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
+        angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
+    return msgspec.structs.replace(
+        bounds,
+        rel_l2=max(
+            apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2
+        ),
+        one_minus_cosine=angle,
+        max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
+        rmse=rmse,
+        deviation=spread,
+    )
+
+
+#: An estimate this much larger than a bound is clearly larger, however that is rounded.
+_CLEARLY = 1.001
+
+
+@np.errstate(all="ignore")
+def estimate_columns(
+    bundles: tuple[Bundle, Bundle], golden: StepColumns, candidate: StepColumns
+) -> tuple[int, Float64]:
+    """The size of a step's sketches, and the products of each pair's, of shape (pairs, 3).
+
+    NaN stands where ``estimate_of`` does not say it, or another relative L2 error than the
+    estimate; then ``Estimates`` must look at the pair. Errors as ``Bundle.sketches``."""
+    found = np.full((len(golden), 3), math.nan)
+    if golden.sketches is None or candidate.sketches is None or not len(found):
+        return 0, found
+    sizes = bundles[0].sketch_facts(golden[0]).size, bundles[1].sketch_facts(candidate[0]).size
+    places = np.flatnonzero((golden.sketches == candidate.sketches) & (golden.sketches >= 0))
+    if sizes[0] != sizes[1]:
+        return 0, found
+    members = golden.sketches[places] // SKETCHES_A_MEMBER
+    for member in np.unique(members).tolist():
+        own = places[members == member]
+        first = int(own[0])
+        sides = bundles[0].sketches(golden[first]), bundles[1].sketches(candidate[first])
+        rows = min(map(len, sides))
+        at = golden.sketches[own] % SKETCHES_A_MEMBER
+        there = at < rows
+        of_all = np.stack(products(sides[0][:rows], sides[1][:rows]), 1)
+        found[own[there]] = of_all[at[there]]
+    ours, theirs = golden.numbers, candidate.numbers
+    lengths = ours[:, 3], theirs[:, 3]
+    longer = (lengths[1] - lengths[0]) / lengths[0]
+    apart, along, length = found.T
+    angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+    counts = golden.outline.reals
+    means, squares = (
+        [side[:, 2] for side in (ours, theirs)],
+        [each * each / counts for each in lengths],
+    )
+    spreads = [
+        np.sqrt(np.maximum(square - mean * mean, 0.0))
+        for mean, square in zip(means, squares, strict=True)
+    ]
+    extremes = np.abs(ours[:, :2] - theirs[:, :2]).max(axis=1) / np.sqrt(counts)
+    bound = np.maximum(np.hypot(means[1] - means[0], spreads[1] - spreads[0]), extremes)
+    says = (
+        (apart > _SQUARES[0])
+        & (apart < _SQUARES[1])
+        & (length < _SQUARES[1])
+        & (angle <= 1.0)
+        & (lengths[0] > 0)
+        & (lengths[1] > 0)
+        & (counts > 0)
+        & (bound * np.sqrt(counts) * _CLEARLY < np.sqrt(apart))
+    )
+    found[~says] = math.nan
+    return sizes[0], found
 
 
 def _each(of_all: Products) -> list[tuple[float, float, float]]:

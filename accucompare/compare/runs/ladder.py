@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
+from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Record, Role, StepSeries
+from accucompare.compare.judging import but_plain
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
 from accucompare.compare.preflight_facts import PreflightFinding
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
@@ -426,8 +427,8 @@ def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
     may have computed them."""
     passed: dict[StepOfRank, bool] = {}
     measured: set[StepOfRank] = set()
-    for row in rows:
-        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
+    for row in but_plain(rows, lambda part: part.places_of(_is_given)):
+        if row.record is not None and _is_given(row.record):
             place = row.record.rank, row.record.step
             passed[place] = row.status is Status.PASS and passed.get(place, True)
             if by_user or (row.reason is Reason.OK and row.verdict.used):
@@ -435,6 +436,10 @@ def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
     return frozenset(
         place for place, all_of_them in passed.items() if all_of_them and place in measured
     )
+
+
+def _is_given(record: Record) -> bool:
+    return record.role is Role.INPUT and record.parent is None
 
 
 def _partings(
@@ -481,7 +486,7 @@ def _partings(
 def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
     """The first failing row of each rung of each step."""
     told: set[tuple[int, int, Rung]] = set()
-    for row in rows:
+    for row in but_plain(rows):
         record = row.record
         if (
             row.status is not Status.FAIL

@@ -1,0 +1,220 @@
+"""Rows as columns: a ``Row`` is made when somebody looks at it, and not kept.
+
+Nearly all rows of a step are *plain*: two floating tensors of modules, identical or clearly within
+their limits, with nothing to say about them. Of those, only the numbers are kept. All others are
+kept as they are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.format import Record, Role
+from accucompare.bundle.reading import StepColumns
+from accucompare.compare.judging.estimates import estimate_of
+from accucompare.compare.judging.judge import judge_pair
+from accucompare.compare.judging.sides import metrics_of_identical
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.measuring import Metrics, SmallMetrics
+from accucompare.compare.rows import Reason, Row, Status
+from accucompare.numbers import Float64
+
+
+@dataclass(eq=False)
+class RowsOfStep:
+    """The rows of a step that both sides ran alike.
+
+    Attributes:
+        golden, candidate: what they recorded, pair by pair.
+        limits, limit_of: the tolerances, and the number of each pair's.
+        identical, measured, estimated: the plain rows: of the same bits; measured, with
+            ``metrics``; and estimated by sketches of ``size`` numbers, with ``products``.
+        used: the share of its limits that each plain row uses.
+        odd: all other rows, by place.
+    """
+
+    golden: StepColumns
+    candidate: StepColumns
+    limits: Sequence[Tolerance]
+    limit_of: NDArray[np.uint8]
+    identical: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+    metrics: SmallMetrics
+    estimated: NDArray[np.bool_]
+    size: int
+    products: Float64
+    used: Float64
+    odd: dict[int, Row] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.golden)
+
+    def __getitem__(self, place: int) -> Row:
+        if place in self.odd:
+            return self.odd[place]
+        metrics: Metrics | list[float] | None = None
+        if self.measured[place]:
+            metrics = self.metrics[int(np.count_nonzero(self.measured[:place]))]
+        elif self.estimated[place]:
+            metrics = self.products[int(np.count_nonzero(self.estimated[:place]))].tolist()
+        limits = self.limits[self.limit_of[place]]
+        return self._row(self.golden[place], self.candidate[place], limits, metrics)
+
+    def __iter__(self) -> Iterator[Row]:
+        metrics, products = self.metrics.each(), iter(self.products.tolist())
+        kinds = (self.measured + 2 * self.estimated).tolist()
+        each = zip(self.golden, self.candidate, self.limit_of.tolist(), kinds, strict=True)
+        for place, (golden, candidate, limit, kind) in enumerate(each):
+            own = (None, metrics, products)[kind]
+            found = None if own is None else next(own)
+            yield self.odd.get(place) or self._row(golden, candidate, self.limits[limit], found)
+
+    def _row(
+        self,
+        golden: Record,
+        candidate: Record,
+        limits: Tolerance,
+        found: Metrics | list[float] | None,
+    ) -> Row:
+        if found is None:
+            assert golden.statistics is not None
+            found = metrics_of_identical(golden, golden.statistics, limits)
+        elif isinstance(found, list):
+            found = estimate_of(golden, candidate, self.size, (found[0], found[1], found[2]))
+        verdict = judge_pair(golden, candidate, found, limits)
+        return Row(golden, candidate, verdict, found, "", golden.name)
+
+    def place_of(self) -> tuple[int, int]:
+        return self.golden.rank, self.golden.step
+
+    @cached_property
+    def plain(self) -> NDArray[np.bool_]:
+        return self.identical | self.measured | self.estimated
+
+    def has_plain(self, roles: Collection[Role]) -> bool:
+        """Whether a plain row has one of these roles."""
+        outline = self.golden.outline
+        return not outline.roles.isdisjoint(roles) and any(
+            plain and each.role in roles
+            for plain, each in zip(self.plain.tolist(), outline.records, strict=True)
+        )
+
+    def places_of(self, wanted: Callable[[Record], bool]) -> list[int]:
+        """The places of such records; ``wanted`` sees no rank, step, digest and statistics."""
+        records = self.golden.outline.records
+        return [place for place, each in enumerate(records) if wanted(each)]
+
+    def furthest(self, count: int) -> list[int]:
+        """The places of the plain rows that use most of their limits, or else are furthest off."""
+        errors = np.zeros(len(self))
+        if self.metrics.columns:
+            errors[self.measured] = self.metrics.column("rel_l2")
+        errors[self.estimated] = (
+            np.sqrt(self.products[:, 0]) / self.golden.numbers[self.estimated, 3]
+        )
+        places = np.flatnonzero(self.plain)
+        order = np.lexsort((places, -errors[places], -self.used[places]))
+        found: list[int] = places[order[:count]].tolist()
+        return found
+
+    def reasons(self) -> Iterator[tuple[Reason, int]]:
+        """Reasons, and of how many rows, in the order in which they come first."""
+        plain = ((Reason.IDENTICAL, self.identical), (Reason.OK, self.measured | self.estimated))
+        found = [
+            (int(mask.argmax()), reason, int(np.count_nonzero(mask)))
+            for reason, mask in plain
+            if mask.any()
+        ]
+        found += [(place, row.reason, 1) for place, row in self.odd.items()]
+        return ((reason, count) for _, reason, count in sorted(found, key=lambda each: each[0]))
+
+
+class Rows(Sequence[Row]):
+    """The rows of a diff, in golden's execution order: those of steps as columns, and others."""
+
+    def __init__(self, parts: Iterable[RowsOfStep | list[Row]]) -> None:
+        self.parts = [part for part in parts if len(part)]
+        self._ends = list(accumulate(map(len, self.parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        number = bisect_right(self._ends, place)
+        return self.parts[number][place - (self._ends[number - 1] if number else 0)]
+
+    def __iter__(self) -> Iterator[Row]:
+        for part in self.parts:
+            yield from part
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def steps_of(rows: Iterable[Row]) -> list[RowsOfStep]:
+    """The steps whose plain rows are columns."""
+    parts = rows.parts if isinstance(rows, Rows) else ()
+    return [part for part in parts if isinstance(part, RowsOfStep)]
+
+
+def of_failing_steps(rows: Iterable[Row]) -> list[Row]:
+    """The rows, in order, without those of steps as columns in which none fails."""
+    parts = rows.parts if isinstance(rows, Rows) else (rows,)
+    return [
+        row
+        for part in parts
+        if not isinstance(part, RowsOfStep)
+        or any(each.status is Status.FAIL for each in part.odd.values())
+        for row in part
+    ]
+
+
+def plain_count(rows: Iterable[Row], identical: bool = False) -> int:
+    """How many rows are plain. ``identical``: only those with the same bits on both sides."""
+    return sum(
+        int(np.count_nonzero(part.identical if identical else part.plain))
+        for part in steps_of(rows)
+    )
+
+
+def reasons_of(rows: Iterable[Row]) -> Counter[Reason]:
+    """How many rows have each reason."""
+    found = Counter[Reason]()
+    for part in rows.parts if isinstance(rows, Rows) else (rows,):
+        if isinstance(part, RowsOfStep):
+            for reason, count in part.reasons():
+                found[reason] += count
+        else:
+            found.update(row.reason for row in part)
+    return found
+
+
+def but_plain(
+    rows: Iterable[Row], also: Callable[[RowsOfStep], Iterable[int]] = lambda part: ()
+) -> Iterator[Row]:
+    """All rows but plain ones, in order. ``also``: the places of plain ones that are given too."""
+    for part in rows.parts if isinstance(rows, Rows) else (rows,):
+        if isinstance(part, RowsOfStep):
+            yield from (part[place] for place in sorted({*part.odd, *also(part)}))
+        else:
+            yield from part
