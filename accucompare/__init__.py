@@ -54,10 +54,10 @@ _HOMES = {
     "accucompare.errors": ("AccucompareError", "NonFiniteError", "WatchEndedError"),
     "accucompare.live.modules.points": ("check_finite",),
     "accucompare.locating.case_locate": ("locate",),
-    "accucompare.recorder.session.running": ("Session",),
-    "accucompare.recorder.session.session": ("capture",),
+    "accucompare.recorder.session.session": ("Session",),
+    "accucompare.recorder.session.capture_context": ("capture",),
     "accucompare.testing.closeness": ("assert_layers_close",),
-    "accucompare.watcher.watch.steps": ("Watch",),
+    "accucompare.watcher.watch.running_watch": ("Watch",),
     "accucompare.watcher.watch.watch_context": ("watch",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

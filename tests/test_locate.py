@@ -578,3 +578,19 @@ def test_python_is_given_what_the_command_finds(
 def test_python_is_told_what_makes_no_sense(folder: Path, given: dict[str, str], said: str) -> None:
     with pytest.raises(ac.AccucompareError, match=said):
         ac.locate(folder / "net.py", **{"device": "cpu", **given}, out=folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("taken", "more"), [("candidate", []), ("baseline", []), ("ops/candidate", ["--ops"])]
+)
+def test_nothing_is_captured_where_a_later_bundle_would_find_its_place_taken(
+    cli: Run, tmp_path: Path, taken: str, more: list[str]
+) -> None:
+    (tmp_path / "case.py").write_text(NET)
+    (tmp_path / "locate" / taken).mkdir(parents=True)
+    (tmp_path / "locate" / taken / "mine.txt").write_text("mine")
+    done = cli("locate", "case.py", "--device", "cpu", "--dtype", "bfloat16", *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"locate/{taken}: is not empty and holds no bundle" in done.stderr
+    assert not (tmp_path / "locate" / "golden").exists()
+    assert not (tmp_path / "reports").exists()

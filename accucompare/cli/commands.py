@@ -115,7 +115,7 @@ def capture(
 
     with (
         progress_bar("capturing", "steps", quiet) as progress,
-        told_later("accucompare.recorder.session.running"),
+        told_later("accucompare.recorder.session.session"),
     ):
         checked = CaptureOptions(**asked)
         capture_case(case, directory, name, checked, repeat=repeat, progress=progress, **options)
@@ -292,6 +292,8 @@ def locate(
     rest = LocateOptions(**option.taken(LocateOptions, options))
     options.pop("model")
     setup = LocateSetup(case, name, options=rest, announce=announce, **options)
+    if ops:
+        setup.refuse_taken("ops/golden", "ops/candidate", "ops/baseline")
     comparison = locate_case(setup)
     code = finish(comparison, outputs, quiet)
     if ops:

@@ -62,11 +62,11 @@ def health(
         }
     )
     refuse_file("--json", json_path, JSON_FILE)
-    from accucompare.findings.analysis import read
+    from accucompare.findings.analysis import read_logs
     from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
-    ranks = read(log)
+    ranks = read_logs(log)
     if not ranks.watched and not ranks.findings:
         from accucompare.report.watch_words import said
 

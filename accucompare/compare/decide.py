@@ -10,7 +10,7 @@ from enum import Enum
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
-from accucompare.compare.judging import but_plain, steps_of
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
@@ -249,12 +249,13 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
-    """Why passing rows prove nothing. The user's limits need no baseline."""
-    if not result.by_user and (poor := _poor_baseline(result)):
+    """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
+    by_baseline = not result.by_user and not _identical(result)
+    if by_baseline and (poor := _poor_baseline(result)):
         yield poor
     if result.training is not None and result.training.proves_nothing:
         yield facts.StepsProveNothing(result.training)
-    if not result.by_user:
+    if by_baseline:
         yield from (facts.WithinFixedLimits(unproved) for unproved in _unproved(result))
         yield from filter(None, [_judged_by_few(result)])
     if result.far_beyond is not None:
@@ -263,7 +264,7 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
     if result.without_output is not None:
         yield facts.NoOutput(result.without_output)
-    if result.refused is not None and not result.by_user:
+    if result.refused is not None and by_baseline:
         yield facts.WithinFixedLimits(result.refused)
     if result.unseen:
         yield facts.OptimizersDiffer(result.unseen)
@@ -289,15 +290,20 @@ def _unproved(result: Result) -> tuple[facts.Unproved, ...]:
     return (facts.Unproved(tuple(result.unproved)),) if result.unproved else ()
 
 
+def _identical(result: Result) -> bool:
+    """Whether all that was compared has the same bits on both sides."""
+    training = result.training
+    return (
+        result.compared == result.counts()[Reason.IDENTICAL]
+        and not any(result.hashes)
+        and (training is None or training.other_bits is None or not training.judged)
+        and bool(result.compared or (training is not None and training.identical))
+    )
+
+
 def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
-    counts, training = result.counts(), result.training
-    same_steps = training is None or training.other_bits is None or not training.judged
-    identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
-    if (
-        identical
-        and same_steps
-        and (result.compared or (training is not None and training.identical))
-    ):
+    training = result.training
+    if _identical(result):
         whole = Answer.IDENTICAL, (BareFact.IDENTICAL,)
         return (
             (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
@@ -347,7 +353,7 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         and row.candidate
         for row in but_plain(result.rows)
     )
-    of_steps = (part.has_plain(GRADIENT_ROLES) for part in steps_of(result.rows))
+    of_steps = (part.has_plain(GRADIENT_ROLES) for part in whole_steps(result.rows))
     if result.series_only:
         yield facts.SeriesOnly(result.steps_judged)
     elif any(manifest.options.loss for manifest in sides) and not (any(gradients) or any(of_steps)):
@@ -396,6 +402,8 @@ def _not_compared(result: Result) -> Iterator[Fact]:
         yield facts.RecordsLeftOut(result.left_out)
     if uncompared := result.uncompared:
         yield facts.NotCompared(tuple(uncompared), len(result.rows))
+    if both := result.nan_on_both:
+        yield facts.NanOnBoth(tuple(both))
     if broadcast := result.broadcast:
         yield facts.BroadcastRows(tuple(broadcast))
     if alone := result.unmatched():
@@ -410,11 +418,14 @@ def _poorly_compared(result: Result) -> Iterator[Fact]:
         yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)
     if result.without_baseline:
         yield facts.RowsJudged(facts.Judged.WITHOUT_BASELINE, result.without_baseline)
+    poor = _poor_baseline(result)
+    if (unfit := result.refused or (poor and poor.finding)) and _identical(result):
+        yield facts.BaselineNotUsed(unfit)
     if result.not_proved:
         yield facts.BaselineNotProved(result.not_proved)
     if result.golden_made_here:
         yield BareFact.GOLDEN_MADE_HERE
-    if driven := sum(row.verdict.conditioned for row in but_plain(result.rows)):
+    if driven := sum(row.verdict.ill_conditioned for row in but_plain(result.rows)):
         yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
     if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
         yield facts.DigestsAlone(0 if result.training is None else result.training.judged)

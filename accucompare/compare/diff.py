@@ -16,7 +16,7 @@ from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_ru
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
-    Rows,
+    DiffRows,
     RowsOfStep,
     Sides,
     but_plain,
@@ -27,15 +27,19 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
+from accucompare.compare.limits import (
+    LimitsInForce,
+    OtherCode,
+    Tolerance,
+    check_feed,
+    other_optimizer,
+)
 from accucompare.compare.origins import (
     Culprit,
-    Fed,
     NotFed,
-    Origins,
+    Trace,
     find_culprits,
     not_fed,
-    operators_not_fed,
     scaled_first,
     small_changes,
     unsteady,
@@ -58,7 +62,6 @@ from accucompare.compare.preflight_facts import About, PreflightFinding
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
-    OperatorOrigins,
     PairOutcome,
     Row,
     Status,
@@ -80,9 +83,9 @@ from accucompare.compare.runs import (
     with_step_rows,
 )
 from accucompare.compare.steps_at_once import (
+    ColumnsOfSteps,
     JudgedStep,
     StepOfBundle,
-    Steps,
     columns_of,
     judge_steps,
     may_judge_at_once,
@@ -120,20 +123,22 @@ def compare(
         paired = _pair(opened, options)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
-        judge = assigned.judge
+        chosen = assigned.baseline
         compared = [
             row
             for row in but_plain(rows)
             if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
         ]
         different = other_model(*opened.models, rows, paired.renamings)
-        alone = [row for row in compared if judge.has_none_of(row)]
+        alone = [row for row in compared if chosen.has_none_of(row)]
         number = len(compared) + plain_count(rows)
-        findings = _findings(opened, paired, judge, alone, number, options)
+        findings = _findings(opened, paired, chosen, alone, number, options)
         findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
         findings += unused_rules(options.rules, opened.candidate_records, rows)
-        culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
+        culprits = (
+            [] if different is not None else _culprits(opened, paired, chosen, rows, training)
+        )
         return made(
             golden=_side(opened.golden),
             candidate=_side(opened.candidate),
@@ -143,11 +148,11 @@ def compare(
             left_out=_count(paired.pairs) - _count(paired.chosen),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
-            baseline=None if judge.bundle is None else _side(judge.bundle),
+            baseline=None if chosen.bundle is None else _side(chosen.bundle),
             culprits=culprits,
             without_baseline=len(alone),
-            refused=judge.refused,
-            not_proved=why_not_proved(opened.golden, judge.bundle, assigned.beside),
+            refused=chosen.refused,
+            not_proved=why_not_proved(opened.golden, chosen.bundle, assigned.beside),
             unseen=(
                 OtherCode()
                 if _has_updates(compared)
@@ -184,7 +189,7 @@ class _Opened:
 
     Attributes:
         repeat, golden_repeat: the second runs of the candidate and of golden.
-        judge: the baseline.
+        baseline: the one that decides, if any may.
         golden_records, candidate_records: of the steps that are judged pair by pair.
         damage: records and steps that could not be read; later stages add theirs.
         at_once: the other steps.
@@ -194,8 +199,8 @@ class _Opened:
     candidate: Bundle
     repeat: Bundle | None
     golden_repeat: Bundle | None
-    judge: ChosenBaseline
-    tolerances: Tolerances
+    baseline: ChosenBaseline
+    tolerances: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
@@ -232,10 +237,10 @@ class _Paired(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """The work for each chosen pair, and the captures that judge it."""
+    """The work for each chosen pair, the baseline, and the runs beside it."""
 
     tasks: list[Task]
-    judge: ChosenBaseline
+    baseline: ChosenBaseline
     beside: Beside
 
 
@@ -256,9 +261,9 @@ def _open(
             f"--accept: judges free-running runs, but {candidate} was fed with golden's values;"
             " capture it without --feed"
         )
-    judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
+    chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)
-    free = not any((repeat, golden_repeat, judge.bundle, cluster))
+    free = not any((repeat, golden_repeat, chosen.bundle, cluster))
     columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
     golden_records, candidate_records = (
         _records(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
@@ -273,7 +278,7 @@ def _open(
         theirs,
         repeat,
         golden_repeat,
-        judge,
+        chosen,
         tolerances,
         golden_records,
         candidate_records,
@@ -283,8 +288,8 @@ def _open(
 
 
 def _at_once(
-    golden: Bundle, candidate: Bundle, tolerances: Tolerances, options: DiffOptions
-) -> tuple[dict[Bundle, Steps], Mapping[StepOfBundle, JudgedStep]]:
+    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
+) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
     """Every step as columns, if that could be useful; and those that can be judged at once."""
     imported = [each.manifest.options.imported for each in (golden, candidate)]
     if (
@@ -346,13 +351,15 @@ def _assign(
     precision = PairLimits()
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
     of_baseline = (
-        [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+        []
+        if opened.baseline.bundle is None
+        else _records(opened.baseline.bundle, keep_going, damage)
     )
     records = opened.golden_records, opened.candidate_records, of_baseline
-    judge, tasks = opened.judge.judging(
+    baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    beside = open_beside(stack, golden, judge.bundle)
+    beside = open_beside(stack, golden, baseline.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
     tasks = with_proofs(
         tasks,
@@ -367,7 +374,7 @@ def _assign(
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.given or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    return _Assigned(_with_second_runs(tasks, again, steady), judge, beside)
+    return _Assigned(_with_second_runs(tasks, again, steady), baseline, beside)
 
 
 def _judge(
@@ -378,21 +385,21 @@ def _judge(
     cluster: Cluster | None,
 ) -> Sequence[Row]:
     """Measure and judge each pair, and trace where its error was made."""
-    tasks, judge, beside = assigned
+    tasks, baseline, beside = assigned
     sides = Sides(
         opened.golden,
         opened.candidate,
-        judge.bundle,
+        baseline.bundle,
         opened.repeat,
         options.work.verify,
         options.work.keep_going,
         opened.golden_repeat,
         beside.proof,
         beside.again,
-        beside.conditioned,
+        beside.rounded,
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
-    if judge.bundle is not None and not opened.fed:
+    if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
@@ -401,14 +408,11 @@ def _judge(
         rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
         return [*vouched_for(rows, paired.parameters), *uncalled]
     parts = _parts(paired.chosen, outcomes, opened, origins)
-    return Rows([*_parts_of(vouched_for(Rows(parts), paired.parameters)), uncalled])
+    return DiffRows([*_parts_of(vouched_for(DiffRows(parts), paired.parameters)), uncalled])
 
 
 def _parts(
-    pairs: list[Pair],
-    outcomes: list[PairOutcome | BundleError],
-    opened: _Opened,
-    origins: Origins | Fed,
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: _Opened, origins: Trace
 ) -> Iterator[RowsOfStep | list[Row]]:
     """The rows of pairs and of steps judged at once, in golden's execution order."""
     steps = [(place, opened.at_once[place]) for place in sorted(opened.at_once)]
@@ -423,13 +427,13 @@ def _parts(
 
 
 def _parts_of(rows: Sequence[Row]) -> Sequence[RowsOfStep | list[Row]]:
-    return rows.parts if isinstance(rows, Rows) else [list(rows)]
+    return rows.parts if isinstance(rows, DiffRows) else [list(rows)]
 
 
 def _findings(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
+    baseline: ChosenBaseline,
     alone: list[Row],
     compared: int,
     options: DiffOptions,
@@ -444,7 +448,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    return findings + judge.findings(golden, candidate, renamings, alone, compared)
+    return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
 def _follow(
@@ -456,7 +460,7 @@ def _follow(
 ) -> tuple[TrainingResult | None, Sequence[Row]]:
     """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
-    baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
+    baseline, repeat = _manifests(opened.baseline.bundle), _manifests(opened.golden_repeat)
     training = climb(
         *opened.series,
         baseline=baseline,
@@ -468,8 +472,8 @@ def _follow(
     if opened.imported:
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
-        judges = _manifests(assigned.judge.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(list(rows), *opened.series, *judges, opened.tolerances)
+        of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
         rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
     return training, rows
@@ -478,7 +482,7 @@ def _follow(
 def _culprits(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
+    baseline: ChosenBaseline,
     rows: Sequence[Row],
     training: TrainingResult | None,
 ) -> list[Culprit]:
@@ -487,7 +491,7 @@ def _culprits(
     if all(row.status is not Status.FAIL for row in but_plain(rows)):
         return []
     every = of_failing_steps(rows)
-    found = find_culprits(every, opened.fed, judge.bundle is not None, updated)
+    found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
     found = scaled_first(found, every, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
@@ -538,14 +542,12 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(
-    records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]
-) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
     if not candidate.manifest.fed:
-        return Origins(steps)
+        return Trace(steps=steps)
     # a root that was left out still has inputs
     recorded = {record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)}
     both = [
@@ -560,10 +562,7 @@ def _origins(
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
         for at in not_fed(candidate.manifests)
     }
-    operators = frozenset(
-        (*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests)
-    )
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
+    return Trace(True, values, recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -599,7 +598,7 @@ def _records(
     bundle: Bundle,
     keep_going: bool,
     damage: list[str],
-    columns: Steps | None = None,
+    columns: ColumnsOfSteps | None = None,
     but: Collection[StepOfBundle] = (),
 ) -> list[Record]:
     """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``.
@@ -624,10 +623,7 @@ def _records(
 
 
 def _rows(
-    pairs: list[Pair],
-    outcomes: list[PairOutcome | BundleError],
-    damage: list[str],
-    origins: Origins | Fed,
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
     return [
         row_of(pair, outcome, damage, origins.trace)

@@ -269,6 +269,12 @@ class NotFiniteFrom(_Said, frozen=True):
     step: int
 
 
+class NanOnBoth(_Said, frozen=True):
+    """Rows that hold NaN on both sides, in the same places."""
+
+    rows: tuple[Row, ...]
+
+
 class FewerSteps(_Said, frozen=True):
     """One side has more steps than the other."""
 
@@ -338,6 +344,12 @@ class BaselineNotProved(_Said, frozen=True):
     why: str | tuple[Surrounding, ...]
 
 
+class BaselineNotUsed(_Said, frozen=True):
+    """A baseline that may not judge; nothing needed it."""
+
+    why: RefusedBaseline | PreflightFinding
+
+
 class DigestsAlone(_Said, frozen=True):
     """Only digests, and this many steps' losses and gradient norms, were compared."""
 
@@ -385,6 +397,7 @@ Uncovered: TypeAlias = (
     | WeightsReplaced
     | CaseOverruled
     | NotFiniteFrom
+    | NanOnBoth
     | FewerSteps
     | BuffersNotRecorded
     | CapturedInPart
@@ -394,6 +407,7 @@ Uncovered: TypeAlias = (
     | AloneRows
     | RowsJudged
     | BaselineNotProved
+    | BaselineNotUsed
     | DigestsAlone
 )
 

@@ -16,9 +16,9 @@ from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
+    LimitsInForce,
     Rule,
     Tolerance,
-    Tolerances,
     floor,
     is_half,
     product_formats,
@@ -29,7 +29,7 @@ from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES
 
 
-def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
+def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> LimitsInForce:
     """The limits in force; a fed candidate's default depends on its float32 products' format."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
@@ -50,7 +50,7 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
         if kind in sums and (name in trains or kind == "GroupNorm")
     )
     recurrent = frozenset(filter(torchs, RECURRENT))
-    return Tolerances(
+    return LimitsInForce(
         rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent
     )
 
@@ -71,7 +71,7 @@ class PairLimits:
     # the largest error so far of a recurrent module's roundings
     _composed: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
+    def tolerance_for(self, pair: Pair, in_force: LimitsInForce) -> Tolerance:
         """The limits for the next pair in execution order."""
         golden, candidate = pair.golden, pair.candidate
         dtypes = _floating(
@@ -89,17 +89,17 @@ class PairLimits:
             dtypes |= self._parameters.setdefault(update, dtypes)
         coarsest = _coarsest_of(before, dtypes)
         alike = (golden.dtype, candidate.dtype, coarsest, candidate.type, candidate.role)
-        tolerance = None if rules.rules else self._of_dtypes.get(alike)
+        tolerance = None if in_force.rules else self._of_dtypes.get(alike)
         if tolerance is None:
-            tolerance = rules.tolerance_for(golden, candidate, coarsest)
+            tolerance = in_force.tolerance_for(golden, candidate, coarsest)
             self._of_dtypes[alike] = tolerance
-        if candidate.name in rules.sums:
+        if candidate.name in in_force.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        if rules.recurrent:
-            tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
+        if in_force.recurrent:
+            tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
         if golden.role is Role.INPUT:
             self._terms.give(golden)
             return tolerance
@@ -107,15 +107,17 @@ class PairLimits:
             return self._terms.widened(tolerance, golden)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
-        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
+        return self._terms.widened(tolerance, golden).scaled(
+            1.0 if in_force.fed else FREE_GRADIENTS
+        )
 
-    def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
+    def _of_roundings(self, golden: Record, candidate: Record, in_force: LimitsInForce) -> float:
         """A recurrent module's relative L2 error in half types; free-running, later values' too."""
         step = golden.rank, golden.step
         own = 0.0
-        if golden.type in rules.recurrent and is_half(candidate.dtype):
+        if golden.type in in_force.recurrent and is_half(candidate.dtype):
             own = math.sqrt(self._terms.roundings(golden)) * floor(candidate.dtype)
-        if rules.fed:
+        if in_force.fed:
             return own
         if golden.role not in PARAMETER_GRADIENTS:
             self._composed[step] = max(own, self._composed.get(step, 0.0))
@@ -136,7 +138,7 @@ def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
 
 
 def limits_of_step(
-    golden: Outline, candidate: Outline, same: NDArray[np.bool_], rules: Tolerances
+    golden: Outline, candidate: Outline, same: NDArray[np.bool_], rules: LimitsInForce
 ) -> tuple[list[Tolerance], NDArray[np.uint8]] | None:
     """The limits of a step's pairs, and the number of each pair's; ``None`` if they depend on more.
 
@@ -163,7 +165,7 @@ def limits_of_step(
 
 
 def _limits_after(
-    golden: Record, candidate: Record, rules: Tolerances, before: str, same: bool
+    golden: Record, candidate: Record, rules: LimitsInForce, before: str, same: bool
 ) -> tuple[Tolerance, str]:
     """A pair's limits, and the coarsest dtype after it, as ``PairLimits`` has them."""
     dtypes = _floating(golden.dtype, candidate.dtype)

@@ -394,16 +394,3 @@ class OtherChoices(msgspec.Struct, frozen=True):
     off: int = 0
     rows: int = 0
     first: tuple[int, ...] = ()
-
-
-class ErrorShape(msgspec.Struct, frozen=True):
-    """The shape of an error.
-
-    Attributes:
-        words: at most three facts: what is not finite, where the error is, what it is; empty if
-            uncertain.
-        hints: at most two: what such an error comes from.
-    """
-
-    words: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()

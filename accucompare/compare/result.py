@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.judging import but_plain, plain_count, reasons_of, steps_of
-from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
+from accucompare.compare.judging import but_plain, plain_count, reasons_of, whole_steps
+from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.preflight_facts import (
     BesideGolden,
@@ -62,7 +62,7 @@ class Result:
     candidate: Side
     rows: Sequence[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: Tolerances = field(default_factory=Tolerances)
+    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
@@ -116,7 +116,7 @@ class Result:
     @cached_property
     def by_sketch(self) -> int:
         """How many rows were judged by sketches."""
-        plain = sum(int(part.estimated.sum()) for part in steps_of(self.rows))
+        plain = sum(int(part.estimated.sum()) for part in whole_steps(self.rows))
         return plain + sum(row.by_sketch for row in but_plain(self.rows))
 
     @cached_property
@@ -161,6 +161,12 @@ class Result:
             _nonfinite(row.golden) and _nonfinite(row.candidate) for row in but_plain(self.rows)
         )
 
+    @cached_property
+    def nan_on_both(self) -> list[Row]:
+        """The rows that hold NaN on both sides; equal if their places are."""
+        sides = ((row, row.golden, row.candidate) for row in but_plain(self.rows))
+        return [row for row, golden, candidate in sides if _nan(golden) and _nan(candidate)]
+
     @property
     def incomplete(self) -> list[BesideGolden]:
         """The sides whose capture did not run to its end."""
@@ -173,7 +179,7 @@ class Result:
         if not self.incomplete or self.parting is not None:
             return False
         rows = list(but_plain(self.rows))
-        both = {part.place_of() for part in steps_of(self.rows)}
+        both = {part.place_of() for part in whole_steps(self.rows)}
         ours = both | {(row.golden.rank, row.golden.step) for row in rows if row.golden}
         theirs = both | {(row.candidate.rank, row.candidate.step) for row in rows if row.candidate}
         for row in rows:
@@ -328,6 +334,10 @@ def _nonfinite(record: Record | None) -> bool:
         and record.statistics is not None
         and bool(record.statistics.nan or record.statistics.inf)
     )
+
+
+def _nan(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and bool(record.statistics.nan)
 
 
 def _badness(row: Row) -> tuple[int, float, float]:

@@ -19,7 +19,7 @@ from accucompare.bundle.format import Layout, Record, Role
 from accucompare.bundle.reading import Bundle, Outline, StepColumns
 from accucompare.compare.constants import NEAR
 from accucompare.compare.judging import RowsOfStep, Sides, estimate_columns, judge_tasks, room
-from accucompare.compare.limits import Tolerance, Tolerances
+from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, SmallMetrics, measure_columns, small_form
 from accucompare.compare.pair_limits import limits_of_step
 from accucompare.compare.pairing import Pair
@@ -79,10 +79,10 @@ class JudgedStep:
 
 
 #: Steps as columns.
-Steps = Mapping[StepOfBundle, StepColumns]
+ColumnsOfSteps = Mapping[StepOfBundle, StepColumns]
 
 
-def columns_of(bundle: Bundle) -> Steps:
+def columns_of(bundle: Bundle) -> ColumnsOfSteps:
     """The steps of a bundle that can be columns."""
     found = {}
     for rank, entry in bundle.steps():
@@ -92,7 +92,7 @@ def columns_of(bundle: Bundle) -> Steps:
     return found
 
 
-def may_judge_at_once(bundle: Bundle, steps: Steps) -> bool:
+def may_judge_at_once(bundle: Bundle, steps: ColumnsOfSteps) -> bool:
     """Whether no record of a bundle has to be judged beside those of other steps."""
     outlines = {each.outline for each in steps.values()}
     return len(steps) == len(bundle.steps()) and all(
@@ -101,7 +101,11 @@ def may_judge_at_once(bundle: Bundle, steps: Steps) -> bool:
 
 
 def judge_steps(
-    sides: Sides, golden: Steps, candidate: Steps, rules: Tolerances, progress: Progress
+    sides: Sides,
+    golden: ColumnsOfSteps,
+    candidate: ColumnsOfSteps,
+    rules: LimitsInForce,
+    progress: Progress,
 ) -> dict[StepOfBundle, JudgedStep]:
     """The steps that can be judged at once."""
     found: dict[StepOfBundle, JudgedStep] = {}
@@ -122,7 +126,7 @@ def judge_steps(
 
 
 def _judged(
-    sides: Sides, golden: StepColumns, candidate: StepColumns, rules: Tolerances
+    sides: Sides, golden: StepColumns, candidate: StepColumns, rules: LimitsInForce
 ) -> JudgedStep | None:
     ours, theirs = golden.outline, candidate.outline
     if not (kernel.is_compiled() and len(golden) and (ours is theirs or ours.keys == theirs.keys)):

@@ -106,6 +106,7 @@ def locate_case(setup: LocateSetup) -> Comparison:
     )
     code.check()
     made_here = golden is None
+    setup.refuse_taken(*(["golden"] if made_here else []), "candidate", "baseline")
     if golden is None:
         golden = _golden_of(setup, code)
     else:

@@ -144,7 +144,7 @@ class Measurement:
 
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
-            atol, rtol: as for ``compare.measuring.measure.measure``.
+            atol, rtol: as for ``compare.measuring.measure_pair``.
             elements: the most that will be added.
 
         Raises:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import accucompare as ac
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare import diff
-from accucompare.compare.judging.row_columns import Rows
+from accucompare.compare.judging.row_columns import DiffRows
 from accucompare.compare.steps_at_once import judge_steps
 from tests.compare.builder import Item, item, write
 
@@ -151,6 +151,6 @@ def test_equal_steps_are_judged_at_once_and_the_others_in_order(tmp_path: Path) 
         patch.setattr(diff, "judge_steps", watched)
         comparison = ac.diff(*sides)
     assert judged == [(0, 0), (0, 2), (0, 3)]
-    assert isinstance(comparison.rows, Rows)
+    assert isinstance(comparison.rows, DiffRows)
     assert comparison.rows == in_turn(*sides).rows
     assert comparison.rows[2:4] == list(comparison.rows)[2:4]

@@ -21,6 +21,7 @@ from accucompare.recorder.session.case_capture import capture_case
 from accucompare.report.words import verdict_words
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
+from tests.conftest import Run
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
 
@@ -448,6 +449,21 @@ def test_an_optimizer_of_other_parameters_is_an_error_of_the_case(tmp_path: Path
     )
     with pytest.raises(UsageError, match="the AdamW holds no parameter of the model"):
         captured(str(tmp_path / "other_case.py"), tmp_path / "golden")
+
+
+@pytest.mark.parametrize("roles", ["series", "grads,update"])
+def test_roles_that_follow_from_a_loss_are_refused_without_one(
+    cli: Run, tmp_path: Path, roles: str
+) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "def case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
+    )
+    done = cli("capture", "plain.py", "--device", "cpu", "--roles", roles)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the case has none; give Case(…, loss=…)" in done.stderr
+    assert f"--roles forward,{roles}" in done.stderr
+    assert not (tmp_path / "cpu").exists()
 
 
 def test_the_command_line_reads_both(target: str, tmp_path: Path, cli: Any) -> None:

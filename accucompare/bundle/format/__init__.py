@@ -4,11 +4,11 @@ from accucompare.bundle.format.byte_sources import Windows, open_lines, open_sou
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
 from accucompare.bundle.format.manifest import (
     BASELINES,
-    CONDITIONED,
     FORMAT_VERSION,
     NEEDS,
     PREVIOUS,
     PROOF,
+    ROUNDED_RUN,
     SHARDS_NEED,
     Manifest,
     StepEntry,
@@ -66,7 +66,6 @@ __all__ = [
     "AT_THE_END",
     "BASELINES",
     "BUFFER_ROLES",
-    "CONDITIONED",
     "COUNT_IN_ZIP64",
     "DEVICE_DIGEST",
     "END",
@@ -83,6 +82,7 @@ __all__ = [
     "PREVIOUS",
     "PROOF",
     "ROLES_OF",
+    "ROUNDED_RUN",
     "SERIES_ROLES",
     "SHARDS_NEED",
     "STATE_ROLES",

@@ -47,7 +47,7 @@ PREVIOUS = ".previous"
 BASELINES = "baselines"
 #: The subdirectories of a baseline's bundle with the runs of golden's own code in golden's
 #: precision, fed with golden's values, and with those values rounded to the candidate's type.
-PROOF, CONDITIONED = "proof", "conditioned"
+PROOF, ROUNDED_RUN = "proof", "conditioned"
 
 
 def holds_bundle(directory: Place) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from accucompare.bundle.format import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
+from accucompare.bundle.format import BASELINES, PREVIOUS, PROOF, ROUNDED_RUN, holds_bundle
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
 from accucompare.storage_errors import NoBucketError, cure_of
@@ -196,7 +196,7 @@ def _remove_empty(folder: Path, directory: Path) -> None:
 #: removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
-_BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")
+_BESIDE = re.compile(rf"repeat\d+|{PROOF}|{ROUNDED_RUN}")
 _OWN = re.compile(
     rf"(({_BESIDE.pattern})/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))"
 )

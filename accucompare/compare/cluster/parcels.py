@@ -29,7 +29,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     before: Pair | None
     given: bool
     proof: Proof | None
-    conditioned: Record | None
+    rounded: Record | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
             task.before,
             task.given,
             task.proof,
-            task.conditioned,
+            task.rounded,
         )
         for task in tasks
     ]
@@ -87,7 +87,7 @@ def unpack_tasks(parcel: Parcel) -> list[Task]:
             sent.before,
             sent.given,
             sent.proof,
-            sent.conditioned,
+            sent.rounded,
         )
         for sent in _TASKS.decode(parcel.tasks)
     ]

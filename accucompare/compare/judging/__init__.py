@@ -6,20 +6,20 @@ from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.row_columns import (
-    Rows,
+    DiffRows,
     RowsOfStep,
     but_plain,
     of_failing_steps,
     plain_count,
     reasons_of,
-    steps_of,
+    whole_steps,
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
 
 __all__ = [
     "Beside",
-    "Rows",
+    "DiffRows",
     "RowsOfStep",
     "Sides",
     "but_plain",
@@ -33,7 +33,7 @@ __all__ = [
     "plain_count",
     "reasons_of",
     "room",
-    "steps_of",
+    "whole_steps",
     "why_not_proved",
     "with_given",
     "with_proofs",

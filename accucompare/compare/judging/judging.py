@@ -19,7 +19,7 @@ from accucompare.compare.judging.judge import (
     settle_noise,
     settle_unsteady,
 )
-from accucompare.compare.judging.proof import conditioned, doubt
+from accucompare.compare.judging.proof import doubt, limit_on_rounded
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
@@ -117,6 +117,7 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
 
 
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> PairOutcome:
+    """Measure a pair, find the limits that apply, judge it, and settle what else is known of it."""
     verdict = judge_without_data(golden, candidate)
     if verdict is not None:
         of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
@@ -143,7 +144,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         expected, tolerance = doubtful.expected, because(tolerance, doubtful.remark)
     driven = None
     if expected is not None and doubtful is None:
-        driven = conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
+        driven = limit_on_rounded(sides, task, golden, candidate, expected, metrics.rel_l2, run)
     if driven is not None:
         tolerance = with_ceiling(tolerance, driven)
         task = msgspec.structs.replace(task, tolerance=tolerance)
@@ -160,7 +161,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
             None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_BEHIND_SKETCH,))
         )
     if driven is not None and verdict.status is Status.PASS:
-        verdict = msgspec.structs.replace(verdict, conditioned=True)
+        verdict = msgspec.structs.replace(verdict, ill_conditioned=True)
     if doubtful is not None:
         verdict = doubtful.settle(verdict)
     if noise is not None:

@@ -137,7 +137,7 @@ class RowsOfStep:
         return ((reason, count) for _, reason, count in sorted(found, key=lambda each: each[0]))
 
 
-class Rows(Sequence[Row]):
+class DiffRows(Sequence[Row]):
     """The rows of a diff, in golden's execution order: those of steps as columns, and others."""
 
     def __init__(self, parts: Iterable[RowsOfStep | list[Row]]) -> None:
@@ -171,15 +171,15 @@ class Rows(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def steps_of(rows: Iterable[Row]) -> list[RowsOfStep]:
+def whole_steps(rows: Iterable[Row]) -> list[RowsOfStep]:
     """The steps whose plain rows are columns."""
-    parts = rows.parts if isinstance(rows, Rows) else ()
+    parts = rows.parts if isinstance(rows, DiffRows) else ()
     return [part for part in parts if isinstance(part, RowsOfStep)]
 
 
 def of_failing_steps(rows: Iterable[Row]) -> list[Row]:
     """The rows, in order, without those of steps as columns in which none fails."""
-    parts = rows.parts if isinstance(rows, Rows) else (rows,)
+    parts = rows.parts if isinstance(rows, DiffRows) else (rows,)
     return [
         row
         for part in parts
@@ -193,14 +193,14 @@ def plain_count(rows: Iterable[Row], identical: bool = False) -> int:
     """How many rows are plain. ``identical``: only those with the same bits on both sides."""
     return sum(
         int(np.count_nonzero(part.identical if identical else part.plain))
-        for part in steps_of(rows)
+        for part in whole_steps(rows)
     )
 
 
 def reasons_of(rows: Iterable[Row]) -> Counter[Reason]:
     """How many rows have each reason."""
     found = Counter[Reason]()
-    for part in rows.parts if isinstance(rows, Rows) else (rows,):
+    for part in rows.parts if isinstance(rows, DiffRows) else (rows,):
         if isinstance(part, RowsOfStep):
             for reason, count in part.reasons():
                 found[reason] += count
@@ -213,7 +213,7 @@ def but_plain(
     rows: Iterable[Row], also: Callable[[RowsOfStep], Iterable[int]] = lambda part: ()
 ) -> Iterator[Row]:
     """All rows but plain ones, in order. ``also``: the places of plain ones that are given too."""
-    for part in rows.parts if isinstance(rows, Rows) else (rows,):
+    for part in rows.parts if isinstance(rows, DiffRows) else (rows,):
         if isinstance(part, RowsOfStep):
             yield from (part[place] for place in sorted({*part.odd, *also(part)}))
         else:

@@ -42,7 +42,7 @@ class Sides:
     golden_repeat: Bundle | None = None
     proof: Bundle | None = None
     proof_again: Bundle | None = None
-    conditioned: Bundle | None = None
+    rounded: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
     known: KnownMetrics = field(default_factory=dict, compare=False)
 
@@ -56,7 +56,7 @@ class Sides:
             "golden_repeat": self.golden_repeat,
             "proof": self.proof,
             "proof_again": self.proof_again,
-            "conditioned": self.conditioned,
+            "rounded": self.rounded,
         }
         return {name: bundle for name, bundle in named.items() if bundle is not None}
 

@@ -24,7 +24,12 @@ from accucompare.compare.limits.brought import (
     own_baseline,
     parse_precisions,
 )
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits.limits_in_force import (
+    CEILING,
+    COPIES,
+    DEFAULT_REL_L2,
+    LimitsInForce,
+)
 from accucompare.compare.limits.provenance import (
     OtherCode,
     Surrounding,
@@ -33,6 +38,8 @@ from accucompare.compare.limits.provenance import (
     other_optimizer,
     other_surroundings,
 )
+from accucompare.compare.limits.rules import Rule, read_rules
+from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.limits.suggest import (
     Suggestion,
     float_dtype,
@@ -40,18 +47,7 @@ from accucompare.compare.limits.suggest import (
     suggest_baseline,
     suggested,
 )
-from accucompare.compare.limits.tolerance import (
-    CEILING,
-    COARSE,
-    COPIES,
-    DEFAULT_REL_L2,
-    EXACT,
-    Rule,
-    Tolerance,
-    Tolerances,
-    read_rules,
-    with_ceiling,
-)
+from accucompare.compare.limits.tolerance import COARSE, EXACT, Tolerance, with_ceiling
 
 __all__ = [
     "BASELINE_ERRORS",
@@ -63,13 +59,13 @@ __all__ = [
     "NORMAL",
     "PRECISIONS",
     "Expected",
+    "LimitsInForce",
     "OtherCode",
     "Rule",
     "SmallestLimit",
     "Suggestion",
     "Surrounding",
     "Tolerance",
-    "Tolerances",
     "check_baseline",
     "check_beside",
     "check_dtypes",

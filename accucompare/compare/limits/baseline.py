@@ -151,9 +151,11 @@ def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
     """Whether the candidate's type holds all of the baseline's and more: a cast may be missing."""
-    ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
+    own, expected = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
     return (
-        ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+        own.kind is expected.kind
+        and own.digits > expected.digits
+        and own.largest >= expected.largest
     )
 
 
@@ -186,7 +188,7 @@ def partners(
     """The baseline's record for each of golden's, by the same name or else by a renaming.
 
     Args:
-        signatures: as for ``align``.
+        signatures: as for ``pairing.pair_records``.
         narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
@@ -247,16 +249,14 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:
-        words = {True: "fed", False: "free-running"}
-        kinds = words[baseline.manifest.fed], words[candidate.manifest.fed]
-        cure = (
-            f"capture it with --feed {golden.path}"
-            if candidate.manifest.fed
-            else "capture it without --feed"
-        )
+        if candidate.manifest.fed:
+            raise UsageError(
+                f"{baseline.path}: is a free-running baseline, but the candidate {candidate.path}"
+                f" is fed; capture it with --feed {golden.path}"
+            )
         raise UsageError(
-            f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is"
-            f" {kinds[1]}; {cure}"
+            f"{baseline.path}: is a fed baseline, but the candidate {candidate.path} is"
+            " free-running; capture it without --feed"
         )
     if not _fed_with(golden, baseline):
         raise UsageError(
@@ -325,10 +325,9 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
             wrong[pair.golden.dtype, pair.candidate.dtype, third.dtype] += 1
     if sum(wrong.values()) > right:
         golden, candidate, baseline = max(wrong, key=wrong.__getitem__)
-        other = " or float64" if golden == candidate else ""
         raise UsageError(
             f"{path}: the baseline computes in {baseline}, but the candidate in {candidate};"
-            f" capture it with --dtype {candidate}{other}"
+            f" capture it with --dtype {candidate}{' or float64' if golden == candidate else ''}"
         )
 
 

@@ -50,6 +50,7 @@ class Sample:
         """The slices that are read, for each dimension."""
         return [np.arange(*each) for each in zip(self.starts, self.shape, self.steps, strict=True)]
 
-    def share(self) -> str:
-        """``a sample of 1 in 32 elements``."""
-        return f"a sample of 1 in {math.prod(self.steps):,} elements"
+    @property
+    def one_in(self) -> int:
+        """Of so many elements one is read."""
+        return math.prod(self.steps)

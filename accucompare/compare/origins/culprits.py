@@ -28,7 +28,14 @@ from accucompare.compare.judging import is_noise
 from accucompare.compare.limits import differing
 from accucompare.compare.origins.describing import are_masks, is_choice
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
+from accucompare.compare.origins.module_calls import (
+    CallKey,
+    call_of,
+    caller_of,
+    parameter_of,
+    receiver_of,
+    source_of,
+)
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.rows import (
@@ -354,9 +361,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
                 math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
             )
             continue
-        call, parent = call_of(record), caller_of(record)
-        # the call whose code made it, and the one that goes on with it
-        source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)
+        source, receiver = source_of(record), receiver_of(record)
         went_in = (
             1.0
             if source is None
@@ -411,13 +416,11 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> It
         record = row.record
         if record is None or not (record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost):
             continue
-        call, parent = call_of(record), caller_of(record)
-        arrives = record.role is Role.GRAD_OUTPUT
         part = (record.rank, record.step, parameter_of(record))
         before = (
             parameters.get(part, 1.0)
             if record.role is Role.PARAM_GRAD
-            else incoming.get(parent if arrives else call, 1.0)
+            else incoming.get(source_of(record), 1.0)
         )
         jump = _jump(row, max(before, 1.0))
         if _may_be_culprit(row) and jump is not None:
@@ -426,7 +429,7 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> It
             if record.role is Role.CALL_GRAD:
                 parameters[part] = max(parameters.get(part, 0.0), _excess(row))
             elif record.role is not Role.PARAM_GRAD:
-                receiver = call if arrives else parent
+                receiver = receiver_of(record)
                 incoming[receiver] = max(incoming.get(receiver, 0.0), _excess(row))
 
 

@@ -45,7 +45,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.compare.constants import FREE_GRADIENTS
-from accucompare.compare.judging import but_plain, steps_of
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
@@ -133,7 +133,7 @@ def without_output(rows: Iterable[Row]) -> Row | None:
     gradients; writes through ``.data`` are not seen."""
     given: dict[CallKey, Row] = {}
     returned: set[CallKey] = set()
-    trained = {part.place_of() for part in steps_of(rows) if part.has_plain(TRAINING_ROLES)}
+    trained = {part.place_of() for part in whole_steps(rows) if part.has_plain(TRAINING_ROLES)}
     for row in but_plain(rows, lambda part: part.places_of(_is_of_model)):
         record = row.record
         if record is None:
@@ -161,16 +161,16 @@ def _is_of_model(record: Record) -> bool:
 
 def _holds_values(row: Row) -> bool:
     """Whether a row without data may hold computed values, not one-sided or an input object."""
-    ours, theirs = row.golden, row.candidate
+    golden, candidate = row.golden, row.candidate
     if row.verdict.chosen:
         return True
-    if row.reason is not Reason.NOT_COMPARABLE or ours is None or theirs is None:
+    if row.reason is not Reason.NOT_COMPARABLE or golden is None or candidate is None:
         return False
-    if is_operator(ours) or ours.role is Role.COMPUTED_BUFFER:
+    if is_operator(golden) or golden.role is Role.COMPUTED_BUFFER:
         return False
-    if ours.layout is Layout.OPAQUE:
-        return ours.role is Role.OUTPUT
-    return ours.layout is not Layout.META
+    if golden.layout is Layout.OPAQUE:
+        return golden.role is Role.OUTPUT
+    return golden.layout is not Layout.META
 
 
 def _is_gradient(row: Row) -> bool:

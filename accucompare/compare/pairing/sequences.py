@@ -170,7 +170,7 @@ def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
             elif record.role in (Role.OP_INPUT, Role.OP_GRAD_OUTPUT):
                 step.tensors.append(record)
         elif record.parent is not None:
-            made = _Step(f"call of {record.type}", record.call, options=(record.name,))
+            made = _Step(f"call {record.type}", record.call, options=(record.name,))
             sequences.setdefault((*place, *record.parent), {}).setdefault(
                 (record.name, record.call), made
             )

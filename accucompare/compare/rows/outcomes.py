@@ -50,7 +50,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each
     proof: Proof | None = None  # where the baseline is not known to be proved
-    conditioned: Record | None = None  # of golden's own code on rounded values
+    rounded: Record | None = None  # of golden's own code on rounded values
 
 
 class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):

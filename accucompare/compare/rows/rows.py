@@ -116,7 +116,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
             one-sided gradient or update, if both sides have what it is made of.
         not_all_fed: for a fed row, whether an input of its call was not fed, nor proven right.
         unproved: whether its baseline may not judge: golden's code gives another value there.
-        conditioned: whether it passes over the ceiling, as golden's code on rounded values does.
+        ill_conditioned: whether it passes over the ceiling, as golden's code on rounded values
+            does.
         waived: whether an update over its limit is not judged, as it had other gradients.
         evident: whether its error is more than rounding, by a baseline or clearly by the ceiling.
     """
@@ -136,7 +137,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     begins: bool = False
     not_all_fed: bool = False
     unproved: bool = False
-    conditioned: bool = False
+    ill_conditioned: bool = False
     evident: bool = False
     waived: bool = False
 

@@ -58,7 +58,7 @@ class ChosenBaseline:
     unfit: str = ""
     records: dict[Key, Record] | None = None
 
-    def judging(
+    def with_records(
         self,
         tasks: list[Task],
         pairs: list[Pair],

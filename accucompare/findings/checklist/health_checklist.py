@@ -121,7 +121,7 @@ def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> He
     For a check made on each rank, the worst outcome counts, with the first rank that has it.
 
     Args:
-        ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.
+        ranks: as ``accucompare.findings.analysis.read_logs`` gives them.
         thresholds: by name, in place of the defaults (see ``THRESHOLDS``).
 
     Raises:

@@ -331,8 +331,8 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
         reason: further remarks: the error that ended the loop, or where its state is.
-        weights: the last norm of each of ``Setup.parameters``, in that order, to recognise a run
-            that goes on from here.
+        weights: the last norm of each of ``TrainingSetup.parameters``, in that order, to
+            recognise a run that goes on from here.
         state: of a paused run: where the state is saved to go on from.
     """
 

@@ -102,7 +102,7 @@ class GoldenValues:
     def operators_of(
         self, step: int, name: str, call: int, roles: Collection[Role]
     ) -> list[Record]:
-        """The records of one module call's operators in golden's order; raises as ``inputs``."""
+        """A module call's operators in golden's order. Raises as ``Feeding.inputs``."""
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
@@ -186,7 +186,7 @@ class GoldenValues:
         return self._before[step]
 
     def paths(self, place: FedPlace) -> list[str]:
-        """The paths that golden has written, for one of ``WRITTEN_ROLES``; raises as ``inputs``."""
+        """What golden has of one of ``WRITTEN_ROLES``: paths. Raises as ``Feeding.inputs``."""
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 

@@ -1,6 +1,6 @@
 """What is recorded of module calls, operators, backwards and updates."""
 
+from accucompare.recorder.recording.main_grad import MAIN_GRAD
 from accucompare.recorder.recording.recorder import Recorder
-from accucompare.recorder.recording.updates import MAIN_GRAD
 
 __all__ = ["MAIN_GRAD", "Recorder"]

@@ -132,7 +132,7 @@ class Backward(Generic[_C]):
             handle.remove()
         self._handles.clear()
 
-    def began(
+    def call_began(
         self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]
     ) -> Span[_C] | None:
         """A call that autograd follows begins; ``None`` if its gradients are not recorded."""
@@ -163,7 +163,7 @@ class Backward(Generic[_C]):
         """Whether calls that begin now on this thread are run again."""
         return threading.get_ident() in self._again
 
-    def ended(self, span: Span[_C]) -> None:
+    def span_ended(self, span: Span[_C]) -> None:
         """A call ends; later nodes are not its own. Can be called twice."""
         self._spans.end(span)
 

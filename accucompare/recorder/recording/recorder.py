@@ -207,7 +207,7 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is not None:
             self._feed.end_step()
 
-    def began(
+    def call_began(
         self, call: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
         call.again = self.second_run() is not None
@@ -242,10 +242,10 @@ class Recorder(Listener[RecordedCall]):
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
-    def returned(self, call: RecordedCall, output: Any) -> None:
+    def forward_returned(self, call: RecordedCall, output: Any) -> None:
         call.returned = (output,)
 
-    def ended(self, call: RecordedCall, output: Any) -> Any:
+    def call_ended(self, call: RecordedCall, output: Any) -> Any:
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -254,12 +254,12 @@ class Recorder(Listener[RecordedCall]):
             if call.arguments is not None:
                 self._record_arguments(call, call.arguments, given, output)
             if self._buffers is not None:
-                self._buffers.ended(call)
+                self._buffers.call_ended(call)
         call.arguments = None
         # break the reference cycle now; otherwise only the cyclic GC frees it
         span, call.span = call.span, None
         if span is not None and self._backward is not None:
-            self._backward.ended(span)
+            self._backward.span_ended(span)
         # golden's selection is the same
         if self._feed is None or (self._operators and not self._is_selected(call)):
             self._gave(call, span, leaves(output))
@@ -306,12 +306,12 @@ class Recorder(Listener[RecordedCall]):
             return grad
         return self._backward.from_outside(span, path, grad, exchange)
 
-    def left(self, call: RecordedCall) -> None:
+    def call_left(self, call: RecordedCall) -> None:
         """Stop observing a call's operators and functions."""
         if call.operators is not None:
             call.operators.leave()
         if call.span is not None and self._backward is not None:
-            self._backward.ended(call.span)  # also if the module raised
+            self._backward.span_ended(call.span)  # also if the module raised
         if call.notes_lines and self._lines is not None:
             call.notes_lines = False
             self._lines.end()
@@ -367,7 +367,7 @@ class Recorder(Listener[RecordedCall]):
             and (not call.again or self._backward.runs_again)
         ):
             outer = self.caller(call)
-            call.span = self._backward.began(call, outer.span if outer else None, given)
+            call.span = self._backward.call_began(call, outer.span if outer else None, given)
             if self._lines is not None and call.span is not None and self._allows(call.name):
                 call.notes_lines = True
                 self._lines.begin()

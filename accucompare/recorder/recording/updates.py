@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -27,41 +27,14 @@ from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
 from accucompare.recorder.recording.between_updates import Between
-from accucompare.recorder.recording.guard import UpdateSink, guarded
+from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
+from accucompare.recorder.recording.main_grad import gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
-
-#: Where Megatron keeps gradients, instead of ``grad``.
-MAIN_GRAD = "main_grad"
-
-
-def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
-    """A parameter's gradient, and the attribute that holds it unless that is ``grad``."""
-    if parameter.grad is not None or not isinstance(
-        getattr(parameter, MAIN_GRAD, None), torch.Tensor
-    ):
-        return parameter.grad, ""
-    return getattr(parameter, MAIN_GRAD), MAIN_GRAD
-
-
-class Golden(Protocol):
-    """Where golden's parameters, gradients and state come from."""
-
-    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's parameter after ``update`` updates of the step, unless it is there."""
-
-    def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether anything but an update changed golden's parameter after ``update`` updates."""
-
-    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor; note it if that cannot be done."""
-
-    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        """Note that an update did not get golden's value."""
 
 
 class Updates:
@@ -73,7 +46,7 @@ class Updates:
     """
 
     def __init__(
-        self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training
+        self, modules: Modules, sink: UpdateSink, golden: GoldenUpdates | None, training: Training
     ) -> None:
         self._sink = sink
         self._golden = golden
@@ -171,7 +144,7 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: record gradients that no update took. Returns as ``Series.end_step``."""
+        """A step ends: record gradients that no update took. As ``SeriesRecorder.end_step``."""
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:

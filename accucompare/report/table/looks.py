@@ -74,16 +74,15 @@ LINK = Look(line=LINE, color=BLUE, underline=True)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 
 #: A reason's name in the table of counts looks as its rows do in *Layers*.
+_REASON = Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED)
 REASON_LOOK = {
-    **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
-    **{
-        reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN)
-        for reason in (Reason.IDENTICAL, Reason.OK)
-    },
-    **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in GREYED},
-    Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
-    Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
-    Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color=WHITE),
+    **dict.fromkeys(Reason, _REASON),
+    Reason.IDENTICAL: _REASON._replace(fill=PALE_GREEN, color=GREEN),
+    Reason.OK: _REASON._replace(fill=PALE_GREEN, color=GREEN),
+    **dict.fromkeys(GREYED, _REASON._replace(fill=GREY, color=INK)),
+    Reason.OVER_PRECISE: _REASON._replace(fill=AMBER, color=BROWN),
+    Reason.NOT_DETERMINISTIC: _REASON._replace(fill=GREY_AMBER, color=BROWN),
+    Reason.NON_FINITE: _REASON._replace(fill=DARK, color=WHITE),
 }
 
 

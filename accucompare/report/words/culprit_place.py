@@ -13,9 +13,11 @@ from accucompare.compare.origins import (
     are_masks,
     differing_choices,
 )
-from accucompare.compare.remarks import ErrorShape, OtherChoices
+from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of, owner_of
+from accucompare.compare.shape_facts import ErrorShape
 from accucompare.markup import line
+from accucompare.report.words.shape_words import CAUSES, shape_words
 from accucompare.report.words.verdict_words import difference_words, option_words
 
 #: What an update's culprit shows, by its row's role; for other roles the update itself.
@@ -194,8 +196,8 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
     match culprit.shape:
-        case ErrorShape(words, _):
-            return words
+        case ErrorShape():
+            return shape_words(culprit.shape)
         case OtherChoices(off, rows, first):
             in_rows = (f"in {off} of {rows} rows, the first {list(first)}",) if off else ()
             return (different_values(culprit.row), *in_rows)
@@ -207,8 +209,8 @@ def culprit_hints(culprit: Culprit) -> tuple[str, ...]:
     if culprit.scaled is not None:
         cause, parts = culprit.scaled.cause
         return (_CAUSES[cause].format(parts=parts),)
-    of_shape = culprit.shape.hints if isinstance(culprit.shape, ErrorShape) else ()
-    return (*map(_hint_words, culprit.seen_in), *of_shape)
+    of_shape = culprit.shape.causes if isinstance(culprit.shape, ErrorShape) else ()
+    return (*map(_hint_words, culprit.seen_in), *map(CAUSES.__getitem__, of_shape))
 
 
 def _hint_words(hint: OperatorHint) -> str:

@@ -297,29 +297,43 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             )
         case facts.RecordsLeftOut(count):
             return f"{counted(count, 'record')} left out by --only and --skip"
-        case facts.NotCompared(rows, total):
-            return (
-                f"{len(rows)} of {total} rows could not be compared, the first"
-                f" {result.place(rows[0])}, {verdict_words.detail(rows[0])}"
-            )
-        case facts.BroadcastRows(rows):
-            return (
-                f"{counted(len(rows), 'row')} of two shapes, the first {result.place(rows[0])}, the"
-                " same when broadcast"
-            )
-        case facts.AloneRows(rows):
-            first = result.place(rows[0])
-            return (
-                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
-                " both compute around it agrees"
-            )
+        case facts.NotCompared() | facts.BroadcastRows() | facts.AloneRows() | facts.NanOnBoth():
+            return _rows_apart(fact, result)
         case facts.RowsJudged(how, count):
             return f"{counted(count, 'row')} {_JUDGED[how]}"
         case facts.BaselineNotProved(why):
             return f"the baseline is not proved: {preflight_words.not_proved_words(why)}"
+        case facts.BaselineNotUsed(why):
+            return f"the baseline was not used: {preflight_words.unfit_words(why)}"
         case facts.DigestsAlone(steps):
             but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
             return f"by digests alone, no values were read{but}"
+
+
+def _rows_apart(
+    fact: facts.NotCompared | facts.BroadcastRows | facts.AloneRows | facts.NanOnBoth,
+    result: Result,
+) -> str:
+    """How many rows an all-clear does not cover as the others, and the first of them."""
+    first = result.place(fact.rows[0])
+    match fact:
+        case facts.NotCompared(rows, total):
+            return (
+                f"{len(rows)} of {total} rows could not be compared, the first"
+                f" {first}, {verdict_words.detail(rows[0])}"
+            )
+        case facts.BroadcastRows(rows):
+            return (
+                f"{counted(len(rows), 'row')} of two shapes, the first {first}, the"
+                " same when broadcast"
+            )
+        case facts.AloneRows(rows):
+            return (
+                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
+                " both compute around it agrees"
+            )
+        case facts.NanOnBoth(rows):
+            return f"NaN on both sides in {counted(len(rows), 'row')}, first in {first}"
 
 
 def _and_more(count: int) -> str:

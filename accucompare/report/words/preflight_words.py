@@ -326,6 +326,13 @@ def refused_words(refused: RefusedBaseline) -> str:
     return f"{which} cannot judge, for it does not run golden's code ({why})"
 
 
+def unfit_words(why: RefusedBaseline | PreflightFinding) -> str:
+    """Why a baseline was not used, after a colon."""
+    if isinstance(why, RefusedBaseline):
+        return f"it does not run golden's code ({other_code_words(why.why)})"
+    return message(dataclasses.replace(why, beside_baseline=False))
+
+
 def suggestion_words(suggestion: Suggestion) -> str:
     """The command; for a script also the precision to compute in."""
     script = f" (COMMAND: golden's script, computing in {suggestion.computes_in} on the CPU)"

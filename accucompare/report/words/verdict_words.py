@@ -9,7 +9,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from accucompare.bundle.format import Layout, Record
 from accucompare.compare import remarks
 from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
-from accucompare.compare.limits import SmallestLimit, Tolerance, Tolerances
+from accucompare.compare.limits import LimitsInForce, SmallestLimit, Tolerance
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import (
     BareRemark,
@@ -489,12 +489,12 @@ def _exact(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
-def by_rules(limits: Tolerances) -> str:
+def by_rules(limits: LimitsInForce) -> str:
     """The rules of a file; ``""`` if there are none."""
     return f"{len(limits.rules)} rule(s) from {limits.rules[0].file}" if limits.rules else ""
 
 
-def by_dtype(limits: Tolerances) -> str:
+def by_dtype(limits: LimitsInForce) -> str:
     if limits.fed:
         return (
             f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums"
@@ -503,6 +503,6 @@ def by_dtype(limits: Tolerances) -> str:
     return "default relative L2 limit of each dtype"
 
 
-def tolerances(limits: Tolerances) -> str:
+def tolerances(limits: LimitsInForce) -> str:
     rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))

@@ -32,7 +32,7 @@ from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import OnFinding
 from accucompare.version import __version__
 from accucompare.watcher.watch.pausing import Pausing
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from accucompare.watcher.watch_options import WatchOptions
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
