@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from accucompare.bundle.format import Layout, Record, Role
 from accucompare.bundle.reading import Bundle, Outline, StepColumns
 from accucompare.compare.constants import NEAR
-from accucompare.compare.judging import RowsOfStep, Sides, estimate_columns, judge_tasks, room
+from accucompare.compare.judging import (
+    EstimatedMetrics,
+    RowsOfStep,
+    Sides,
+    estimate_columns,
+    judge_tasks,
+    room,
+)
 from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, SmallMetrics, measure_columns, small_form
 from accucompare.compare.pair_limits import limits_of_step
@@ -161,45 +168,47 @@ def _judged(
         used[places] = _used(metrics, limits, limit_of[places])
         metrics = metrics.those(np.flatnonzero(used[places] <= NEAR))
     measured = small & plain & (used <= NEAR)  # not NaN, which stands for what is not measured
-    estimated, (size, products) = without & plain, (0, np.empty((0, 3)))
+    estimated, estimates = without & plain, EstimatedMetrics(1, np.empty((0, 7)))
     if estimated.any():
-        size, products = _estimates(sides, golden, candidate)
-        used = np.where(estimated, _used_of(products, size, golden, limits, limit_of), used)
+        estimates = _estimates(sides, golden, candidate)
+        used = np.where(estimated, _used_of(estimates, limits, limit_of), used)
         estimated &= used <= NEAR
+        estimates = estimates.those(np.flatnonzero(estimated))
     rows = RowsOfStep(
-        golden, candidate, limits, limit_of, identical, measured, metrics, estimated, size,
-        products[estimated] if len(products) else products, used,
-    )  # fmt: skip
+        golden,
+        candidate,
+        limits,
+        limit_of,
+        identical,
+        measured,
+        metrics,
+        estimated,
+        estimates,
+        used,
+    )
     judged = JudgedStep(rows, _alone(sides, rows))
     by_user = rules.otherwise.given  # then what fails may be rounded input, as others may show
     return None if by_user and judged.fails else judged
 
 
-def _estimates(sides: Sides, golden: StepColumns, candidate: StepColumns) -> tuple[int, Float64]:
-    """``estimate_columns``; without any where a sketch is damaged: pair by pair it is named."""
+def _estimates(sides: Sides, golden: StepColumns, candidate: StepColumns) -> EstimatedMetrics:
+    """``estimate_columns``; none where a sketch is damaged, which is named pair by pair."""
     try:
         return estimate_columns((sides.golden, sides.candidate), golden, candidate)
     except BundleError:
-        return 0, np.full((len(golden), 3), np.nan)
+        return EstimatedMetrics(1, np.full((len(golden), 7), np.nan))
 
 
 def _used_of(
-    products: Float64,
-    size: int,
-    golden: StepColumns,
-    limits: Iterable[Tolerance],
-    limit_of: NDArray[np.uint8],
+    estimates: EstimatedMetrics, limits: Iterable[Tolerance], limit_of: NDArray[np.uint8]
 ) -> Float64:
     """The share of its limits that each estimated pair uses; NaN for those judged alone."""
-    used = np.full(len(products), np.nan)
-    if size:
-        wider = room(Metrics(deviation=deviation(size)))
-        with np.errstate(all="ignore"):
-            rel_l2 = np.sqrt(products[:, 0]) / golden.numbers[:, 3]
-        for number, each in enumerate(limits):
-            if (each.atol, each.rtol, each.cosine) == (None, None, None) and each.rel_l2:
-                own = limit_of == number
-                used[own] = rel_l2[own] / (each.rel_l2 * wider)
+    used = np.full(len(limit_of), np.nan)
+    wider = room(Metrics(deviation=deviation(estimates.size)))
+    for number, each in enumerate(limits):
+        if (each.atol, each.rtol, each.cosine) == (None, None, None) and each.rel_l2:
+            own = limit_of == number
+            used[own] = estimates.rel_l2[own] / (each.rel_l2 * wider)
     return used
 
 

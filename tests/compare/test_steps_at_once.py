@@ -15,6 +15,7 @@ from accucompare.bundle.reading.reader import Bundle
 from accucompare.compare import diff
 from accucompare.compare.judging.row_columns import DiffRows
 from accucompare.compare.steps_at_once import judge_steps
+from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 
 DTYPES = ["float32", "float32", "float32", "bfloat16", "float16", "float64", "int64", "bool"]
@@ -84,6 +85,8 @@ def everything(comparison: ac.Comparison) -> list[Any]:
         comparison.may_hide,
         comparison.compared,
         comparison.by_digests,
+        comparison.by_sketch,
+        comparison.by_statistics,
         comparison.nonfinite_on_both,
         comparison.only_unfinished,
         comparison.unmatched(),
@@ -96,6 +99,7 @@ def everything(comparison: ac.Comparison) -> list[Any]:
     seed=st.integers(0, 1 << 20),
     spoilt=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
     backward=st.booleans(),
+    mode=st.sampled_from([Mode.TENSORS, Mode.TENSORS, Mode.SKETCH, Mode.STATS]),
     options=st.sampled_from(
         [{}, {}, {"atol": 1e-6}, {"limits": ac.Tolerance(rel_l2=1e-3, cosine=0.999)}]
     ),
@@ -104,12 +108,13 @@ def test_steps_judged_at_once_have_the_rows_of_pairs_judged_in_turn(
     seed: int,
     spoilt: float,
     backward: bool,
+    mode: Mode,
     options: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("bundles")
     sides = [
-        write(folder / name, items, steps=STEPS)
+        write(folder / name, items, steps=STEPS, mode=mode)
         for name, items in zip(("golden", "candidate"), model(seed, spoilt, backward), strict=True)
     ]
     at_once, alone = ac.diff(*sides, **options), in_turn(*sides, **options)

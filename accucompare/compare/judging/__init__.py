@@ -1,6 +1,6 @@
 """Whether the error of a pair is within its limit."""
 
-from accucompare.compare.judging.estimates import estimate_columns, room
+from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks
@@ -20,6 +20,7 @@ from accucompare.compare.judging.small_pairs import with_small_pairs
 __all__ = [
     "Beside",
     "DiffRows",
+    "EstimatedMetrics",
     "RowsOfStep",
     "Sides",
     "but_plain",

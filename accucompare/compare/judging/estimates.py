@@ -27,14 +27,18 @@ this alone may put between sketches is subtracted from the estimate.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle, StepColumns, numbers_of
 from accucompare.bundle.writing import SKETCHES_A_MEMBER
-from accucompare.compare.judging.bounds import lower_bounds
+from accucompare.compare.judging.bounds import bound_columns, lower_bounds
 from accucompare.compare.limits import NORMAL, ratio_limit
 from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.errors import RecordError
@@ -98,14 +102,53 @@ class Estimates:
         ):
             raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
-        found = self._products(ours, golden, theirs, candidate, size)
-        angle = _angle(found, lengths)
+        apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
+        bounds = lower_bounds(golden, candidate, cosine=False)
+        if (
+            blur := golden.statistics.rounding * lengths[0]
+            + candidate.statistics.rounding * lengths[1]
+        ):
+            apart = max(apart - blur, 0.0)
+        spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
+        rmse = max(apart / root, bounds.rmse)
+        # else its bound, which is costly, cannot be larger: chords and angles
+        if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
+            angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
+        return msgspec.structs.replace(
+            bounds,
+            rel_l2=max(
+                apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2
+            ),
+            one_minus_cosine=angle,
+            max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
+            rmse=rmse,
+            deviation=spread,
+        )
+
+    def _distances(
+        self,
+        ours: Bundle,
+        golden: Record,
+        theirs: Bundle,
+        candidate: Record,
+        size: int,
+        lengths: tuple[float, float],
+    ) -> tuple[float, float]:
+        """The norm of the difference, and 1 - cosine."""
+        apart, along, length = self._products(ours, golden, theirs, candidate, size)
+        longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
+        angle = (
+            (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+            if lengths[1]
+            else 0.0
+        )
         # no difference, damage, or huge numbers
-        if not (_SQUARES[0] < found[0] < _SQUARES[1] and found[2] < _SQUARES[1] and angle <= 1.0):
+        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0):
             left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
-            apart, angle = distance(left, right), _one_minus_cosine(left, right, *lengths)
-            return _estimated(golden, candidate, size, apart, angle)
-        return estimate_of(golden, candidate, size, found)
+            return distance(left, right), _one_minus_cosine(left, right, *lengths)
+        if not all(lengths):
+            return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
+        return math.sqrt(apart), max(angle, 0.0)
 
     def _products(
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int
@@ -143,116 +186,106 @@ class Estimates:
         return held
 
 
-def estimate_of(
-    golden: Record, candidate: Record, size: int, found: tuple[float, float, float]
-) -> Metrics:
-    """The metrics of a pair by the products of its sketches of ``size`` numbers, if these say it.
+@dataclass(frozen=True, eq=False)
+class EstimatedMetrics:
+    """What sketches of ``size`` numbers estimate about many pairs, as columns.
 
-    They do if they are neither tiny nor huge; see ``Estimates``."""
-    assert golden.statistics is not None
-    assert candidate.statistics is not None
-    lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
-    if all(lengths):
-        angle = max(_angle(found, lengths), 0.0)
-    else:
-        angle = 0.0 if lengths[0] == lengths[1] else 1.0
-    return _estimated(golden, candidate, size, math.sqrt(found[0]), angle)
+    Attributes:
+        columns: elements, relative L2 error, 1 - cosine, the largest and the mean difference, RMSE
+            and bias, of shape (pairs, 7); NaN where ``Estimates`` must look at the pair.
+    """
 
+    size: int
+    columns: Float64
 
-def _angle(found: tuple[float, float, float], lengths: tuple[float, float]) -> float:
-    """1 - cosine by products; 0 if the candidate is all zeros."""
-    apart, along, length = found
-    longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
-    return (
-        (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
-        if lengths[1]
-        else 0.0
-    )
+    @property
+    def rel_l2(self) -> Float64:
+        return self.columns[:, 1]
 
+    def __getitem__(self, place: int) -> Metrics:
+        return self._metrics(self.columns[place].tolist())
 
-def _estimated(golden: Record, candidate: Record, size: int, apart: float, angle: float) -> Metrics:
-    """The metrics of a pair by the norm of its difference and 1 - cosine, as estimated."""
-    bounds = lower_bounds(golden, candidate, cosine=False)
-    ours, theirs = golden.statistics, candidate.statistics
-    assert ours is not None
-    assert theirs is not None
-    lengths = ours.l2 or 0.0, theirs.l2 or 0.0
-    if blur := ours.rounding * lengths[0] + theirs.rounding * lengths[1]:
-        apart = max(apart - blur, 0.0)
-    spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
-    rmse = max(apart / root, bounds.rmse)
-    # else its bound, which is costly, cannot be larger: chords and angles
-    if not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least:
-        angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
-    return msgspec.structs.replace(
-        bounds,
-        rel_l2=max(
-            apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2
-        ),
-        one_minus_cosine=angle,
-        max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
-        rmse=rmse,
-        deviation=spread,
-    )
+    def each(self) -> Iterator[Metrics]:
+        """The metrics of one pair after the other."""
+        return map(self._metrics, self.columns.tolist())
 
+    def those(self, places: NDArray[Any]) -> EstimatedMetrics:
+        """Some of the pairs."""
+        return EstimatedMetrics(self.size, self.columns[places])
 
-#: An estimate this much larger than a bound is clearly larger, however that is rounded.
-_CLEARLY = 1.001
+    def _metrics(self, numbers: list[float]) -> Metrics:
+        elements, rel_l2, angle, max_abs, mean_abs, rmse, bias = numbers
+        return Metrics(
+            elements=int(elements),
+            compared=int(elements),
+            rel_l2=rel_l2,
+            one_minus_cosine=angle,
+            max_abs=max_abs,
+            max_rel=None,
+            mean_abs=mean_abs,
+            rmse=rmse,
+            bias=bias,
+            over_1e3=None,
+            over_5e3=None,
+            saturated=None,
+            masked=None,
+            deviation=deviation(self.size),
+        )
 
 
 @np.errstate(all="ignore")
 def estimate_columns(
     bundles: tuple[Bundle, Bundle], golden: StepColumns, candidate: StepColumns
-) -> tuple[int, Float64]:
-    """The size of a step's sketches, and the products of each pair's, of shape (pairs, 3).
+) -> EstimatedMetrics:
+    """The metrics of a step's pairs whose sketches tell them, as ``Estimates`` has them.
 
-    NaN stands where ``estimate_of`` does not say it, or another relative L2 error than the
-    estimate; then ``Estimates`` must look at the pair. Errors as ``Bundle.sketches``."""
-    found = np.full((len(golden), 3), math.nan)
-    if golden.sketches is None or candidate.sketches is None or not len(found):
-        return 0, found
-    sizes = bundles[0].sketch_facts(golden[0]).size, bundles[1].sketch_facts(candidate[0]).size
-    places = np.flatnonzero((golden.sketches == candidate.sketches) & (golden.sketches >= 0))
-    if sizes[0] != sizes[1]:
-        return 0, found
-    members = golden.sketches[places] // SKETCHES_A_MEMBER
-    for member in np.unique(members).tolist():
-        own = places[members == member]
-        first = int(own[0])
-        sides = bundles[0].sketches(golden[first]), bundles[1].sketches(candidate[first])
-        rows = min(map(len, sides))
-        at = golden.sketches[own] % SKETCHES_A_MEMBER
-        there = at < rows
-        of_all = np.stack(products(sides[0][:rows], sides[1][:rows]), 1)
-        found[own[there]] = of_all[at[there]]
-    ours, theirs = golden.numbers, candidate.numbers
-    lengths = ours[:, 3], theirs[:, 3]
+    Errors as ``Bundle.sketches``."""
+    elements, sketches = golden.outline.reals, golden.sketches
+    found = np.full((len(golden), 7), math.nan)
+    if sketches is None or candidate.sketches is None:
+        return EstimatedMetrics(1, found)
+    size = bundles[0].sketch_facts(golden[0]).size
+    if bundles[1].sketch_facts(candidate[0]).size != size:
+        return EstimatedMetrics(1, found)
+    of_all = np.full((len(golden), 3), math.nan)
+    places = np.flatnonzero((sketches == candidate.sketches) & (sketches >= 0))
+    for own in np.split(places, np.flatnonzero(np.diff(sketches[places] // SKETCHES_A_MEMBER)) + 1):
+        if len(own):
+            first, at = int(own[0]), sketches[own] % SKETCHES_A_MEMBER
+            sides = bundles[0].sketches(golden[first]), bundles[1].sketches(candidate[first])
+            rows = min(map(len, sides))
+            of_member = np.stack(products(sides[0][:rows], sides[1][:rows]), 1)
+            of_all[own[at < rows]] = of_member[at[at < rows]]
+    squares, along, length = of_all.T
+    lengths = golden.numbers[:, 3], candidate.numbers[:, 3]
     longer = (lengths[1] - lengths[0]) / lengths[0]
-    apart, along, length = found.T
-    angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
-    counts = golden.outline.reals
-    means, squares = (
-        [side[:, 2] for side in (ours, theirs)],
-        [each * each / counts for each in lengths],
-    )
-    spreads = [
-        np.sqrt(np.maximum(square - mean * mean, 0.0))
-        for mean, square in zip(means, squares, strict=True)
-    ]
-    extremes = np.abs(ours[:, :2] - theirs[:, :2]).max(axis=1) / np.sqrt(counts)
-    bound = np.maximum(np.hypot(means[1] - means[0], spreads[1] - spreads[0]), extremes)
+    angle = (squares - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+    least, root = np.minimum(*lengths), np.sqrt(elements)
+    bounds = bound_columns(golden.numbers, candidate.numbers, elements)
+    apart = np.sqrt(squares)
+    rmse = np.maximum(apart / root, bounds.rmse)
     says = (
-        (apart > _SQUARES[0])
-        & (apart < _SQUARES[1])
+        (squares > _SQUARES[0])
+        & (squares < _SQUARES[1])
         & (length < _SQUARES[1])
         & (angle <= 1.0)
-        & (lengths[0] > 0)
-        & (lengths[1] > 0)
-        & (counts > 0)
-        & (bound * np.sqrt(counts) * _CLEARLY < np.sqrt(apart))
+        & (least > 0.0)
+        & (elements > 0)
+        # else a bound may be larger
+        & (np.sqrt(np.maximum(angle, 0.0)) >= 2.0 * bounds.rmse * root / least)
     )
-    found[~says] = math.nan
-    return sizes[0], found
+    columns = (
+        elements,
+        np.maximum(apart / lengths[0], bounds.rel_l2),
+        np.maximum(angle, 0.0),
+        np.maximum(bounds.max_abs, rmse / (1.0 + 3.0 * deviation(size))),
+        bounds.mean_abs,
+        rmse,
+        bounds.bias,
+    )
+    found[says] = np.stack(columns, 1)[says]
+    found[~np.isfinite(found).all(axis=1)] = math.nan
+    return EstimatedMetrics(size, found)
 
 
 def _each(of_all: Products) -> list[tuple[float, float, float]]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import StepColumns
-from accucompare.compare.judging.estimates import estimate_of
+from accucompare.compare.judging.estimates import EstimatedMetrics
 from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.judging.sides import metrics_of_identical
 from accucompare.compare.limits import Tolerance
@@ -35,8 +35,9 @@ class RowsOfStep:
     Attributes:
         golden, candidate: what they recorded, pair by pair.
         limits, limit_of: the tolerances, and the number of each pair's.
-        identical, measured, estimated: the plain rows: of the same bits; measured, with
-            ``metrics``; and estimated by sketches of ``size`` numbers, with ``products``.
+        identical: the plain rows of the same bits.
+        measured, metrics: those that were measured.
+        estimated, estimates: those that were estimated by sketches.
         used: the share of its limits that each plain row uses.
         odd: all other rows, by place.
     """
@@ -49,8 +50,7 @@ class RowsOfStep:
     measured: NDArray[np.bool_]
     metrics: SmallMetrics
     estimated: NDArray[np.bool_]
-    size: int
-    products: Float64
+    estimates: EstimatedMetrics
     used: Float64
     odd: dict[int, Row] = field(default_factory=dict)
 
@@ -60,37 +60,23 @@ class RowsOfStep:
     def __getitem__(self, place: int) -> Row:
         if place in self.odd:
             return self.odd[place]
-        metrics: Metrics | list[float] | None = None
+        metrics = None
         if self.measured[place]:
             metrics = self.metrics[int(np.count_nonzero(self.measured[:place]))]
         elif self.estimated[place]:
-            metrics = self.products[int(np.count_nonzero(self.estimated[:place]))].tolist()
+            metrics = self.estimates[int(np.count_nonzero(self.estimated[:place]))]
         limits = self.limits[self.limit_of[place]]
-        return self._row(self.golden[place], self.candidate[place], limits, metrics)
+        return _row(self.golden[place], self.candidate[place], limits, metrics)
 
     def __iter__(self) -> Iterator[Row]:
-        metrics, products = self.metrics.each(), iter(self.products.tolist())
+        sources: tuple[Iterator[Metrics | None], ...]
+        sources = repeat(None), self.metrics.each(), self.estimates.each()
         kinds = (self.measured + 2 * self.estimated).tolist()
         each = zip(self.golden, self.candidate, self.limit_of.tolist(), kinds, strict=True)
         for place, (golden, candidate, limit, kind) in enumerate(each):
-            own = (None, metrics, products)[kind]
-            found = None if own is None else next(own)
-            yield self.odd.get(place) or self._row(golden, candidate, self.limits[limit], found)
-
-    def _row(
-        self,
-        golden: Record,
-        candidate: Record,
-        limits: Tolerance,
-        found: Metrics | list[float] | None,
-    ) -> Row:
-        if found is None:
-            assert golden.statistics is not None
-            found = metrics_of_identical(golden, golden.statistics, limits)
-        elif isinstance(found, list):
-            found = estimate_of(golden, candidate, self.size, (found[0], found[1], found[2]))
-        verdict = judge_pair(golden, candidate, found, limits)
-        return Row(golden, candidate, verdict, found, "", golden.name)
+            metrics = next(sources[kind])
+            odd = self.odd.get(place)
+            yield odd or _row(golden, candidate, self.limits[limit], metrics)
 
     def place_of(self) -> tuple[int, int]:
         return self.golden.rank, self.golden.step
@@ -117,9 +103,7 @@ class RowsOfStep:
         errors = np.zeros(len(self))
         if self.metrics.columns:
             errors[self.measured] = self.metrics.column("rel_l2")
-        errors[self.estimated] = (
-            np.sqrt(self.products[:, 0]) / self.golden.numbers[self.estimated, 3]
-        )
+        errors[self.estimated] = self.estimates.rel_l2
         places = np.flatnonzero(self.plain)
         order = np.lexsort((places, -errors[places], -self.used[places]))
         found: list[int] = places[order[:count]].tolist()
@@ -135,6 +119,15 @@ class RowsOfStep:
         ]
         found += [(place, row.reason, 1) for place, row in self.odd.items()]
         return ((reason, count) for _, reason, count in sorted(found, key=lambda each: each[0]))
+
+
+def _row(golden: Record, candidate: Record, limits: Tolerance, metrics: Metrics | None) -> Row:
+    """A plain row; ``metrics``: ``None`` for the same bits."""
+    if metrics is None:
+        assert golden.statistics is not None
+        metrics = metrics_of_identical(golden, golden.statistics, limits)
+    verdict = judge_pair(golden, candidate, metrics, limits)
+    return Row(golden, candidate, verdict, metrics, "", golden.name)
 
 
 class DiffRows(Sequence[Row]):
