@@ -44,7 +44,8 @@ _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its head
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 # a record takes a few hundred bytes; a longer line is no honest record
 _LINE_LIMIT = 1 << 20
-_USUAL_LINE = 1 << 12  # a step with longer lines on average is read line by line
+# a step with longer lines on average, or with more bytes, is read line by line
+_USUAL_LINE, _MOST_BYTES = 1 << 12, 1 << 28
 
 
 class _Sketches(NamedTuple):
@@ -154,7 +155,7 @@ class Bundle:
         the errors too."""
         path = self.path / f"rank{rank}" / f"step{entry.step}.jsonl"
         self._expect_after(rank, entry)
-        most = entry.records * _USUAL_LINE
+        most = min(entry.records * _USUAL_LINE, _MOST_BYTES)
         try:
             with open_lines(path, self._windows) as file:
                 content = file.read(most + 1)
