@@ -416,7 +416,7 @@ def test_updates_that_move_nothing_are_in_the_headline_of_watch_and_overflow(run
     [
         (("case.py:nothing",), "case.py has no callable 'nothing'"),
         (("nowhere.py",), "nowhere.py"),
-        (("--device", "tpu"), "--device tpu: must be cpu, cuda, cuda:N, npu or npu:N"),
+        (("--device", "tpu"), "device tpu (--device): must be cpu, cuda, cuda:N, npu or npu:N"),
         (("--out", "case.py"), "cannot be written"),
         (("--kernel-dump", "dump"), "only an NPU has kernel dumps"),
     ],

@@ -192,7 +192,8 @@ def test_a_golden_case_that_is_missing_is_refused_although_golden_brings_its_bas
     found = located(cli, folder, "net.py", "--golden", "golden", "--golden-case", "missing.py:case")
     assert (
         found["code"],
-        "--golden-case missing.py:case: there is no file missing.py" in found["stderr"],
+        "golden_case (--golden-case) missing.py:case: there is no file missing.py"
+        in found["stderr"],
     ) == (2, True)
 
 
@@ -295,7 +296,8 @@ def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: P
     assert (done.returncode, done.stderr) == (
         2,
         (
-            "accucompare: --golden-python /bin/false: cannot capture (it does not run); install"
+            "accucompare: golden_python (--golden-python) /bin/false: cannot capture (it does"
+            " not run); install"
             " accucompare[torch] there\n"
         ),
     )
@@ -423,7 +425,8 @@ def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
     found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
     assert found["code"] == 2
     assert (
-        "--map: needs --golden BUNDLE; without it golden is made from the same case and has the"
+        "map (--map): needs golden (--golden BUNDLE); without it golden is made from the same"
+        " case and has the"
         " same names" in found["stderr"]
     )
 
@@ -573,7 +576,10 @@ def test_python_is_given_what_the_command_finds(
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"dtype": "float64"}, "dtype must be one of"), ({"device": "tpu"}, "--device tpu: must be")],
+    [
+        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"device": "tpu"}, "device tpu (--device): must be"),
+    ],
 )
 def test_python_is_told_what_makes_no_sense(folder: Path, given: dict[str, str], said: str) -> None:
     with pytest.raises(ac.AccucompareError, match=said):

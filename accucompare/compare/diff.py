@@ -258,8 +258,9 @@ def _open(
     check_feed(ours, theirs)
     if options.standard is not None and theirs.manifest.fed:
         raise UsageError(
-            f"--accept: judges free-running runs, but {candidate} was fed with golden's values;"
-            " capture it without --feed"
+            f"accept (--accept): judges free-running runs, but {candidate} was fed with golden's"
+            " values;"
+            " capture it without feeding (--feed)"
         )
     chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)

@@ -694,8 +694,8 @@ def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path:
             (golden, free),
             stats,
             (
-                f"{stats}: holds no values (--mode stats) to tell an error by; capture the baseline"
-                " with --mode tensors"
+                f"{stats}: holds no values (mode stats) to tell an error by; capture the baseline"
+                " in mode tensors"
             ),
         ),
         (

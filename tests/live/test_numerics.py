@@ -92,7 +92,7 @@ def test_emulation_beside_another_dtype_is_refused(cli: Run, tmp_path: Path) -> 
 
 def test_emulation_is_only_for_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match="--emulate hf32: only on the CPU; cuda computes as it does"
+        UsageError, match=r"emulate hf32 \(--emulate\): only on the CPU; cuda computes as it does"
     ):
         Numerics(torch.device("cuda"), emulate="hf32")
 

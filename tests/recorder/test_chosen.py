@@ -118,7 +118,7 @@ def test_steps_are_a_number_or_a_list(
         ({"roles": []}, "roles: '' is none of forward"),
         (
             {"roles": "grads", "level": "op"},
-            "--roles: --level op records operators of the forward; add forward to --roles",
+            "roles (--roles): level op records operators of the forward; add forward",
         ),
     ],
 )
@@ -221,12 +221,12 @@ def test_like_takes_over_the_chosen_steps(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "asked", "message"),
     [
-        (2, 5, "--steps 5: {golden} holds only 2 step(s) to feed; give --steps 2, or leave it out"),
+        (2, 5, "steps 5 (--steps): {golden} holds only 2 step(s) to feed; give 2, or leave it out"),
         (
             "0,3",
             "0-1",
             (
-                "--steps 0-1: {golden} holds no step 1 to feed, of 0,3; give --steps 0,3, or leave"
+                "steps 0-1 (--steps): {golden} holds no step 1 to feed, of 0,3; give 0,3, or leave"
                 " it out"
             ),
         ),
@@ -316,7 +316,7 @@ def test_golden_without_a_forward_cannot_feed(target: str, tmp_path: Path, roles
         UsageError,
         match=(
             r"holds no inputs and outputs to feed \(--roles\); capture it with forward among its"
-            r" --roles"
+            r" roles \(--roles\)"
         ),
     ):
         captured(target, tmp_path / "fed", feed=tmp_path / "golden")

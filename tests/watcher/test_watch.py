@@ -941,9 +941,9 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
         ({"allow": 5}, "allow must hold globs of names, but is 5"),
         (
             {"optimizer": 5},
-            r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int",
+            r"optimizer must be a torch.optim.Optimizer, or a list of them, but is an int",
         ),
-        ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is a int"),
+        ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is an int"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

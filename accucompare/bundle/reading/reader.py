@@ -174,7 +174,9 @@ class Bundle:
         it is damaged."""
         state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
-            raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
+            raise BundleError(
+                f"{self.path}: holds no model state; capture it with save_state=True (--save-state)"
+            )
         yield from self._read_lines(rank, "state", StepEntry(0, **state))
 
     def load(

@@ -47,6 +47,7 @@ from accucompare.compare.rows import (
     without_partner,
 )
 from accucompare.errors import BundleError
+from accucompare.text import with_article
 
 #: How a pair fails if rounding changed its shape, its values or its number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
@@ -254,4 +255,8 @@ def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Op
 def _in_words(bundle: Bundle, record: Record) -> str:
     if record.member is not None and not record.shape:
         return str(bundle.values(record)[()])
-    return record.detail if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"
+    return (
+        record.detail
+        if record.layout is Layout.OPAQUE
+        else with_article(f"{record.layout.value} value")
+    )

@@ -1,4 +1,6 @@
-"""How large an error may be: by tolerances, or by what a baseline shows of rounding."""
+"""How large an error may be: by tolerances, or by what a baseline shows of rounding.
+
+The numbers themselves are in ``compare.constants``."""
 
 from accucompare.compare.limits.baseline import (
     NORMAL,

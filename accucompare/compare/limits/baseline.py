@@ -238,8 +238,8 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
     if (mode := baseline.manifest.options.mode) in (Mode.STATS, Mode.DIGEST):
         raise UsageError(
-            f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the"
-            " baseline with --mode tensors or sketch"
+            f"{baseline.path}: holds no values (mode {mode}) to tell an error by; capture the"
+            " baseline in mode tensors or sketch"
         )
     if baseline.manifest.options.round_feed is not None:
         raise UsageError(

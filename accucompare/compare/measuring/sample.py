@@ -39,6 +39,10 @@ class Sample:
             shape, tuple(at % step for at, step in zip(around, steps, strict=True)), tuple(steps)
         )
 
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Sample:
+        return cls(shape, (0,) * len(shape), (1,) * len(shape))
+
     @property
     def slices(self) -> tuple[slice, ...]:
         """The sample as an index of the whole."""

@@ -171,8 +171,8 @@ _FORWARD = Taint("forward", _rank_of, when=_now)
 _STEP = Taint("step", _rank_of, _fails, when=_now)
 # a part of a parameter's gradient; one side only has a gradient, or an update; the update
 _GRADIENT = Taint("gradient", _parameter_of, _fails, when=_now)
-_NO_GRADIENT = Taint("no gradient", _parameter_of, _is_alone, when=_now)
-_NOT_UPDATED = Taint("not updated", _parameter_of, _is_alone)
+_NO_GRADIENT = Taint("no_gradient", _parameter_of, _is_alone, when=_now)
+_NOT_UPDATED = Taint("not_updated", _parameter_of, _is_alone)
 _UPDATE = Taint("update", _parameter_of)
 # a number in an optimizer's groups; state that an update made; an own error of an update
 _NUMBER = Taint("number", _rank_of_number, when=_now)

@@ -66,7 +66,7 @@ class Renaming:
         old, equals, new = text.partition("=")
         if not equals or not old:
             raise UsageError(
-                f"--map {text!r}: must be OLD=NEW, such as 'encoder.layers.*=blocks.*'"
+                f"map {text!r} (--map): must be OLD=NEW, such as 'encoder.layers.*=blocks.*'"
             )
         try:
             if old.startswith("re:"):
@@ -74,7 +74,7 @@ class Renaming:
                 return cls(text, regex.compile(old.removeprefix("re:")), new)
             parts = [re.escape(part) for part in old.split("*")]
             if new.count("*") > len(parts) - 1:
-                raise UsageError(f"--map {text!r}: {new!r} has more * than {old!r}")
+                raise UsageError(f"map {text!r} (--map): {new!r} has more * than {old!r}")
             template = "".join(
                 part.replace("\\", "\\\\") + (f"\\g<{number}>" if number <= new.count("*") else "")
                 for number, part in enumerate(new.split("*"), 1)
@@ -84,7 +84,9 @@ class Renaming:
             pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)
             return cls(text, pattern, template, itself)
         except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
-            raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
+            raise UsageError(
+                f"map {text!r} (--map): not a valid regular expression ({error})"
+            ) from None
 
     def apply(self, name: str) -> str | None:
         """The new name, or ``None`` if the old pattern does not match."""
@@ -99,12 +101,13 @@ class Renaming:
             return new.removesuffix(".") if new is not None and alone else new
         except TimeoutError:
             raise UsageError(
-                f"--map {self.text!r}: takes more than {PATTERN_PATIENCE:g} s for {name!r}; write"
+                f"map {self.text!r} (--map): takes more than {PATTERN_PATIENCE:g} s for"
+                f" {name!r}; write"
                 " it without repetitions in one another"
             ) from None
         except (regex.error, IndexError) as error:
             raise UsageError(
-                f"--map {self.text!r}: cannot be applied to {name!r} ({error})"
+                f"map {self.text!r} (--map): cannot be applied to {name!r} ({error})"
             ) from None
 
 

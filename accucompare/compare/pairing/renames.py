@@ -101,18 +101,20 @@ def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model
                 [name for golden, _ in sides for name in golden.get("modules") or {} if name][:3]
             )
             raise UsageError(
-                f"--map {shlex.quote(renaming.text)}: matches none of golden's layers (such as"
+                f"map {shlex.quote(renaming.text)} (--map): matches none of golden's layers"
+                " (such as"
                 f" {names})"
             )
         if not any(there for _, there in targets):
             raise UsageError(
-                f"--map {shlex.quote(renaming.text)}: leads to no layer that the model has"
+                f"map {shlex.quote(renaming.text)} (--map): leads to no layer that the model has"
                 f" ({targets[0][0]!r}, for one)"
             )
     for golden, own in sides:
         for old, new in clashes(golden, own, renamings):
             raise UsageError(
-                f"--map: {old[0]!r} and {old[1]!r} of golden both become {new!r}; the first map"
+                f"map (--map): {old[0]!r} and {old[1]!r} of golden both become {new!r}; the"
+                " first map"
                 " that matches a name counts"
             )
 

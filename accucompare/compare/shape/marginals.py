@@ -68,12 +68,8 @@ class Tensors:
     def part(self, chosen: list[Slices]) -> Tensors:
         by_axis = {place.axis: place for place in chosen}
         places = tuple(by_axis.get(place.axis, place) for place in self.places)
-        index = np.ix_(
-            *(
-                np.searchsorted(own.chosen, place.chosen)
-                for own, place in zip(self.places, places, strict=True)
-            )
-        )
+        both = zip(self.places, places, strict=True)
+        index = np.ix_(*(np.searchsorted(own.chosen, place.chosen) for own, place in both))
         return Tensors(self.golden[index], self.candidate[index], places)
 
     def rest(self, chosen: Slices) -> Tensors | None:
@@ -93,37 +89,28 @@ class SumsOfSlices:
 
     def over(self, kept: tuple[int, ...]) -> Float64 | None:
         """The sums of every slice along ``kept`` dimensions, 4 x slices; ``None`` if too many."""
-        ndim = self.leading.ndim
-        if kept == (ndim - 1,):
-            sums = self.last
-        else:
-            sums = self.leading.sum(
-                tuple(dim + 1 for dim in range(ndim - 1) if dim not in kept)
-            ).reshape(4, -1)
+        last, sums = self.leading.ndim - 1, self.last
+        if kept != (last,):
+            others = tuple(dim + 1 for dim in range(last) if dim not in kept)
+            sums = self.leading.sum(others).reshape(4, -1)
         return sums if sums.shape[1] <= LONGEST else None
 
 
-def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
+def pair_of(golden: Float64, candidate: Float64, sample: Sample) -> Tensors:
     """The pair, scaled if fourth powers may overflow. ``sample``: which part of a whole it is."""
-    exponent = math.frexp(
-        max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
-    )[1]
+    largest = max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
+    exponent = math.frexp(largest)[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
-    sizes = golden.shape if sample is None else sample.shape
-    chosen = [np.arange(size) for size in sizes] if sample is None else sample.indices()
-    steps = [1] * len(sizes) if sample is None else sample.steps
+    chosen = sample.indices()
     places = tuple(
-        Slices(Axis(dim, golden.ndim), size, chosen[dim], steps[dim])
-        for dim, size in enumerate(sizes)
+        Slices(Axis(dim, golden.ndim), size, chosen[dim], sample.steps[dim])
+        for dim, size in enumerate(sample.shape)
         if golden.shape[dim] != 1
     )
     shape = tuple(len(place.chosen) for place in places)
-    return Tensors(
-        np.ascontiguousarray(golden).reshape(shape),
-        np.ascontiguousarray(candidate).reshape(shape),
-        places,
-    )
+    golden, candidate = (np.ascontiguousarray(values) for values in (golden, candidate))
+    return Tensors(golden.reshape(shape), candidate.reshape(shape), places)
 
 
 def sums_of(pair: Tensors) -> SumsOfSlices:

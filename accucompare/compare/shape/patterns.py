@@ -80,6 +80,7 @@ def describe_error(
     """
     if golden.shape != candidate.shape:
         raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")
+    sample = sample or Sample.whole(golden.shape)
     with np.errstate(all="ignore"):
         bad = _not_finite(golden, candidate, sample)
         saturated = _saturated(golden, candidate, dtype)
@@ -92,8 +93,8 @@ def describe_error(
     if saturated:
         patterns = [each for each in patterns if each.kind not in _CLIPPED]  # it says the same
         causes = [ErrorCause.SATURATED, *causes]
-    one_in = 1 if sample is None else sample.one_in
-    return ErrorShape((*bad, *saturated), place, tuple(patterns), tuple(causes), dtype, one_in)
+    bad += saturated
+    return ErrorShape(tuple(bad), place, tuple(patterns), tuple(causes), dtype, sample.one_in)
 
 
 def _cause_of(pattern: Pattern, normalised: bool) -> ErrorCause | None:
@@ -115,7 +116,7 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[BadEleme
     return [BadElements(BadKind.SATURATED, int(count), golden.size)] if count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[BadElements]:
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample) -> list[BadElements]:
     """Where one side is NaN or infinite and the other is not, or differs."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
@@ -135,21 +136,14 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> l
     return facts
 
 
-def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
+def _index(flat: int, shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
     """The index in the whole tensor, from a flat index into the part looked at."""
     index = np.unravel_index(flat, shape)
-    return tuple(
-        int(i)
-        for i in (
-            index
-            if sample is None
-            else (own[i] for own, i in zip(sample.indices(), index, strict=True))
-        )
-    )
+    return tuple(int(own[at]) for own, at in zip(sample.indices(), index, strict=True))
 
 
 def _where_and_what(
-    whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None
+    whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample
 ) -> tuple[ErrorPlace | None, list[Pattern]]:
     if whole.golden.size < 2 or not (sums := sums_of(whole)).carriers:
         return None, []
@@ -173,7 +167,7 @@ def _place(whole: Tensors, found: list[tuple[float, Slices]], dtype: str) -> Err
     return ErrorPlace(share, slices, rest_identical=rest_identical)
 
 
-def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> ErrorPlace | None:
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample) -> ErrorPlace | None:
     """A single element that differs by much, which chance does not explain."""
     diff = (pair.candidate - pair.golden).reshape(-1)
     np.abs(diff, out=diff)
@@ -196,11 +190,11 @@ def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Pattern]:
 
 
 def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
-    size = pair.golden.size
-    flat = (
-        np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
-    )
-    return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
+    golden, candidate = pair.golden.reshape(-1), pair.candidate.reshape(-1)
+    if golden.size <= SAMPLE:
+        return golden, candidate
+    some = np.random.default_rng(0).integers(golden.size, size=SAMPLE)
+    return golden[some], candidate[some]
 
 
 def _steps(pair: Tensors, dtype: str) -> list[Pattern]:
@@ -227,15 +221,10 @@ def _by_golden(pair: Tensors) -> list[Pattern]:
         return []
     for kind, where in ((PatternKind.NEGATIVE, golden < 0), (PatternKind.POSITIVE, golden > 0)):
         share = float(diff[where] @ diff[where]) / total
-        expected = max(
-            float(where.mean()),
-            float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0),
-        )
-        if (
-            share >= SIDE
-            and expected <= SHARE
-            and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN
-        ):
+        squares = float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0)
+        expected = max(float(where.mean()), squares)
+        evidence = beyond_chance(np.array(share), np.array(expected), carriers)
+        if share >= SIDE and expected <= SHARE and evidence >= CERTAIN:
             return [Pattern(kind, share=share)]
     one = _function_of_golden(golden, candidate)
     return [one.pattern] if carriers >= 4 * BINS and one.certain() else []
@@ -279,14 +268,10 @@ def _unrelated(sums: SumsOfSlices) -> list[Pattern]:
     """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
-    if (
-        sums.carriers < UNRELATED
-        or not golden
-        or not candidate
-        or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers)
-    ):
+    if sums.carriers < UNRELATED or not golden or not candidate:
         return []
-    return [Pattern(PatternKind.UNRELATED)]
+    related = abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers)
+    return [] if related else [Pattern(PatternKind.UNRELATED)]
 
 
 def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Pattern]:
@@ -321,9 +306,8 @@ def _patterned(pair: Tensors) -> bool:
     The largest singular value of noise is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
-        diff = diff / np.maximum(
-            np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny
-        )
+        norms = np.linalg.norm(diff, axis=axis, keepdims=True)
+        diff = diff / np.maximum(norms, np.finfo(float).tiny)
     rows, columns = diff.shape
     first = float(np.linalg.norm(diff, 2)) ** 2 / (float(np.vdot(diff, diff)) or 1.0)
     return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2

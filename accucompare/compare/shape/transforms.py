@@ -54,15 +54,13 @@ class Description:
 
     def evidence(self) -> float:
         """Nats for the description and against chance."""
-        return -0.5 * self.carriers * math.log(
-            max(self.left, FLOOR)
-        ) - 0.5 * self.numbers * math.log(self.carriers + 1)
+        explained = self.carriers * math.log(max(self.left, FLOOR))
+        return -0.5 * explained - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
         """Whether it explains enough, has two elements per free number, and beats chance."""
-        return (
-            self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
-        )
+        explains = self.left <= LEFT and self.numbers <= self.carriers / 2
+        return explains and self.evidence() >= CERTAIN
 
 
 def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
@@ -76,9 +74,8 @@ def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
         _moved_slices(pair, sums),
         _layouts(pair, sums),
     )
-    return max(
-        (one for one in all_of_them if one.certain()), key=Description.evidence, default=None
-    )
+    certain = filter(Description.certain, all_of_them)
+    return max(certain, key=Description.evidence, default=None)
 
 
 def _left(pair: Tensors, guess: Float64) -> float:
@@ -247,11 +244,8 @@ def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """A second softmax along the last dimension. Golden's zeros were masked, maybe again."""
     golden, last = pair.golden, pair.places[-1]
-    if (
-        len(last.chosen) != last.size
-        or golden.min() < 0
-        or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE
-    ):
+    whole = len(last.chosen) == last.size
+    if not whole or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE:
         return
     powers = np.exp(golden)
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
@@ -263,12 +257,27 @@ def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
 def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """Slices along one dimension that were shifted, or have changed places."""
     for dim, place in enumerate(pair.places):
-        over = sums.over((dim,))
-        if over is not None and place.step == 1 and 1 < len(place.chosen) <= LONGEST // 4:
-            looked, matched = _matched(pair, dim, over[1])
-            yield from _shifted(pair, sums, dim, looked, matched)
-            if np.array_equal(np.sort(matched), looked):
-                yield from _permuted(pair, sums, dim, looked, matched)
+        over, size = sums.over((dim,)), len(place.chosen)
+        if over is None or place.step > 1 or not 1 < size <= LONGEST // 4:
+            continue
+        looked, matched = _matched(pair, dim, over[1])
+        shifts, votes = np.unique((looked - matched) % size, return_counts=True)
+        shift = int(shifts[votes.argmax()])
+        if size > 2 and shift and votes.max() >= len(looked) / 2:
+            by = shift if shift <= size // 2 else shift - size
+            shifted = Pattern(PatternKind.SHIFTED, place.axis, indices=(by,))
+            left = _left(pair, np.roll(pair.golden, shift, dim))
+            yield Description(shifted, left, 1, sums.carriers)
+        moved = place.chosen[looked[matched != looked]].tolist()
+        if moved and np.array_equal(np.sort(matched), looked):
+            order = np.arange(size)
+            order[looked] = matched
+            kind = PatternKind.SWAPPED if len(moved) == 2 else PatternKind.MOVED
+            if len(moved) > 2 and np.array_equal(order[::-1], np.arange(size)):
+                kind = PatternKind.REVERSED
+            changed = Pattern(kind, place.axis, count=len(moved), indices=tuple(moved[:LISTED]))
+            left = _left(pair, np.take(pair.golden, order, dim))
+            yield Description(changed, left, len(moved), sums.carriers)
 
 
 def _matched(
@@ -290,35 +299,6 @@ def _matched(
     matched = distance.argmin(1)
     stays = distance[np.arange(len(looked)), looked] <= distance.min(1) + FLOOR * length
     return looked, np.where(stays, looked, matched)
-
-
-def _shifted(
-    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
-) -> Iterator[Description]:
-    axis, size = pair.places[dim].axis, pair.golden.shape[dim]
-    shifts, votes = np.unique((looked - matched) % size, return_counts=True)
-    shift = int(shifts[votes.argmax()])
-    if size > 2 and shift and votes.max() >= len(looked) / 2:
-        by = shift if shift <= size // 2 else shift - size
-        shifted = Pattern(PatternKind.SHIFTED, axis, indices=(by,))
-        left = _left(pair, np.roll(pair.golden, shift, dim))
-        yield Description(shifted, left, 1, sums.carriers)
-
-
-def _permuted(
-    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
-) -> Iterator[Description]:
-    place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
-    order[looked] = matched
-    moved = place.chosen[looked[matched != looked]].tolist()
-    if not moved:
-        return
-    kind = PatternKind.SWAPPED if len(moved) == 2 else PatternKind.MOVED
-    if len(moved) > 2 and np.array_equal(order[::-1], np.arange(len(order))):
-        kind = PatternKind.REVERSED
-    changed = Pattern(kind, place.axis, count=len(moved), indices=tuple(moved[:LISTED]))
-    left = _left(pair, np.take(pair.golden, order, dim))
-    yield Description(changed, left, len(moved), sums.carriers)
 
 
 def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:

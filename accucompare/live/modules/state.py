@@ -12,6 +12,7 @@ from accucompare.bundle.format import Layout, Record, Role
 from accucompare.errors import CaptureError
 from accucompare.live.values import dtype_name, to_host
 from accucompare.numbers import Array
+from accucompare.text import with_article
 
 
 def take_apart(
@@ -64,7 +65,7 @@ def take_apart(
     if lost is not None and lost(value, place):
         return {"lost": place}
     raise CaptureError(
-        f"--save-state: {place}: cannot save a {type(value).__name__}; "
+        f"save_state (--save-state): {place}: cannot save {with_article(type(value).__name__)}; "
         "inputs may hold tensors, numbers, strings, None, and tuples, lists and dicts of those"
     )
 
@@ -126,7 +127,8 @@ def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, C
         host = to_host(tensor)
         if host.array is None:
             raise CaptureError(
-                f"--save-state: {role.value} {name!r} is {host.layout.value} and cannot be saved"
+                f"save_state (--save-state): {role.value} {name!r} is {host.layout.value} and"
+                " cannot be saved"
                 f" ({host.detail})"
             )
         return host.array

@@ -30,6 +30,7 @@ from accucompare.live.operators.dispatch import (
 )
 from accucompare.live.operators.random_state import get_state, set_state
 from accucompare.numbers import kernel as compiled
+from accucompare.text import with_article
 
 # how many uniform numbers a narrow type has between 0 and 1
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}
@@ -182,7 +183,7 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
     """Whether data can be overwritten: no subclass with own dispatch, no torch.func, not meta."""
     # DTensor, FakeTensor
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
+        draws.unmatched.add(f"an operation on {with_article(type(tensor).__name__)}")
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         draws.unmatched.add("an operation inside torch.func")

@@ -43,6 +43,7 @@ from accucompare.live.values import (
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.lending import Exchange
+from accucompare.text import with_article
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -352,7 +353,7 @@ def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     if layout is Layout.NESTED:
         return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
     if not is_plain_class(tensor):
-        return f"it is a {type(tensor).__name__}"
+        return f"it is {with_article(type(tensor).__name__)}"
     if (
         layout is not Layout.STRIDED
         or tensor.layout is not torch.strided

@@ -267,7 +267,7 @@ class Recorder(Listener[RecordedCall]):
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
             raise CaptureError(
-                f"a forward hook on {name} replaces what the module returns, as --feed does; take"
+                f"a forward hook on {name} replaces what the module returns, as feeding does; take"
                 " the hook off"
             )
         place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)

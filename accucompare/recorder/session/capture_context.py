@@ -133,7 +133,7 @@ def recording(
     if options.like is not None and place_of(options.like).resolve() == place_of(out).resolve():
         raise UsageError(
             f"{out}: cannot be both what the capture starts from and what it writes; choose another"
-            " --out"
+            " place (--out, out=)"
         )
     subject = Subject.of(model, training, device)
     notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another

@@ -33,6 +33,7 @@ from accucompare.recorder.session.failures import (
 from accucompare.recorder.session.start import Within, starting
 from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
+from accucompare.text import with_article
 
 
 class Casting:
@@ -324,7 +325,8 @@ def build(
     model = case.model
     if not isinstance(model, nn.Module):
         raise CaseError(
-            f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}"
+            f"{name}: the case's model must be a torch.nn.Module, but is"
+            f" {with_article(type(model).__name__)}"
         )
     training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)

@@ -25,7 +25,7 @@ from accucompare.recorder.feeding import Feeding, check_golden, check_model, hel
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import CallArguments, Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
-from accucompare.text import first_few
+from accucompare.text import first_few, with_article
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class Subject:
             UsageError: if it is not a module, or an optimizer holds none of its parameters.
         """
         if not isinstance(model, nn.Module):
-            raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+            raise UsageError(
+                f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
+            )
         modules = name_modules(model)
         training.check(modules)
         return cls(model, modules, training, device or device_of(model), *rank_and_ranks())
@@ -156,8 +158,8 @@ class Start:
                 stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
         if options.level == Level.OP and not start.selection.only:
             raise UsageError(
-                "--level op: give the modules whose operators are to be recorded (--only NAME);"
-                " those of all would be too many"
+                "level op (--level): name the modules whose operators are to be recorded (only=,"
+                " --only NAME); those of all would be too many"
             )
         start.seed = (start.seed or 0) if within.matched else None
         _check_selection(start.selection, modules)
@@ -215,7 +217,7 @@ class Start:
         if replaced and not self.step:  # at a later step, the model's own are those of step 0
             self.replaced = replaced
             self.notes.append(
-                f"--like: {len(replaced)} of the model's weights held other values before:"
+                f"start (--like): {len(replaced)} of the model's weights held other values before:"
                 f" {first_few(replaced)}"
             )
 
@@ -238,7 +240,7 @@ class Start:
             ]
         if self.overruled:
             self.notes.append(
-                f"--like: {len(self.overruled)} of the case's own were not golden's before:"
+                f"start (--like): {len(self.overruled)} of the case's own were not golden's before:"
                 f" {', '.join(self.overruled[:3])}"
             )
         manifest.capture["started"] = msgspec.to_builtins(
@@ -331,7 +333,8 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
         return steps if steps.first else Steps(first + steps.count, first=first)
     if steps.chosen[0] < first:
         raise UsageError(
-            f"--steps {steps}: the state of {like} is that before step {first}; choose steps from"
+            f"steps {steps} (--steps): the state of {like} is that before step {first}; choose"
+            " steps from"
             f" {first} on"
         )
     return steps
@@ -349,7 +352,8 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
         names = [name for name in modules.named if name] or [display_name("")]
         more = f", … ({len(names)} in all)" if len(names) > 5 else ""
         raise UsageError(
-            f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}"
+            f"the selection ({globs}) leaves no module to record; the model has"
+            f" {', '.join(names[:5])}{more}"
         )
 
 

@@ -116,7 +116,9 @@ def restore_weights(
                 advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False))
                 or "; is it the same model?"
             )
-            raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
+            raise CaptureError(
+                f"start (--like): {words}: {name!r} ({len(names)} in all{hint}){cure}"
+            )
     own = {
         (Role.BUFFER, name)
         for name in computed
@@ -126,7 +128,7 @@ def restore_weights(
     for record, target in pairs:  # before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
             raise CaptureError(
-                f"--like: {record.name!r} is {list(target.shape)} in the model but"
+                f"start (--like): {record.name!r} is {list(target.shape)} in the model but"
                 f" {list(record.shape)} in {bundle.path}"
             )
     replaced = []
@@ -201,5 +203,6 @@ def saved_inputs(bundle: Bundle) -> list[CallArguments] | None:
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CaptureError(
-            f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})"
+            f"start (--like): the inputs saved in {bundle.path} are damaged"
+            f" ({type(error).__name__})"
         ) from None

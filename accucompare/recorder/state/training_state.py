@@ -23,6 +23,7 @@ from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
 from accucompare.recorder.state.starting_state import CallArguments, state_records
 from accucompare.recorder.state.training_loop import Training, TrainingPart
+from accucompare.text import with_article
 
 #: A record of the state, with the function that brings its data to the host.
 _Entry = tuple[Record, Callable[[], Array]]
@@ -54,7 +55,7 @@ class Frozen:
 def problem_of(value: Any) -> str | None:
     """Why a value cannot be saved; ``None`` if it can be."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return f"a {type(value).__name__} cannot be saved"
+        return f"{with_article(type(value).__name__)} cannot be saved"
     name = str(value.dtype).removeprefix("torch.")
     if (
         value.layout is not torch.strided
@@ -158,7 +159,8 @@ class StateSaver:
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
         writer.manifest.notes += [
-            f"--save-state: not all of the {entry.component} could be saved: {entry.reason}"
+            f"save_state (--save-state): not all of the {entry.component} could be saved:"
+            f" {entry.reason}"
             for entry in state.missing
             if entry.component is not Component.DATA  # data digests are compared
         ]
@@ -204,7 +206,9 @@ class StateSaver:
         if part.component is not Component.OPTIMIZER:
             if not part.has_state:
                 name = part.kind.rpartition(".")[2]
-                parts.miss(part.component, f"a {name} has no state_dict and load_state_dict")
+                parts.miss(
+                    part.component, f"{with_article(name)} has no state_dict and load_state_dict"
+                )
             return SavedObject(part.kind, taken, tuple(changed))
         names, groups, unknown = names_of(self._modules), [], 0
         for group in part.parameters():

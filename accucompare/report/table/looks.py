@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows import UNMATCHED, Reason
 from accucompare.report.table.columns import TEXT, Column
 
 GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", "FF3A3A3A"
@@ -40,7 +40,7 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-GREYED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+GREYED = (*UNMATCHED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
 
 
 class Look(NamedTuple):

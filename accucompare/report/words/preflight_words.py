@@ -42,11 +42,15 @@ class ToldFinding(PreflightFinding):
         return message(self)
 
 
-def sides_words(sides: Iterable[BesideGolden], between: str) -> str:
+def sides_words(sides: Iterable[BesideGolden], between: str = " and ") -> str:
     """``golden and the candidate``."""
     return between.join(
         "golden" if side is BesideGolden.GOLDEN else f"the {side.value}" for side in sides
     )
+
+
+def unfinished_words(sides: Iterable[BesideGolden]) -> str:
+    return f"the capture of {sides_words(sides, ' and of ')} did not run to its end"
 
 
 def topic(finding: PreflightFinding) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import asdict
+
 from accucompare.compare.shape_facts import (
     Axis,
     BadElements,
@@ -36,22 +38,21 @@ _SLICES = {
     ),
 }
 
+_COUNTED = "at {bad.count} of {bad.elements} element(s), {where}"
 _BAD = {
-    BadKind.NAN: "NaN where golden is not, at {count} of {elements} element(s), {where}",
-    BadKind.INFINITE: "infinite where golden is not, at {count} of {elements} element(s), {where}",
-    BadKind.FINITE: (
-        "finite where golden is NaN or infinite, at {count} of {elements} element(s), {where}"
-    ),
-    BadKind.SATURATED: "saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)",
+    BadKind.NAN: f"NaN where golden is not, {_COUNTED}",
+    BadKind.INFINITE: f"infinite where golden is not, {_COUNTED}",
+    BadKind.FINITE: f"finite where golden is NaN or infinite, {_COUNTED}",
+    BadKind.SATURATED: "saturated at {largest}, at {bad.count} element(s)",
 }
 
 _NOISE = "no pattern was found"
 
-#: What is true of all values looked at ends with where they are.
+#: What is true of all values looked at ends with ``there`` if they are those of a place.
 _PATTERNS = {
     PatternKind.ZERO: "the candidate is exactly zero{there}",
     PatternKind.NEARLY_ZERO: "the candidate is nearly zero{there}",
-    PatternKind.SOME_ZEROS: "exactly zero where golden is not, at {share} of the elements",
+    PatternKind.SOME_ZEROS: "exactly zero where golden is not, at {percent} of the elements",
     PatternKind.CONSTANT: "the candidate is constant{there}",
     PatternKind.NEARLY_CONSTANT: "the candidate is nearly constant{there}",
     PatternKind.FEW_VALUES: "the candidate has only {count} distinct values{there}",
@@ -72,8 +73,8 @@ _PATTERNS = {
     PatternKind.MOVED: "{count} {slices} {dimension} have changed places: {listed}",
     PatternKind.TRANSPOSED: "dimensions {indices[0]} and {indices[1]} are transposed",
     PatternKind.LAID_OUT: "laid out with the dimensions in the order {indices}",
-    PatternKind.NEGATIVE: "{share} of the squared error is where golden is negative",
-    PatternKind.POSITIVE: "{share} of the squared error is where golden is positive",
+    PatternKind.NEGATIVE: "{percent} of the squared error is where golden is negative",
+    PatternKind.POSITIVE: "{percent} of the squared error is where golden is positive",
     PatternKind.BY_GOLDEN: "the error depends on golden's value alone",
     PatternKind.ROWS_ALIKE: "every row of the tensor has the same error but for a factor",
     PatternKind.UNRELATED: "the candidate does not correlate with golden{there}",
@@ -103,13 +104,8 @@ def shape_words(shape: ErrorShape) -> tuple[str, ...]:
 
 def _bad(bad: BadElements, dtype: str) -> str:
     where = " and ".join(map(slices_words, bad.slices)) or f"first at index {bad.first}"
-    return _BAD[bad.kind].format(
-        count=bad.count,
-        elements=bad.elements,
-        where=where,
-        dtype=dtype,
-        largest=DTYPES[dtype].largest,
-    )
+    largest = f"{dtype}'s largest value, {DTYPES[dtype].largest:.6g}"
+    return _BAD[bad.kind].format(bad=bad, where=where, largest=largest)
 
 
 def _place(place: ErrorPlace) -> str:
@@ -121,25 +117,22 @@ def _place(place: ErrorPlace) -> str:
 
 
 def _pattern(pattern: Pattern, there: str) -> str:
-    axis, low, high, indices = pattern.axis, pattern.low, pattern.high, pattern.indices
+    axis, low, high = pattern.axis, pattern.low, pattern.high
     singular, plural = ("row", "rows") if axis is None else _names(axis)
     dimension = "of the tensor" if axis is None else f"(dimension {axis.dim})"
-    sizes = [f"{size:.2g}" for size in (low, high) if size is not None]
+    to, before = ("", " of") if high is None else (f" to {high:.2g}", ",")
+    more = ", …" if pattern.count > len(pattern.indices) else ""
     return _PATTERNS[pattern.kind].format(
+        **asdict(pattern),
         there=there,
-        share=_percent(pattern.share),
-        count=pattern.count,
-        low=low,
+        percent=_percent(pattern.share),
         at=" at 0" if low == 0 else "",
         factors="" if low is None else _factors(low, high),
-        offsets=f"{' of' if high is None else ','} {' to '.join(sizes)} × golden's RMS"
-        if sizes
-        else "",
+        offsets="" if low is None else f"{before} {low:.2g}{to} × golden's RMS",
         slice=f"{singular} {dimension}",
         slices=plural,
         dimension=dimension,
-        indices=indices,
-        listed=", ".join(map(str, indices)) + (", …" if pattern.count > len(indices) else ""),
+        listed=", ".join(map(str, pattern.indices)) + more,
     )
 
 

@@ -27,7 +27,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
-from accucompare.text import printable
+from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
 MEANING = {
@@ -184,11 +184,12 @@ def _described(record: Record) -> str:
     if record.layout is Layout.STRIDED:
         return record.dtype
     kind = (
-        f"a {record.layout.value} {record.dtype} tensor"
+        f"{record.layout.value} {record.dtype} tensor"
         if record.dtype
-        else f"a {record.layout.value} value"
+        else f"{record.layout.value} value"
     )
-    return f"{kind} ({record.detail_and_line})" if record.detail_and_line else kind
+    said = with_article(kind)
+    return f"{said} ({record.detail_and_line})" if record.detail_and_line else said
 
 
 def _part(record: Record) -> str:

@@ -30,7 +30,7 @@ _UNDERFLOW = 0.1
 _NARROW = ("float16", "float8")
 
 
-class Lookout:
+class EarlyWarnings:
     """Warns once per module and kind, in the log and by ``logging``."""
 
     def __init__(self, log: Log, near: float, allow: Callable[[str], bool], quiet: bool) -> None:

@@ -36,7 +36,7 @@ from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
 from accucompare.watcher.looking import Meter, Scope, Watcher
 from accucompare.watcher.vitals import VitalSigns
-from accucompare.watcher.watch.early_warnings import Lookout
+from accucompare.watcher.watch.early_warnings import EarlyWarnings
 from accucompare.watcher.watch.legal import Legal
 from accucompare.watcher.watch.loss_scale import LossScale
 from accucompare.watcher.watch.pausing import Pausing
@@ -103,7 +103,7 @@ class Watch:
         self._legal = Legal(
             fills, self._watcher, self._found, self._explainer, self._reporter, self._vitals
         )
-        self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
+        self._warnings = EarlyWarnings(self._log, options.near, options.allows, options.quiet)
         self._scale = LossScale(options.loop.scaler)
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step about overflow
@@ -223,7 +223,7 @@ class Watch:
             self._watcher.forget()
             self._found.next_step()
             self._contexts.kept.clear()
-            self._lookout.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile watch nothing, without hooks; for use between two calls of the model."""
@@ -258,7 +258,7 @@ class Watch:
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
-            self._lookout.warn(AlertKind.NOTE, remark("several-updates"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("several-updates"), self._watcher.step)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
 
@@ -329,7 +329,7 @@ class Watch:
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
-                self._lookout.log(step, scaled.text)
+                self._warnings.log(step, scaled.text)
         self._write_step(handled, loss)
         self._end_by(error or others)
         if self._pausing is not None and self._pausing.end_step(losses, step, bool(self._updated)):
@@ -352,7 +352,7 @@ class Watch:
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
         if not self._watcher.notes:
-            self._lookout.warn(AlertKind.NOTE, remark("no-call-seen"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("no-call-seen"), self._watcher.step)
         norms = {
             name: norm.low / (self._scale.at_begin or 1.0)
             for name, norm in self._watcher.gradients.norms.items()
@@ -410,14 +410,14 @@ class Watch:
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._found.masked
-        self._lookout.look(self._watcher.notes, step, scaled=self._scale.at_begin is not None)
-        self._lookout.look_at_harmless(masked, self._legal.harmless)
+        self._warnings.look(self._watcher.notes, step, scaled=self._scale.at_begin is not None)
+        self._warnings.look_at_harmless(masked, self._legal.harmless)
         if self._flag and not self._found.findings:
-            self._lookout.warn(AlertKind.FLAG, remark("flag-unexplained"), step)
+            self._warnings.warn(AlertKind.FLAG, remark("flag-unexplained"), step)
         if (
             self._start.ranks > 1
             and not self._found.findings
-            and self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+            and self._warnings.look_at_sums(self._watcher.gradients.norms, step)
         ):
             self._reporter.spoilt_by_others(step)
 
@@ -501,7 +501,7 @@ class Watch:
             and self._watched_steps
             and not self._backwards
         ):
-            self._lookout.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
         weights: list[Number | None] = []
         # a failed device may raise; the loop's own error matters more
         with contextlib.suppress(Exception):

@@ -30,6 +30,7 @@ from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session import rank_and_ranks
 from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import OnFinding
+from accucompare.text import with_article
 from accucompare.version import __version__
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.running_watch import Watch
@@ -105,7 +106,9 @@ def watch(
         []
     """
     if not isinstance(out, (str, Path)):
-        raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
+        raise UsageError(
+            f"out must be the path of a directory, but is {with_article(type(out).__name__)}"
+        )
     options = WatchOptions(
         **vars(group(LookAt, look, "look")),
         loop=group(Loop, loop, "loop"),
@@ -129,7 +132,9 @@ def watching(
 ) -> Iterator[Watch]:
     """What ``watch`` does, with its options as one object."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+        raise UsageError(
+            f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
+        )
     modules = name_modules(model)
     _refuse_second(modules)
     for each in options.optimizers:
@@ -197,7 +202,8 @@ def _state_of(
         continuation = Continuation.of(bundle, rank, training, modules, (), device)
         if continuation is None:
             raise UsageError(
-                f"{options.like}: holds no state of a training; save one with --save-state, or with"
+                f"{options.like}: holds no state of a training; save one with save_state=True"
+                " (--save-state), or with"
                 " pause_after"
             )
         restore_weights(bundle, modules, changed=continuation.state.buffers)
