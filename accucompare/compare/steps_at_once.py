@@ -41,6 +41,8 @@ ROLES_AT_ONCE = frozenset((Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_
 _NO_MASK = -6e4
 #: The number of the form of pairs that are no two floating tensors of one shape.
 _UNLIKE = -2
+#: Records of a step, on average, that are worth arrays.
+WORTH_ARRAYS = 32
 #: Steps one after the other that fail to be judged at once, after which no more are tried.
 _MOST_FAILED = 2
 
@@ -90,9 +92,12 @@ ColumnsOfSteps = Mapping[StepOfBundle, StepColumns]
 
 
 def columns_of(bundle: Bundle) -> ColumnsOfSteps:
-    """The steps of a bundle that can be columns."""
-    found = {}
-    for rank, entry in bundle.steps():
+    """The steps of a bundle that can be columns; none if they are small, and arrays cost more."""
+    found: dict[StepOfBundle, StepColumns] = {}
+    entries = bundle.steps()
+    if sum(entry.records for _, entry in entries) < WORTH_ARRAYS * len(entries):
+        return found
+    for rank, entry in entries:
         columns = bundle.step_columns(rank, entry)
         if columns is not None:
             found[rank, entry.step] = columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.bundle.reading.reader import Bundle
-from accucompare.compare import diff
+from accucompare.compare import diff, steps_at_once
 from accucompare.compare.judging.row_columns import DiffRows
 from accucompare.compare.steps_at_once import judge_steps
 from accucompare.selection import Mode
@@ -20,6 +21,13 @@ from tests.compare.builder import Item, item, write
 
 DTYPES = ["float32", "float32", "float32", "bfloat16", "float16", "float64", "int64", "bool"]
 STEPS = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def also_small_steps() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps_at_once, "WORTH_ARRAYS", 1)
+        yield
 
 
 def in_turn(golden: Path, candidate: Path, **options: Any) -> ac.Comparison:
