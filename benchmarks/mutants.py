@@ -51,7 +51,6 @@ EXEMPT = {
     ),
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
-    "estimates._CLEARLY": "which pairs are looked at alone, with the same result",
     "estimates._HELD": "memory",
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
