@@ -84,6 +84,10 @@ def everything(comparison: ac.Comparison) -> list[Any]:
     return [
         [repr((row.golden, row.candidate, row.verdict, row.metrics, row.module)) for row in rows],
         [comparison.rows[place] == row for place, row in enumerate(rows)],
+        [
+            comparison.rows[place : place + 7] == rows[place : place + 7]
+            for place in range(len(rows))
+        ],
         repr(comparison),
         comparison.conclusion,
         comparison.worst(),

@@ -167,27 +167,32 @@ class StepColumns(Sequence[Record]):
     def __getitem__(self, place: int | slice) -> Record | list[Record]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
-        if place in self.odd:
-            return self.odd[place]
-        nan, inf = (0, 0) if self.nonfinite is None else self.nonfinite[place].tolist()
-        return self._record(
-            self.outline.records[place],
-            self.digests[place].tobytes().hex(),
-            Statistics(*self.numbers[place].tolist(), nan, inf),  # type: ignore[call-arg]
-            -1 if self.sketches is None else int(self.sketches[place]),
-            self._requires_grad is not None and bool(self._requires_grad[place]),
-        )
+        place = range(len(self))[place]
+        return next(self.between(place, place + 1))
 
     def __iter__(self) -> Iterator[Record]:
-        text = self.digests.tobytes().hex()
-        counts: Any = repeat((0, 0)) if self.nonfinite is None else self.nonfinite.tolist()
-        sketches: Any = repeat(-1) if self.sketches is None else self.sketches.tolist()
-        grads: Any = repeat(False) if self._requires_grad is None else self._requires_grad.tolist()
+        return self.between(0, len(self))
+
+    def between(self, start: int, stop: int) -> Iterator[Record]:
+        """Some records, one after the other."""
+        some = slice(start, stop)
+        text = self.digests[some].tobytes().hex()
+        counts: Any = repeat((0, 0)) if self.nonfinite is None else self.nonfinite[some].tolist()
+        sketches: Any = repeat(-1) if self.sketches is None else self.sketches[some].tolist()
+        grad = self._requires_grad
+        grads: Any = repeat(False) if grad is None else grad[some].tolist()
         for place, (form, numbers, count, sketch, grad) in enumerate(
-            zip(self.outline.records, self.numbers.tolist(), counts, sketches, grads, strict=False)
+            zip(
+                self.outline.records[some],
+                self.numbers[some].tolist(),
+                counts,
+                sketches,
+                grads,
+                strict=False,
+            )
         ):
-            if place in self.odd:
-                yield self.odd[place]
+            if start + place in self.odd:
+                yield self.odd[start + place]
             else:
                 digest = text[place * _DIGEST : (place + 1) * _DIGEST]
                 known = Statistics(*numbers, *count)

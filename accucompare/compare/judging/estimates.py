@@ -202,12 +202,9 @@ class EstimatedMetrics:
     def rel_l2(self) -> Float64:
         return self.columns[:, 1]
 
-    def __getitem__(self, place: int) -> Metrics:
-        return self._metrics(self.columns[place].tolist())
-
-    def each(self) -> Iterator[Metrics]:
+    def each(self, some: slice = slice(None)) -> Iterator[Metrics]:
         """The metrics of one pair after the other."""
-        return map(self._metrics, self.columns.tolist())
+        return map(self._metrics, self.columns[some].tolist())
 
     def those(self, places: NDArray[Any]) -> EstimatedMetrics:
         """Some of the pairs."""

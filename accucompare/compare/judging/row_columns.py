@@ -58,22 +58,28 @@ class RowsOfStep:
         return len(self.golden)
 
     def __getitem__(self, place: int) -> Row:
-        if place in self.odd:
-            return self.odd[place]
-        metrics = None
-        if self.measured[place]:
-            metrics = self.metrics[int(np.count_nonzero(self.measured[:place]))]
-        elif self.estimated[place]:
-            metrics = self.estimates[int(np.count_nonzero(self.estimated[:place]))]
-        limits = self.limits[self.limit_of[place]]
-        return _row(self.golden[place], self.candidate[place], limits, metrics)
+        return next(self.between(place, place + 1))
 
     def __iter__(self) -> Iterator[Row]:
+        return self.between(0, len(self))
+
+    def between(self, start: int, stop: int) -> Iterator[Row]:
+        """Some rows, one after the other."""
+        measured, estimated = (
+            slice(int(np.count_nonzero(mask[:start])), int(np.count_nonzero(mask[:stop])))
+            for mask in (self.measured, self.estimated)
+        )
         sources: tuple[Iterator[Metrics | None], ...]
-        sources = repeat(None), self.metrics.each(), self.estimates.each()
-        kinds = (self.measured + 2 * self.estimated).tolist()
-        each = zip(self.golden, self.candidate, self.limit_of.tolist(), kinds, strict=True)
-        for place, (golden, candidate, limit, kind) in enumerate(each):
+        sources = repeat(None), self.metrics.each(measured), self.estimates.each(estimated)
+        some = slice(start, stop)
+        each = zip(
+            self.golden.between(start, stop),
+            self.candidate.between(start, stop),
+            self.limit_of[some].tolist(),
+            (self.measured[some] + 2 * self.estimated[some]).tolist(),
+            strict=True,
+        )
+        for place, (golden, candidate, limit, kind) in enumerate(each, start):
             metrics = next(sources[kind])
             odd = self.odd.get(place)
             yield odd or _row(golden, candidate, self.limits[limit], metrics)
@@ -146,10 +152,21 @@ class DiffRows(Sequence[Row]):
     def __getitem__(self, place: slice) -> list[Row]: ...
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
+            start, stop, step = place.indices(len(self))
+            return self._between(start, stop) if step == 1 else list(self)[place]
         place = range(len(self))[place]
         number = bisect_right(self._ends, place)
         return self.parts[number][place - (self._ends[number - 1] if number else 0)]
+
+    def _between(self, start: int, stop: int) -> list[Row]:
+        found: list[Row] = []
+        for end, part in zip(self._ends, self.parts, strict=True):
+            first, last = (max(place - end + len(part), 0) for place in (start, stop))
+            last = min(last, len(part))
+            if first < last:
+                own = part[first:last] if isinstance(part, list) else part.between(first, last)
+                found.extend(own)
+        return found
 
     def __iter__(self) -> Iterator[Row]:
         for part in self.parts:

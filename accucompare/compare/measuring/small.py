@@ -61,11 +61,6 @@ class SmallMetrics:
     def column(self, name: str) -> NDArray[Any]:
         return self.columns[_COLUMNS.index(name)]
 
-    def __getitem__(self, place: int) -> Metrics:
-        """The metrics of one pair that is measured."""
-        numbers = [column[place].item() for column in self.columns]
-        return _metrics(self.forms[self.form_of[place]], numbers)
-
     def those(self, places: NDArray[Any]) -> SmallMetrics:
         """Some of the pairs. A number that is the same for all takes no memory."""
         columns = [column[places] for column in self.columns]
@@ -77,11 +72,11 @@ class SmallMetrics:
         )
         return SmallMetrics(self.forms, self.form_of[places], self.known[places], tuple(kept))
 
-    def each(self) -> Iterator[Metrics | None]:
+    def each(self, some: slice = slice(None)) -> Iterator[Metrics | None]:
         """The metrics of one pair after the other; ``None`` if it is not measured."""
-        numbers = zip(*(column.tolist() for column in self.columns), strict=True)
+        numbers = zip(*(column[some].tolist() for column in self.columns), strict=True)
         for number, known, own in zip(
-            self.form_of.tolist(), self.known.tolist(), numbers, strict=True
+            self.form_of[some].tolist(), self.known[some].tolist(), numbers, strict=True
         ):
             yield _metrics(self.forms[number], own) if known else None
 
