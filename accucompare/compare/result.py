@@ -116,7 +116,7 @@ class Result:
     @cached_property
     def by_sketch(self) -> int:
         """How many rows were judged by sketches."""
-        plain = sum(int(part.estimated.sum()) for part in whole_steps(self.rows))
+        plain = sum(part.by_sketch for part in whole_steps(self.rows))
         return plain + sum(row.by_sketch for row in but_plain(self.rows))
 
     @cached_property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from accucompare.bundle.reading import Bundle, Outline, StepColumns
 from accucompare.compare.constants import NEAR
 from accucompare.compare.judging import (
     EstimatedMetrics,
+    MetricColumns,
     RowsOfStep,
     Sides,
     estimate_columns,
@@ -30,7 +30,16 @@ from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, SmallMetrics, measure_columns, small_form
 from accucompare.compare.pair_limits import limits_of_step
 from accucompare.compare.pairing import Pair
-from accucompare.compare.rows import UNMATCHED, PairOutcome, Reason, Status, Task, Verdict, row_of
+from accucompare.compare.rows import (
+    UNMATCHED,
+    PairOutcome,
+    Reason,
+    Status,
+    Task,
+    Verdict,
+    row_of,
+    same_bits,
+)
 from accucompare.compare.task_batches import BATCH_BYTES, Progress
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, deviation, kernel
@@ -39,8 +48,6 @@ from accucompare.numbers import DTYPES, Float64, deviation, kernel
 ROLES_AT_ONCE = frozenset((Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT))
 #: A tensor with smaller values may hold masks of some type.
 _NO_MASK = -6e4
-#: The number of the form of pairs that are no two floating tensors of one shape.
-_UNLIKE = -2
 #: Records of a step, on average, that are worth arrays.
 WORTH_ARRAYS = 32
 #: Steps one after the other that fail to be judged at once, after which no more are tried.
@@ -147,53 +154,56 @@ def _judged(
         return None
     same = (golden.digests == candidate.digests).all(axis=1) & _same_types(ours, theirs)
     for place in {*golden.odd, *candidate.odd}:
-        same[place] = _same_bits(golden[place], candidate[place])
+        same[place] = same_bits(golden[place], candidate[place])
     of_step = limits_of_step(ours, theirs, same, rules)
     if of_step is None:
         return None
     limits, limit_of = of_step
-    forms, form_of = _forms(ours, theirs, limits, limit_of)
+    plain = _may_be_plain(golden, candidate)
+    forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of.astype(np.int64), -1))
     content, starts = sides.golden.small_columns(golden)
     other, places = sides.candidate.small_columns(candidate)
     starts = np.stack([starts, places], 1)
-    plain = form_of > _UNLIKE
+    small = plain & (starts >= 0).all(axis=1) & (form_of >= 0)
+    without = plain & (ours.members.of == -1) & (theirs.members.of == -1)
+    identical = (small | without) & same
+    asked = ~same & ((golden.numbers[:, 0] > _NO_MASK) | (candidate.numbers[:, 0] > _NO_MASK))
+    used, metrics = np.zeros(len(golden)), []
+    places = np.flatnonzero(small & asked)
+    if len(places):
+        measured = measure_columns(content, other, starts[places], forms, form_of[places])
+        metrics.append(_kept(measured, places, _used(measured, limits, limit_of[places]), used))
+    places = np.flatnonzero(without & asked)
+    if len(places):
+        estimated = _estimates(sides, golden, candidate).those(places)
+        shares = _used_of(estimated, limits, limit_of[places])
+        metrics.append(_kept(estimated, places, shares, used))
+    rows = RowsOfStep(golden, candidate, limits, limit_of, identical, metrics, used)
+    judged = JudgedStep(rows, _alone(sides, rows))
+    by_user = rules.otherwise.given  # then what fails may be rounded input, as others may show
+    return None if by_user and judged.fails else judged
+
+
+def _kept(
+    found: MetricColumns, places: NDArray[np.intp], shares: Float64, used: Float64
+) -> tuple[NDArray[np.bool_], MetricColumns]:
+    """What was found of plain rows, and which these are. ``used``: takes their shares of limits."""
+    kept = np.flatnonzero(shares <= NEAR)  # not NaN, which stands for what is judged alone
+    used[places[kept]] = shares[kept]
+    mask = np.zeros(len(used), np.bool_)
+    mask[places[kept]] = True
+    return mask, found.those(kept)
+
+
+def _may_be_plain(golden: StepColumns, candidate: StepColumns) -> NDArray[np.bool_]:
+    """Which pairs are of two floating tensors of one shape, without NaN and Inf."""
+    ours, theirs = golden.outline, candidate.outline
+    plain = np.array(list(map(_alike, ours.records, theirs.records)), np.bool_)
     plain[[*golden.odd, *candidate.odd]] = False
     for each in (golden, candidate):
         if each.nonfinite is not None:
             plain &= ~each.nonfinite.any(axis=1)
-    small = plain & (starts >= 0).all(axis=1) & (form_of >= 0)
-    without = plain & (ours.members.of == -1) & (theirs.members.of == -1)
-    identical = (small | without) & same
-    plain &= ~same & ((golden.numbers[:, 0] > _NO_MASK) | (candidate.numbers[:, 0] > _NO_MASK))
-    used = np.zeros(len(golden))
-    metrics = SmallMetrics((), form_of[:0], identical[:0], ())
-    places = np.flatnonzero(small & plain)
-    if len(places):
-        metrics = measure_columns(content, other, starts[places], forms, form_of[places])
-        used[places] = _used(metrics, limits, limit_of[places])
-        metrics = metrics.those(np.flatnonzero(used[places] <= NEAR))
-    measured = small & plain & (used <= NEAR)  # not NaN, which stands for what is not measured
-    estimated, estimates = without & plain, EstimatedMetrics(1, np.empty((0, 7)))
-    if estimated.any():
-        estimates = _estimates(sides, golden, candidate)
-        used = np.where(estimated, _used_of(estimates, limits, limit_of), used)
-        estimated &= used <= NEAR
-        estimates = estimates.those(np.flatnonzero(estimated))
-    rows = RowsOfStep(
-        golden,
-        candidate,
-        limits,
-        limit_of,
-        identical,
-        measured,
-        metrics,
-        estimated,
-        estimates,
-        used,
-    )
-    judged = JudgedStep(rows, _alone(sides, rows))
-    by_user = rules.otherwise.given  # then what fails may be rounded input, as others may show
-    return None if by_user and judged.fails else judged
+    return plain
 
 
 def _estimates(sides: Sides, golden: StepColumns, candidate: StepColumns) -> EstimatedMetrics:
@@ -258,39 +268,31 @@ def _share(measured: Float64, most: float) -> Float64:
     return np.where(measured > 0, np.inf, 0.0)
 
 
-@lru_cache(maxsize=1 << 8)
-def _same_types(golden: Outline, candidate: Outline) -> NDArray[np.bool_]:
+def _same_types(golden: Outline, candidate: Outline) -> NDArray[np.bool_] | bool:
+    if golden is candidate:
+        return True
     pairs = zip(golden.records, candidate.records, strict=True)
     return np.array([ours.dtype == theirs.dtype for ours, theirs in pairs], np.bool_)
 
 
-def _same_bits(golden: Record, candidate: Record) -> bool:
-    return golden.digest is not None and (golden.digest, golden.dtype) == (
-        candidate.digest,
-        candidate.dtype,
-    )
-
-
 def _forms(
-    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.uint8]
+    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.int64]
 ) -> tuple[list[kernel.PairForm], NDArray[np.intp]]:
-    """What measuring must know of small pairs, and the number of each pair's; -1 for a large pair,
-    and ``_UNLIKE``."""
+    """What measuring must know of small pairs, and the number of each pair's.
+
+    It is -1 for large pairs, and for those whose limit is -1."""
     numbers: dict[Any, int] = {}
     forms: list[kernel.PairForm] = []
     of = []
     for ours, theirs, limit in zip(
         golden.records, candidate.records, limit_of.tolist(), strict=True
     ):
-        key = ours.shape, ours.dtype, theirs.shape, theirs.dtype, ours.layout, theirs.layout, limit
+        key = ours.shape, ours.dtype, theirs.dtype, limit
         number = numbers.get(key)
         if number is None:
-            form, number = None, _UNLIKE
-            if _alike(ours, theirs):
-                own = limits[limit]
-                form = small_form(ours.dtype, theirs.dtype, ours.shape, own.atol, own.rtol)
-                number = -1 if form is None else len(forms)
-            numbers[key] = number
+            own = limits[limit]
+            form = small_form(*key[1:3], ours.shape, own.atol, own.rtol) if limit >= 0 else None
+            number = numbers[key] = -1 if form is None else len(forms)
             forms += [] if form is None else [form]
         of.append(number)
     return forms, np.array(of, np.intp)

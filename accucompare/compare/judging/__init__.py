@@ -7,6 +7,7 @@ from accucompare.compare.judging.judging import judge_task, judge_tasks
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.row_columns import (
     DiffRows,
+    MetricColumns,
     RowsOfStep,
     but_plain,
     of_failing_steps,
@@ -21,6 +22,7 @@ __all__ = [
     "Beside",
     "DiffRows",
     "EstimatedMetrics",
+    "MetricColumns",
     "RowsOfStep",
     "Sides",
     "but_plain",

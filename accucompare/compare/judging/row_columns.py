@@ -10,9 +10,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate, repeat
-from typing import overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,18 @@ from accucompare.compare.judging.estimates import EstimatedMetrics
 from accucompare.compare.judging.judge import judge_pair
 from accucompare.compare.judging.sides import metrics_of_identical
 from accucompare.compare.limits import Tolerance
-from accucompare.compare.measuring import Metrics, SmallMetrics
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.numbers import Float64
+
+
+class MetricColumns(Protocol):
+    """The metrics of many pairs, as columns."""
+
+    @property
+    def rel_l2(self) -> Float64: ...
+    def each(self, some: slice) -> Iterator[Metrics | None]: ...
+    def those(self, places: NDArray[Any]) -> MetricColumns: ...
 
 
 @dataclass(eq=False)
@@ -36,8 +44,7 @@ class RowsOfStep:
         golden, candidate: what they recorded, pair by pair.
         limits, limit_of: the tolerances, and the number of each pair's.
         identical: the plain rows of the same bits.
-        measured, metrics: those that were measured.
-        estimated, estimates: those that were estimated by sketches.
+        metrics: of the other plain rows: which they are, and what was measured or estimated.
         used: the share of its limits that each plain row uses.
         odd: all other rows, by place.
     """
@@ -47,10 +54,7 @@ class RowsOfStep:
     limits: Sequence[Tolerance]
     limit_of: NDArray[np.uint8]
     identical: NDArray[np.bool_]
-    measured: NDArray[np.bool_]
-    metrics: SmallMetrics
-    estimated: NDArray[np.bool_]
-    estimates: EstimatedMetrics
+    metrics: Sequence[tuple[NDArray[np.bool_], MetricColumns]]
     used: Float64
     odd: dict[int, Row] = field(default_factory=dict)
 
@@ -58,38 +62,47 @@ class RowsOfStep:
         return len(self.golden)
 
     def __getitem__(self, place: int) -> Row:
-        return next(self.between(place, place + 1))
+        return self.odd.get(place) or next(self.between(place, place + 1))
 
     def __iter__(self) -> Iterator[Row]:
         return self.between(0, len(self))
 
     def between(self, start: int, stop: int) -> Iterator[Row]:
         """Some rows, one after the other."""
-        measured, estimated = (
-            slice(int(np.count_nonzero(mask[:start])), int(np.count_nonzero(mask[:stop])))
-            for mask in (self.measured, self.estimated)
-        )
-        sources: tuple[Iterator[Metrics | None], ...]
-        sources = repeat(None), self.metrics.each(measured), self.estimates.each(estimated)
         some = slice(start, stop)
+        sources: list[Iterator[Metrics | None]] = [repeat(None)]
+        kinds = np.zeros(len(self), np.uint8)[some]
+        for kind, (mask, metrics) in enumerate(self.metrics, 1):
+            before, after = (int(np.count_nonzero(mask[:end])) for end in (start, stop))
+            sources.append(metrics.each(slice(before, after)))
+            kinds[mask[some]] = kind
         each = zip(
             self.golden.between(start, stop),
             self.candidate.between(start, stop),
             self.limit_of[some].tolist(),
-            (self.measured[some] + 2 * self.estimated[some]).tolist(),
+            kinds.tolist(),
             strict=True,
         )
         for place, (golden, candidate, limit, kind) in enumerate(each, start):
-            metrics = next(sources[kind])
+            measured = next(sources[kind])
             odd = self.odd.get(place)
-            yield odd or _row(golden, candidate, self.limits[limit], metrics)
+            yield odd or _row(golden, candidate, self.limits[limit], measured)
 
     def place_of(self) -> tuple[int, int]:
         return self.golden.rank, self.golden.step
 
-    @cached_property
+    @property
     def plain(self) -> NDArray[np.bool_]:
-        return self.identical | self.measured | self.estimated
+        plain = self.identical.copy()
+        for mask, _ in self.metrics:
+            plain |= mask
+        return plain
+
+    @property
+    def by_sketch(self) -> int:
+        """How many plain rows are estimated."""
+        estimated = (mask for mask, each in self.metrics if isinstance(each, EstimatedMetrics))
+        return sum(int(np.count_nonzero(mask)) for mask in estimated)
 
     def has_plain(self, roles: Collection[Role]) -> bool:
         """Whether a plain row has one of these roles."""
@@ -107,9 +120,8 @@ class RowsOfStep:
     def furthest(self, count: int) -> list[int]:
         """The places of the plain rows that use most of their limits, or else are furthest off."""
         errors = np.zeros(len(self))
-        if self.metrics.columns:
-            errors[self.measured] = self.metrics.column("rel_l2")
-        errors[self.estimated] = self.estimates.rel_l2
+        for mask, metrics in self.metrics:
+            errors[mask] = metrics.rel_l2
         places = np.flatnonzero(self.plain)
         order = np.lexsort((places, -errors[places], -self.used[places]))
         found: list[int] = places[order[:count]].tolist()
@@ -117,7 +129,7 @@ class RowsOfStep:
 
     def reasons(self) -> Iterator[tuple[Reason, int]]:
         """Reasons, and of how many rows, in the order in which they come first."""
-        plain = ((Reason.IDENTICAL, self.identical), (Reason.OK, self.measured | self.estimated))
+        plain = ((Reason.IDENTICAL, self.identical), (Reason.OK, self.plain & ~self.identical))
         found = [
             (int(mask.argmax()), reason, int(np.count_nonzero(mask)))
             for reason, mask in plain

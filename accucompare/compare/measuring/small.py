@@ -58,6 +58,10 @@ class SmallMetrics:
     known: NDArray[np.bool_]
     columns: tuple[NDArray[Any], ...]
 
+    @property
+    def rel_l2(self) -> Float64:
+        return self.column("rel_l2")
+
     def column(self, name: str) -> NDArray[Any]:
         return self.columns[_COLUMNS.index(name)]
 
