@@ -57,12 +57,14 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
     outcome = _judged(sides, task, run)
     if (
-        task.chosen is None
+        task.by_rounding is None
         or isinstance(outcome, BundleError)
         or outcome.verdict.reason not in _OF_CHOICES
     ):
         return outcome
-    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
+    return PairOutcome(
+        None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.by_rounding,), by_rounding=True)
+    )
 
 
 def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> Iterator[PairOutcome | BundleError]:
@@ -167,7 +169,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
-    if task.given and not tolerance.by_default:
+    if task.given_to_both and not tolerance.by_default:
         verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(

@@ -177,7 +177,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Put the hooks on; they listen in the given steps."""
+        """Record the buffers that the model computes itself, once per capture."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -230,7 +230,7 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
-            self._watch(call, given)
+            self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
         self.come_last(call)
@@ -238,7 +238,7 @@ class Recorder(Listener[RecordedCall]):
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
-        self._watch(call, given)
+        self._observe(call, given)
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
@@ -359,7 +359,7 @@ class Recorder(Listener[RecordedCall]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
+    def _observe(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
         """From now on observe the operators and nodes of a call, if they are recorded."""
         if (
             self._backward is not None

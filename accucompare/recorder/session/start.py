@@ -104,7 +104,7 @@ class Start:
         golden, feed: set in a fed capture.
         without_gradients: gradients are off because golden has none.
         continuation: the training state of ``like``, if it has one.
-        begun: the number of the first step, without such a state.
+        first: the number of the first step, without such a state.
     """
 
     seed: int | None
@@ -120,7 +120,7 @@ class Start:
     feed: Feeding | None = None
     without_gradients: bool = False
     continuation: Continuation | None = None
-    begun: int = 0
+    first: int = 0
 
     @classmethod
     def of(
@@ -145,7 +145,7 @@ class Start:
             options.groups,
             renamings,
             notes,
-            begun=within.first,
+            first=within.first,
         )
         if options.like is not None:
             start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)
@@ -255,7 +255,7 @@ class Start:
     @property
     def step(self) -> int:
         """The first step: that of the state, or 0."""
-        return self.begun if self.continuation is None else self.continuation.step
+        return self.first if self.continuation is None else self.continuation.step
 
     @property
     def sources(self) -> Iterable[str]:
@@ -306,7 +306,7 @@ class Start:
                 "written": True,
                 "dtype": None,
                 "round_weights": None,
-                **({"begun": self.begun} if self.begun else {}),
+                **({"begun": self.first} if self.first else {}),
             },
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,
