@@ -18,7 +18,7 @@ from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun
 from accucompare.live.autograd import NodeLines, Span
 from accucompare.live.modules import (
-    Again,
+    AroundSecondRun,
     Call,
     Listener,
     Mark,
@@ -328,7 +328,7 @@ class Recorder(Listener[RecordedCall]):
             self._ran_in_backward = True
         return True
 
-    def _will_run_again(self, reentrant: bool) -> Again:
+    def _will_run_again(self, reentrant: bool) -> AroundSecondRun:
         """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
@@ -345,7 +345,7 @@ class Recorder(Listener[RecordedCall]):
             return
         if follows and self._backward is not None:
             self._backward.run_again()
-        with self.again(mark):
+        with self.in_second_run(mark):
             yield
 
     def failed(self, error: Exception, name: str) -> None:

@@ -37,7 +37,7 @@ class Within:
         inputs: saved with the state: positional and keyword arguments of each step.
         made: options by which the model was made, for the manifest.
         notes: more sentences for the manifest.
-        first: the number of the first step, if the capture starts from no state.
+        begun: the number of the first step, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
         prepared: the directory is ready for all ranks, so they need not wait for each other.
@@ -47,7 +47,7 @@ class Within:
     inputs: list[CallArguments] | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    first: int = 0
+    begun: int = 0
     matched: bool = True
     prepared: bool = False
 
@@ -104,7 +104,7 @@ class Start:
         golden, feed: set in a fed capture.
         without_gradients: gradients are off because golden has none.
         continuation: the training state of ``like``, if it has one.
-        first: the number of the first step, without such a state.
+        begun: the number of the first step, without such a state.
     """
 
     seed: int | None
@@ -120,7 +120,7 @@ class Start:
     feed: Feeding | None = None
     without_gradients: bool = False
     continuation: Continuation | None = None
-    first: int = 0
+    begun: int = 0
 
     @classmethod
     def of(
@@ -145,7 +145,7 @@ class Start:
             options.groups,
             renamings,
             notes,
-            first=within.first,
+            begun=within.begun,
         )
         if options.like is not None:
             start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)
@@ -255,7 +255,7 @@ class Start:
     @property
     def step(self) -> int:
         """The first step: that of the state, or 0."""
-        return self.first if self.continuation is None else self.continuation.step
+        return self.begun if self.continuation is None else self.continuation.step
 
     @property
     def sources(self) -> Iterable[str]:
@@ -306,7 +306,7 @@ class Start:
                 "written": True,
                 "dtype": None,
                 "round_weights": None,
-                **({"begun": self.first} if self.first else {}),
+                **({"begun": self.begun} if self.begun else {}),
             },
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,

@@ -166,7 +166,7 @@ class Pausing:
             [],
             [],
             model=describe_model(self._modules),
-            first=step,
+            begun=step,
         )
         manifest = start.manifest(CaptureOptions(save_state=True), 1)
         manifest.environment.update(
