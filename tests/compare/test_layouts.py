@@ -269,3 +269,13 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
     (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
     assert found.status.value == "pass"
     assert TimesRanks(2) in found.verdict.remarks
+
+
+def test_a_rank_that_recorded_fewer_steps_is_told(tmp_path: Path) -> None:
+    shard = Shard((6, 8), (0, 0), mesh=("tp",))
+    steps = [item("fc", VALUES, rank=rank, step=step) for rank, step in ((0, 0), (0, 1), (1, 0))]
+    parts = [each._replace(record=replace(each.record, shard=shard)) for each in steps]
+    golden = [item("fc", VALUES, step=step) for step in (0, 1)]
+    comparison = compared(tmp_path, golden, parts, {"tp": 2})
+    assert [each.reason for each in comparison.rows] == [Reason.IDENTICAL, Reason.INCOMPLETE]
+    assert comparison.exit_code == 2
