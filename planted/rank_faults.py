@@ -6,6 +6,7 @@ collective, or the loop. What is recorded is never edited.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import Layout
-from planted.rank_models import Reduced, by_hand
+from planted.rank_models import Reduced, applied, by_hand
 from planted.rank_training import Batch, Run, plain
 from planted.training_faults import changed, wrap
 
@@ -119,7 +120,8 @@ def _grads(*names: str, change: Callable[[Run, torch.Tensor], Any]) -> Plant:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _claimed(tensor: Any, *placements: Any) -> Any:
@@ -200,7 +202,7 @@ def _unreduced(name: str) -> Plant:
 def _reduced_twice(name: str) -> Plant:
     def plant(run: Run) -> None:
         group = run.group("tp")
-        _output(name, lambda output: _Summed.apply(output, group))(run)
+        _output(name, lambda output: applied(_Summed, output, group))(run)
 
     return plant
 
@@ -250,7 +252,7 @@ def _norm_of_parts(counted: Callable[[int, str], bool] = lambda rank, name: True
             if parameter.grad is not None and counted(run.rank, plain(name)):
                 total += _local(parameter.grad).double().square().sum()
         dist.all_reduce(total)
-        return float(total) ** 0.5
+        return math.sqrt(float(total))
 
     def plant(run: Run) -> None:
         run.norm = norm
@@ -275,8 +277,9 @@ def _clip_before_reduce(run: Run) -> None:
 
     def reduce(run: Run, step: int) -> None:
         for parameter in run.model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= run.ranks  # type: ignore[operator]
+            grad: Any = parameter.grad
+            dist.all_reduce(grad)
+            grad /= run.ranks
 
     run.before_update.append(reduce)
 
@@ -369,7 +372,7 @@ def _unreduced_view(name: str) -> Plant:
 
     def reduced(value: torch.Tensor) -> torch.Tensor:
         value = value.transpose(0, 1).contiguous().transpose(0, 1)
-        Reduced.apply(value.detach(), None)  # a collective that all ranks take part in
+        applied(Reduced, value.detach(), None)  # a collective that all ranks take part in
         return value
 
     def plant(run: Run) -> None:
@@ -405,7 +408,7 @@ def _unmasked(module: Any, forward: Callable[..., Any]) -> Any:
 
     def wrong(tokens: torch.Tensor) -> torch.Tensor:
         own = (tokens - module.first).clamp(0, len(module.weight) - 1)
-        return Reduced.apply(functional.embedding(own, module.weight), module.group)  # type: ignore[no-any-return]
+        return applied(Reduced, functional.embedding(own, module.weight), module.group)
 
     return wrong
 
@@ -430,8 +433,8 @@ def _exchanged(name: str, group: str) -> Plant:
     def plant(run: Run) -> None:
         def change(output: Any) -> Any:
             if not hasattr(output, "to_local"):
-                return Exchanged.apply(output, run.group(group))
-            moved = Exchanged.apply(output.to_local(), run.group(group))
+                return applied(Exchanged, output, run.group(group))
+            moved = applied(Exchanged, output.to_local(), run.group(group))
             return _dtensor().from_local(moved, output.device_mesh, output.placements)
 
         _output(name, change)(run)
@@ -474,7 +477,8 @@ def _reduced_in_bfloat16(layout: Layout) -> Layout:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
         for block in model.blocks:
             fully_shard(block, mp_policy=policy)
-        return fully_shard(model, mp_policy=policy)
+        found: nn.Module = fully_shard(model, mp_policy=policy)
+        return found
 
     return replace(layout, spread=spread)
 
@@ -486,11 +490,12 @@ def _not_interleaved(name: str) -> Callable[[Layout], Layout]:
 
 def _scaled_at_each_call(run: Run) -> None:
     """The accumulated gradient is divided at each micro-batch, not each one's own."""
-    for parameter in run.model.parameters():
 
-        def halve(each: torch.Tensor) -> None:
-            each.grad *= 0.5  # type: ignore[operator]
+    def halve(each: Any) -> None:
+        each.grad *= 0.5
 
+    parameters: Any = run.model.parameters()
+    for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(halve)
 
 
@@ -629,9 +634,10 @@ def _by_hand() -> Iterator[RankFault]:
         where = f"{parent}.{name}", parent
         built = _not_interleaved(name)
         yield RankFault("interleave missed", layout, where, _FORWARD, _nothing, built=built)
-    where = ("embed",)
-    yield RankFault("wrong offset of the vocabulary", layout, where, _FORWARD, _on(1, _offset))
-    yield RankFault("mask missed", layout, where, _FORWARD, _forward("embed", _unmasked))
+    plant = _on(1, _offset)
+    yield RankFault("wrong offset of the vocabulary", layout, ("embed",), _FORWARD, plant)
+    plant = _forward("embed", _unmasked)
+    yield RankFault("mask missed", layout, ("embed",), _FORWARD, plant)
     where, stages = ("embed", "head"), ("backward", "update", "between")
     yield RankFault("tied embedding not synced", layout, where, stages, _head_apart)
 
