@@ -3,6 +3,7 @@
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -17,6 +18,7 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
+    "GivenLayout",
     "IncompleteError",
     "Mesh",
     "RankRecords",
@@ -25,6 +27,7 @@ __all__ = [
     "as_one",
     "global_tensors",
     "interleaved",
+    "read_layouts",
     "reordered",
     "rows_of_ranks",
     "scaled",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,8 +13,9 @@ from accucompare.bundle.format import GlobalRecord, Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
-from accucompare.compare.remarks import ByRounding, PairRemark
-from accucompare.compare.rows.rows import Verdict
+from accucompare.compare.remarks import ByRounding, PairRemark, Unreadable
+from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES
 
 
@@ -64,6 +66,24 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     noise: float | None = None
     arranged: Record | None = None  # the candidate's, put together as it was judged
     summed: Record | None = None  # the sum of what its ranks hold, if that would pass
+
+
+def row_of(
+    pair: Pair,
+    outcome: PairOutcome | BundleError,
+    damage: list[str],
+    trace: Callable[[Record, Verdict], Verdict],
+) -> Row:
+    """The row of a pair; an error is added to ``damage``. ``trace``: finds where it was made."""
+    if isinstance(outcome, BundleError):
+        damage.append(str(outcome))
+        remarks = (Unreadable(str(outcome)),)
+        outcome = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=remarks))
+    record = pair.record
+    verdict = trace(record, outcome.verdict)
+    own = outcome.baseline, outcome.noise
+    candidate = pair.candidate if outcome.arranged is None else outcome.arranged
+    return Row(pair.golden, candidate, verdict, outcome.metrics, pair.nearest, record.name, *own)
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:

@@ -17,6 +17,7 @@ from accucompare.bundle.writing import Lease
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import (
     Again,
     Call,
@@ -234,7 +235,8 @@ class Recorder(Listener[RecordedCall]):
                 self._outermost.add(call.name)
                 self._functions.start()
         given = [*arguments_of(args, kwargs)]
-        self._note_gradients(call, Role.GRAD_INPUT, given)
+        if self._layouts is not None:
+            self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
         if not call.again:
             if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
@@ -268,7 +270,7 @@ class Recorder(Listener[RecordedCall]):
                 for path, part in leaves(output):
                     if path in placed:
                         self._layouts.keep(part, placed[path])
-            self._note_gradients(call, Role.GRAD_OUTPUT, leaves(output))
+            self._note_gradients(self._layouts, call, Role.GRAD_OUTPUT, leaves(output))
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -437,14 +439,14 @@ class Recorder(Listener[RecordedCall]):
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
     def _note_gradients(
-        self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
+        self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
     ) -> None:
         """Note how the gradients of a call's plain inputs or outputs lie on the ranks."""
-        if self._layouts is None or self._backward is None:
+        if self._backward is None:
             return
         for path, part in parts:
             if isinstance(part, torch.Tensor) and part.requires_grad:
-                shard = self._layouts.of_gradient(part)
+                shard = layouts.of_gradient(part)
                 if shard is not None:
                     call.gradients = {**(call.gradients or {}), (role, path): shard}
 
