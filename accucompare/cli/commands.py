@@ -108,9 +108,10 @@ def capture(
     tensors = options.pop("baseline_tensors")
     precisions = _precisions(options.pop("with_baseline"), tensors, asked)
     open_device(name)  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_capture
 
     with (
@@ -193,9 +194,9 @@ def diff(
     records. With --accept, a standard for losses and gradient norms gives the exit code, and rows
     that fail are shown only."""
     from accucompare.api import diff as compare
+    from accucompare.cli.progress import progress_bar
     from accucompare.compare.diff_options import Work
     from accucompare.compare.limits import Tolerance
-    from accucompare.report.console import progress_bar
 
     reports = reports_to_write(
         reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
@@ -383,7 +384,8 @@ def verify(bundle: Place, quiet: bool) -> int:
     """Read all of BUNDLE and check that it is as it was written."""
     from accucompare.bundle.reading import open_bundle
     from accucompare.bundle.reading import verify as read_all
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.cli.progress import progress_bar
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_verified
 
     with open_bundle(bundle) as opened:

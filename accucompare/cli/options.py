@@ -1,4 +1,5 @@
-"""Every option of the command line, declared once; parameters give what differs by command."""
+"""The command line's options, made of the fields of ``asked``, or declared here, if only commands
+have them. Parameters give what differs by command."""
 
 from __future__ import annotations
 

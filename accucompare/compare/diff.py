@@ -436,7 +436,7 @@ def _assign(
         _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
-    tasks = with_given(tasks) if options.limits.given or options.rules else tasks
+    tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
     tasks = _with_layouts(
         _with_second_runs(tasks, again, steady),

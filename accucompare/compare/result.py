@@ -219,7 +219,7 @@ class Result:
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge every row, so that no baseline is needed."""
-        return self.tolerances.otherwise.given
+        return self.tolerances.otherwise.has_limit
 
     @cached_property
     def unproved(self) -> list[Row]:

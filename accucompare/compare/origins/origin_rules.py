@@ -76,7 +76,7 @@ def _is_own(verdict: Verdict) -> bool:
 
 
 def _may_differ(verdict: Verdict) -> bool:
-    return _fails(verdict) or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
+    return _fails(verdict) or verdict.by_rounding or verdict.reason is Reason.NOT_DETERMINISTIC
 
 
 def _differs(verdict: Verdict) -> bool:
@@ -103,7 +103,7 @@ def _earlier(age: int) -> bool:
 
 @dataclass(frozen=True)
 class Taint:
-    """What may be wrong. Called, it says whether it is.
+    """What an error may make wrong. Called with a record, it says whether that is wrong by now.
 
     Attributes:
         what, whose: of which call, module, parameter, … a record shows it; ``None``: of none.

@@ -48,7 +48,7 @@ _MADE = (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.BUFFER_UPDATE)
 _GLUE = (Role.INPUT, Role.GRAD_OUTPUT, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
 #: What a call gives, made by its own code or by the calls that it made.
-_GIVEN = (Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES)
+_GIVES = (Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES)
 
 
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
@@ -169,7 +169,7 @@ class Trace:
             return Reason.INPUTS_DIFFER if record.role is Role.INPUT else Reason.INTRODUCED
         if not (
             record.role in _GLUE
-            or (record.role in _GIVEN and call_of(record) in self._seen.callers)
+            or (record.role in _GIVES and call_of(record) in self._seen.callers)
         ):
             return Reason.INTRODUCED
         passed_on = self.fed and not operator and self._passes_on(record, verdict.used or 0.0)

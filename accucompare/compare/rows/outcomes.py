@@ -45,10 +45,10 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     baseline: Record | None = None
     repeat: Record | None = None
     # how rounding changes the shape or the number of calls, as the baseline shows
-    chosen: ByRounding | None = None
+    by_rounding: ByRounding | None = None
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
-    given: bool = False  # whether both models were given these values, in a dtype each
+    given_to_both: bool = False  # whether both models were given these values, in a dtype each
     proof: Proof | None = None  # where the baseline is not known to be proved
     rounded: Record | None = None  # of golden's own code on rounded values
     arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
@@ -95,8 +95,10 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     why = why_not(golden, candidate, record)
     if why is None:
         return msgspec.structs.replace(task, baseline=record)
-    chosen = chosen_shape(golden, candidate, record)
-    return msgspec.structs.replace(task, chosen=chosen, tolerance=because(task.tolerance, why))
+    by_rounding = chosen_shape(golden, candidate, record)
+    return msgspec.structs.replace(
+        task, by_rounding=by_rounding, tolerance=because(task.tolerance, why)
+    )
 
 
 def with_parameters(tasks: list[Task]) -> list[Task]:

@@ -19,7 +19,7 @@ from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import (
-    Again,
+    AroundSecondRun,
     Call,
     Listener,
     Mark,
@@ -190,7 +190,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Put the hooks on; they listen in the given steps."""
+        """Record the buffers that the model computes itself, once per capture."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -245,7 +245,7 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
-            self._watch(call, given)
+            self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
         self.come_last(call)
@@ -253,7 +253,7 @@ class Recorder(Listener[RecordedCall]):
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
-        self._watch(call, given)
+        self._observe(call, given)
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
@@ -353,7 +353,7 @@ class Recorder(Listener[RecordedCall]):
             self._ran_in_backward = True
         return True
 
-    def _will_run_again(self, reentrant: bool) -> Again:
+    def _will_run_again(self, reentrant: bool) -> AroundSecondRun:
         """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
@@ -370,7 +370,7 @@ class Recorder(Listener[RecordedCall]):
             return
         if follows and self._backward is not None:
             self._backward.run_again()
-        with self.again(mark):
+        with self.in_second_run(mark):
             yield
 
     def failed(self, error: Exception, name: str) -> None:
@@ -384,7 +384,7 @@ class Recorder(Listener[RecordedCall]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
+    def _observe(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
         """From now on observe the operators and nodes of a call, if they are recorded."""
         if (
             self._backward is not None
