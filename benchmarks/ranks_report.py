@@ -43,6 +43,8 @@ def missed(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
         if pair.alarm:
             said = pair.error or f"{pair.answer}: {len(pair.alarms)} rows: {pair.alarms[:3]}"
             lines.append(f"alarm: {pair.setup}: {said}")
+        elif pair.exit_code:
+            lines.append(f"not sure: {pair.setup}")
     return lines
 
 
@@ -96,7 +98,13 @@ def _cells(group: list[Trial]) -> list[str]:
 
 def _clean(pairs: list[CleanPair]) -> Table:
     table = grid(
-        "Trainings without a fault", "", "pairs", "rows compared", "not compared", "alarms"
+        "Trainings without a fault",
+        "",
+        "pairs",
+        "rows compared",
+        "not compared",
+        "not sure",
+        "alarms",
     )
     groups: dict[str, list[CleanPair]] = {}
     for pair in pairs:
@@ -109,6 +117,7 @@ def _clean(pairs: list[CleanPair]) -> Table:
             str(len(group)),
             str(sum(pair.rows for pair in group)),
             str(sum(pair.uncompared for pair in group)),
+            str(sum(pair.exit_code == 2 for pair in group)),
             str(sum(pair.alarm for pair in group)),
         )
     return table

@@ -108,7 +108,7 @@ class CleanPair:
 
     @property
     def alarm(self) -> bool:
-        return bool(self.alarms) or self.exit_code != 0 or bool(self.error)
+        return bool(self.alarms) or self.exit_code == 1 or bool(self.error)
 
 
 def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -> Trial:
@@ -131,7 +131,7 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
     return trial
 
 
-def compare_clean(setup: Setup, golden: Path, baseline: Path, candidate: Path) -> CleanPair:
+def compare_clean(setup: Setup, golden: Path, baseline: Path | None, candidate: Path) -> CleanPair:
     result = _diff(golden, candidate, baseline)
     decision = decide(result)
     return CleanPair(

@@ -81,8 +81,8 @@ class Column(nn.Linear):
 
     group: Any = None
 
-    def __init__(self, width: int, *parts: int) -> None:
-        super().__init__(width, sum(parts))
+    def __init__(self, width: int, *parts: int, bias: bool = True) -> None:
+        super().__init__(width, sum(parts), bias)
         self.parts = parts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,8 @@ class Head(nn.Module):
 class FusedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = Column(WIDTH, WIDTH, GROUPS * _EACH, GROUPS * _EACH)
+        # a bias of the keys has no gradient but rounding
+        self.qkv = Column(WIDTH, WIDTH, GROUPS * _EACH, GROUPS * _EACH, bias=False)
         self.o = Row(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -208,8 +209,8 @@ def by_hand(model: nn.Module, mesh: Any, interleaved: tuple[str, ...] = ("qkv", 
         if isinstance(module, Column):
             fused = name.rpartition(".")[2] in interleaved
             parts = module.parts if fused else (module.out_features,)
-            for own in ("weight", "bias"):
-                held = getattr(module, own).data.split(parts)
+            for own, parameter in [*module.named_parameters()]:
+                held = torch.split(parameter.data, [*parts])
                 rows = torch.cat([part.chunk(ranks)[rank] for part in held])
                 setattr(module, own, nn.Parameter(rows.clone()))
         if isinstance(module, Row):

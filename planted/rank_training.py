@@ -35,6 +35,7 @@ class Run:
         divisor: makes of a step's whole batch, and this rank's, what the sum of the loss is divided
             by, and multiplied with.
         sync: whether the last backward of a step lets DDP reduce the gradients.
+        updates: whether a step's update is made.
         before_clip, before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
@@ -54,6 +55,7 @@ class Run:
         default=lambda run, whole, own: (_count(whole), run.layout.data_ranks)
     )
     unsynced: Callable[[int, bool], bool] = field(default=lambda step, last: not last)
+    updates: Callable[[int], bool] = field(default=lambda step: True)
     before_clip: list[Callable[[Run, int], None]] = field(default_factory=list)
     before_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
@@ -159,7 +161,8 @@ def _step(run: Run, step: int) -> None:
         nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
     for each in run.before_update:
         each(run, step)
-    run.optimizer.step()
+    if run.updates(step):
+        run.optimizer.step()
     for each in run.after_update:
         each(run, step)
     run.optimizer.zero_grad()
