@@ -213,6 +213,17 @@ def shard_of(bundle: Bundle, name: str, role: Role, path: str, rank: int = 1) ->
     return next(each.shard for each in by_key(bundle)[name, 0, role, path] if each.rank == rank)
 
 
+def test_a_class_is_the_users_own_whatever_fully_shard_makes_of_it(
+    folder: Path, opened: Opened
+) -> None:
+    one, bundle = opened(folder / "one"), opened(folder / "tp2dp2")
+    assert {each.name: each.type for each in bundle.records()} == {
+        each.name: each.type for each in one.records()
+    }
+    for part in ("class", "modules", "classes", "class_sources", "signatures"):
+        assert bundle.manifest.model[part] == one.manifest.model[part]
+
+
 def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened: Opened) -> None:
     tp, sp = opened(folder / "tp2"), opened(folder / "sp2")
     up = "blocks.0.mlp.up"

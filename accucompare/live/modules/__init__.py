@@ -23,7 +23,7 @@ from accucompare.live.modules.hooks import (
     in_backward,
     listens,
 )
-from accucompare.live.modules.names import Modules, name_modules, unwrapped
+from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.modules.state import put_together, state_record, take_apart
@@ -42,6 +42,7 @@ __all__ = [
     "arguments_of",
     "attributes_of",
     "check_finite",
+    "class_of",
     "function_name",
     "generators_of",
     "has_setup",
