@@ -42,6 +42,8 @@ SUB_ROOMS = {
     "compare": [
         "measuring",
         "pairing",
+        "layouts",
+        "invariants",
         "limits",
         "rows",
         "judging",

@@ -3,7 +3,7 @@
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batches import rows_of_ranks
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.unify import (
     Ranks,
     Unified,
@@ -17,6 +17,7 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
+    "UNKNOWN",
     "IncompleteError",
     "Mesh",
     "Ranks",
