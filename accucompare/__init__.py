@@ -51,7 +51,7 @@ _HOMES = {
     "accucompare.bundle.reading.sketches": ("Sketch",),
     "accucompare.case": ("Case",),
     "accucompare.compare.diff_options": ("Work",),
-    "accucompare.compare.limits.suggest": ("suggest_baseline",),
+    "accucompare.compare.limits.suggested_baseline": ("suggest_baseline",),
     "accucompare.compare.limits.tolerance": ("Tolerance",),
     "accucompare.errors": ("AccucompareError", "NonFiniteError", "WatchEndedError"),
     "accucompare.live.modules.points": ("check_finite",),

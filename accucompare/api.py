@@ -248,7 +248,7 @@ def diff(
             tolerances="limits.toml")``. All given limits must hold; without any, the baseline
             judges, or a table by dtype.
         map: ``OLD=NEW`` renamings of golden's layers, see
-            ``accucompare.compare.pairing.align.Renaming``. ``"auto"`` takes those that would
+            ``accucompare.compare.pairing.renames.Renaming``. ``"auto"`` takes those that would
             otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
         only, skip: globs of the layers to compare and to leave out (golden's names).
         accept: a standard for two runs of training, such as ``"mindformers"``. It judges losses and

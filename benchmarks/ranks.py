@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.ranks_group import Group, Training, groups
 from benchmarks.ranks_trial import CleanPair, Trial, compare_clean, dtype_of, judge, lines
-from fixtures.parallel import LAYOUTS
 from planted.rank_faults import CATALOGUE, RankFault
+from planted.rank_models import ALL_LAYOUTS, ones
 
 
 class Bench:
@@ -27,11 +27,11 @@ class Bench:
         self._known: dict[Any, Path] = {}
 
     def golden(self, layout: str, options: dict[str, Any]) -> Path:
-        return self._made(_ones(layout), dtype=torch.float32, **options)
+        return self._made(ones(layout), dtype=torch.float32, **options)
 
     def baseline(self, layout: str, options: dict[str, Any]) -> Path:
         wide = dtype_of(layout) == "float32"
-        return self._made(_ones(layout), dtype=torch.float64 if wide else torch.bfloat16, **options)
+        return self._made(ones(layout), dtype=torch.float64 if wide else torch.bfloat16, **options)
 
     def clean(self, layout: str, options: dict[str, Any]) -> Path:
         return self._made(layout, **options)
@@ -50,13 +50,9 @@ class Bench:
         return self._known[key]
 
     def _train(self, training: Training) -> None:
-        error = self._groups[LAYOUTS[training.layout].ranks].train(training)
+        error = self._groups[ALL_LAYOUTS[training.layout].ranks].train(training)
         if error:
             raise RuntimeError(error)
-
-
-def _ones(layout: str) -> str:
-    return "llama_one" if LAYOUTS[layout].llama else "one"
 
 
 def try_fault(bench: Bench, fault: RankFault) -> Trial:
@@ -107,8 +103,8 @@ def main() -> int:
                     sep="\n  ",
                     flush=True,
                 )
-            for layout in LAYOUTS:
-                if LAYOUTS[layout].ranks == 1 or options.no_clean:
+            for layout in ALL_LAYOUTS:
+                if ALL_LAYOUTS[layout].ranks == 1 or options.no_clean:
                     continue
                 for seed in (5, 6):
                     pair = try_clean(bench, layout, {"seed": seed})

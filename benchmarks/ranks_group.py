@@ -114,6 +114,8 @@ def _rank(
             return
         fault = None if number is None else catalogue[number]
         try:
+            if fault is not None and fault.built is not None:
+                options["built"] = fault.built
             train(layout, out, [fault.plant] if fault else [], **options)
             pipe.send("")
         except BaseException as error:  # the parent tells

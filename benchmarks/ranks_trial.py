@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import accucompare as ac
-from accucompare.bundle.format import SERIES_ROLES, GlobalRecord, Record, Role
+from accucompare.bundle.format import GlobalRecord, Record, Role
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import decide
-from accucompare.compare.origins import Culprit
+from accucompare.compare.facts import BareFact
+from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.remarks import RanksDiffer, Swapped
 from accucompare.compare.rows import Row, Status
 from planted.rank_faults import RankFault
@@ -23,7 +24,7 @@ from planted.rank_training import plain
 #: Half a unit in the last place of one.
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 #: A fault that changes no record by more than so many roundoffs cannot be seen.
-_VISIBLE = 64.0
+_VISIBLE = {"float32": 64.0, "bfloat16": 8.0}
 #: What a user without this product might set: a tolerance of relative errors.
 _FIXED = {"float32": 1e-4, "bfloat16": 2e-2}
 
@@ -56,7 +57,7 @@ class Trial:
 
     @property
     def visible(self) -> bool:
-        return self.change > _VISIBLE
+        return self.change > _VISIBLE[dtype_of(self.fault.layout)]
 
     @property
     def right(self) -> bool:
@@ -89,17 +90,21 @@ def judge(
     try:
         result = _diff(golden, faulty, baseline)
         trial.answer = decide(result).answer.value
-        if result.culprits:
-            culprit = result.culprits[0]
-            trial.named = _told(culprit)
-            trial.ranks = ranks_of(culprit.row)
-            trial.remarks = tuple(map(str, culprit.row.verdict.remarks))
-            trial.module = is_right(culprit, fault)
-        trial.rank = not fault.ranks or trial.ranks == fault.ranks
         first = result.first_divergence
         if first is not None:
             trial.unified = result.place(first)
             trial.unified_right = _is_row(first.record, fault)
+        blamed = _blamed(result, first)
+        if isinstance(blamed, Culprit):
+            trial.named, row = _told(blamed), blamed.row
+            trial.module = is_right(blamed, fault)
+        elif blamed is not None:
+            trial.named, row = f"{result.place(blamed)} [input]", blamed
+            trial.module = "input" in fault.stages
+        if blamed is not None:
+            trial.ranks = ranks_of(row)
+            trial.remarks = tuple(map(str, row.verdict.remarks))
+        trial.rank = not fault.ranks or trial.ranks == fault.ranks
         trial.naive, trial.naive_right = naive(golden, faulty, fault)
     except Exception as error:  # one trial must not cost the others; it is shown and counted
         trial.error = f"{type(error).__name__}: {error}"
@@ -127,13 +132,25 @@ def _diff(golden: Path, candidate: Path, baseline: Path | None) -> Any:
     return ac.diff(golden, candidate, baseline=baseline, work=ac.Work(workers=1))
 
 
+def _blamed(result: Any, first: Row | None) -> Culprit | Row | None:
+    """What a user is told first: that the model was given something else, or the first culprit."""
+    if first is not None and first.record is not None:
+        of_model = not first.record.name and first.record.role is Role.INPUT
+        if of_model and BareFact.INPUTS_DIFFER in decide(result).facts:
+            return first
+    return next(iter(result.culprits), None)
+
+
 def is_right(culprit: Culprit, fault: RankFault) -> bool:
     """Whether a culprit is where the fault was planted."""
     record = culprit.row.record
-    stage = culprit.stage.value
-    if record is not None and record.role in SERIES_ROLES and record.role is not Role.LOSS:
-        stage = "norm"
-    return stage in fault.stages and ("*" in fault.where or culprit.name in fault.where)
+    stages = {culprit.stage.value}
+    if record is not None and record.role is Role.CLIPPED_NORM:
+        stages = {"norm"}
+    if culprit.scaled is not None and culprit.stage is Stage.UPDATE:
+        stages.add("norm")  # all gradients by one factor
+    named = "*" in fault.where or culprit.name in fault.where
+    return named and bool(stages & {*fault.stages})
 
 
 def ranks_of(row: Row) -> tuple[int, ...]:
@@ -181,7 +198,7 @@ def change(faulty: Path, clean: Path, dtype: str) -> float:
             for one, other in zip(manifest.series, theirs.manifests[rank].series, strict=False):
                 for mine, its in (
                     (one.clipped_norm, other.clipped_norm),
-                    *zip(one.losses, other.losses),
+                    *zip(one.losses, other.losses, strict=False),
                 ):
                     if mine and its is not None:
                         largest = max(largest, abs(its / mine - 1.0))

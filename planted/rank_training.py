@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 import accucompare as ac
-from fixtures.parallel import LAYOUTS, ROWS, Layout, llama, loss_of, whole_batch, whole_model
+from fixtures.parallel import ROWS, Layout, llama, loss_of, whole_batch, whole_model
+from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: A row of the loss: the tokens and the labels of one call of the model.
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -100,7 +101,7 @@ def train(
     seed: int = 5,
     clip: float | None = None,
     dtype: torch.dtype | None = None,
-    before: Callable[[nn.Module], None] = lambda model: None,
+    built: Callable[[Layout], Layout] = lambda layout: layout,
     **options: Any,
 ) -> None:
     """Train as a layout says, under a capture. All ranks of the process group call it.
@@ -109,18 +110,20 @@ def train(
         plant: what puts faults into the run, before its optimizer is made.
         seed: of the weights.
         dtype: in place of the layout's.
-        before: changes the whole model, before it is spread.
+        built: changes how it is spread.
         options: of ``accucompare.capture``.
     """
-    layout = LAYOUTS[name] if dtype is None else replace(LAYOUTS[name], dtype=dtype)
+    layout = built(ALL_LAYOUTS[name])
+    if dtype is not None:
+        layout = replace(layout, dtype=dtype)
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
     if layout.llama:
         model = llama(out.parent, ranks).to(layout.dtype)
     else:
-        model = whole_model(layout.dtype, seed)
-        before(model)
+        make = fused_model if ones(name) == "fused_one" else whole_model
+        model: Any = make(layout.dtype, seed)
         model = layout.spread(model, mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip)
     for each in plant:
@@ -147,10 +150,8 @@ def _step(run: Run, step: int) -> None:
     for each in run.before_clip:
         each(run, step)
     if run.clip is not None:
-        scale = min(1.0, run.clip / (run.norm(run) + 1e-6))
-        for parameter in run.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale)
+        norm = torch.tensor(run.norm(run))
+        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
     for each in run.before_update:
         each(run, step)
     run.optimizer.step()

@@ -91,7 +91,11 @@ LATE = {
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
-    "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
+    "accucompare.scripts.entry": {
+        "accucompare.scripts.handshake",
+        "accucompare.scripts.plan",
+        "accucompare.scripts.script",
+    },
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
     # torch, which bundles are compared without

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import WRITTEN_ROLES, GlobalRecord, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
@@ -27,7 +27,14 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import Ranks, Unified, as_one, rows_of_ranks, unify, without_parts
+from accucompare.compare.layouts import (
+    RankRecords,
+    Unified,
+    as_one,
+    rows_of_ranks,
+    unify,
+    without_parts,
+)
 from accucompare.compare.limits import (
     LimitsInForce,
     OtherCode,
@@ -190,8 +197,8 @@ class _Opened:
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
-    golden_ranks: Ranks | None
-    candidate_ranks: Ranks | None
+    golden_ranks: RankRecords | None
+    candidate_ranks: RankRecords | None
 
     @property
     def fed(self) -> bool:
@@ -257,11 +264,11 @@ def _open(
     golden_records, candidate_records = (
         _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
     )
-    ranks: list[Ranks | None] = [None, None]
+    ranks: list[RankRecords | None] = [None, None]
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
         sides = (ours, golden_records), (theirs, candidate_records)
         ranks = [
-            Ranks.of(*side, rows) if side[0].manifest.ranks > 1 else None
+            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
             for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
         ]
         golden_records, candidate_records = (
@@ -333,10 +340,10 @@ def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     if opened.candidate_ranks is not None:
         candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
     golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
-    judge = opened.judge
-    if judge.bundle is not None:
-        judge = replace(judge, bundle=without_parts(judge.bundle, candidate))
-    return replace(opened, golden=golden, candidate=candidate, judge=judge)
+    baseline = opened.baseline
+    if baseline.bundle is not None:
+        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
 
 
 def _assign(
@@ -372,7 +379,12 @@ def _assign(
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.given or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    tasks = _with_layouts(_with_second_runs(tasks, again, steady), paired.unified)
+    tasks = _with_layouts(
+        _with_second_runs(tasks, again, steady),
+        paired.unified,
+        opened.candidate_ranks,
+        baseline.bundle,
+    )
     return _Assigned(tasks, baseline, beside)
 
 
@@ -515,18 +527,27 @@ def _with_second_runs(
     ]
 
 
-def _with_layouts(tasks: list[Task], unified: Unified) -> list[Task]:
+def _with_layouts(
+    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if not unified.others and not unified.unknown and not unified.means:
+    if ranks is None and not unified.unknown:
         return tasks
+    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
     return [
         msgspec.structs.replace(
             task,
             arranged=unified.others.get(place, ()),
             unknown=unified.unknown.get(place),
             means=unified.means,
+            summed=(
+                ranks.adding(record)
+                if ranks is not None and alone and isinstance(record, GlobalRecord)
+                else 1
+            ),
         )
         for place, task in enumerate(tasks)
+        for record in [task.pair.candidate]
     ]
 
 

@@ -111,6 +111,7 @@ class OneSideWhy(str, Enum):
 
     VERSION = "version"  # it was captured by one that records none
     WITHOUT_GRADIENTS = "no gradients"
+    FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
 
 

@@ -28,6 +28,7 @@ from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
 from accucompare.scripts.exits import before_os_exit
+from accucompare.scripts.handshake import Claim, Seen, SeenModel, claim, started_by
 from accucompare.scripts.models import (
     Models,
     Optimizers,
@@ -36,16 +37,7 @@ from accucompare.scripts.models import (
     is_one_being_made,
     whole_of,
 )
-from accucompare.scripts.plan import (
-    Action,
-    Claim,
-    Plan,
-    Seen,
-    SeenModel,
-    claim,
-    read_plan,
-    started_by,
-)
+from accucompare.scripts.plan import Action, Plan, read_plan
 from accucompare.selection import Steps
 
 #: Errors that the script itself gets, since the user has asked for them.

@@ -1,4 +1,4 @@
-"""Ranks' tensors are put together and compared with those of one device."""
+"""Tensors of several ranks are put together and compared with those of one device."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def test_a_model_that_moves_while_it_is_captured_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
-    for name in ("session", "start"):
+    for name in ("capture_context", "start"):
         module = sys.modules[f"accucompare.recorder.session.{name}"]
         monkeypatch.setattr(module, "device_of", lambda _: next(places))
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:

@@ -2,7 +2,7 @@
 
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
-from accucompare.bundle.format.global_records import Box, Evidence, GlobalRecord, Terms
+from accucompare.bundle.format.global_records import Addends, Box, GlobalRecord, LayoutEvidence
 from accucompare.bundle.format.manifest import (
     BASELINES,
     FORMAT_VERSION,
@@ -95,14 +95,15 @@ __all__ = [
     "ZIP64_END",
     "ZIP64_FIELD",
     "ZIP64_LOCATOR",
+    "Addends",
     "Box",
     "Component",
     "Error",
-    "Evidence",
     "GlobalRecord",
     "Imported",
     "Key",
     "Layout",
+    "LayoutEvidence",
     "Manifest",
     "Missing",
     "Options",
@@ -115,7 +116,6 @@ __all__ = [
     "Started",
     "StepEntry",
     "StepSeries",
-    "Terms",
     "TrainingState",
     "Unfed",
     "Windows",

@@ -94,6 +94,7 @@ class Options(msgspec.Struct, frozen=True):
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
+        call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
@@ -121,6 +122,7 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False
+    call_grads: bool = True
     round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None

@@ -10,10 +10,10 @@ import msgspec
 from accucompare.bundle.format.records import Record
 
 #: Records whose values add up; a single one is what it is.
-Terms = tuple[Record, ...]
+Addends = tuple[Record, ...]
 
 
-class Evidence(str, Enum):
+class LayoutEvidence(str, Enum):
     """How it is known where the ranks' tensors lie."""
 
     RECORDED = "recorded"
@@ -35,9 +35,9 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """
 
     start: tuple[int, ...]
-    terms: Terms
+    terms: Addends
     factor: float = 1.0
-    replicas: tuple[Terms, ...] = ()
+    replicas: tuple[Addends, ...] = ()
     where: tuple[tuple[int, int], ...] = ()
     flat: bool = False
 
@@ -69,7 +69,7 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
     """
 
     boxes: tuple[Box, ...] = ()
-    evidence: Evidence = Evidence.RECORDED
+    evidence: LayoutEvidence = LayoutEvidence.RECORDED
     axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
     reduced: str = ""
 

@@ -12,14 +12,13 @@ import numpy as np
 
 from accucompare.bundle.format import Box, GlobalRecord, Record
 from accucompare.bundle.reading.stored_tensor import Index, StoredTensor
-from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
-from accucompare.numbers.sums import SEGMENT
+from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, sums, widen
 
 #: Bytes of the parts' segments that a thread keeps, since neighbouring blocks need them again.
 _KEPT = 64 << 20
 
 
-class Span(NamedTuple):
+class Stretch(NamedTuple):
     """``number`` runs of ``length`` elements, ``stride`` apart in the whole.
 
     Attributes:
@@ -60,14 +59,16 @@ class _Part:
         """The stored bits of some elements, from segments that are read whole."""
         found = [
             self._segment(at, kept)[max(first - at, 0) : last - at]
-            for at in range(first // SEGMENT * SEGMENT, last, SEGMENT)
+            for at in range(first // sums.SEGMENT * sums.SEGMENT, last, sums.SEGMENT)
         ]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _segment(self, start: int, kept: _Kept) -> Array:
         held = kept.segments.get((self._number, start))
         if held is None:
-            (block,) = self.stored.blocks(start, min(start + SEGMENT, self._size), SEGMENT)
+            (block,) = self.stored.blocks(
+                start, min(start + sums.SEGMENT, self._size), sums.SEGMENT
+            )
             held = kept.segments[self._number, start] = block.copy()
             kept.nbytes += held.nbytes
             while kept.nbytes > _KEPT and len(kept.segments) > 1:
@@ -151,7 +152,7 @@ class GlobalTensor:
         return _rounded(total if box.factor == 1.0 else total * box.factor, self._dtype)
 
 
-def spans(shape: tuple[int, ...], box: Box, start: int, stop: int) -> Iterator[Span]:
+def spans(shape: tuple[int, ...], box: Box, start: int, stop: int) -> Iterator[Stretch]:
     """Where elements ``start`` to ``stop`` of a tensor lie in one of its boxes, in order."""
     if not math.prod(box.shape):
         return
@@ -194,12 +195,12 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 
 def _spans(
     levels: list[_Level], length: int, at: int, own: int, start: int, stop: int
-) -> Iterator[Span]:
+) -> Iterator[Stretch]:
     """The spans of the runs that begin at ``at``, cut to what lies between start and stop."""
     if not levels:
         first, last = max(start, at), min(stop, at + length)
         if first < last:
-            yield Span(1, 0, last - first, first, own + first - at, 0)
+            yield Stretch(1, 0, last - first, first, own + first - at, 0)
         return
     *inner, (number, stride, apart) = levels
     within = sum((each.number - 1) * each.stride for each in inner) + length
@@ -208,14 +209,14 @@ def _spans(
     while low < high:
         whole = not inner and at + low * stride >= start
         if whole and (many := min(high, (stop - length - at) // stride + 1) - low) > 0:
-            yield Span(many, stride, length, at + low * stride, own + low * apart, apart)
+            yield Stretch(many, stride, length, at + low * stride, own + low * apart, apart)
             low += many
         else:
             yield from _spans(inner, length, at + low * stride, own + low * apart, start, stop)
             low += 1
 
 
-def _runs(values: Array, span: Span, stride: int) -> Array:
+def _runs(values: Array, span: Stretch, stride: int) -> Array:
     """A view of a span's runs."""
     step = values.itemsize
     return np.lib.stride_tricks.as_strided(

@@ -26,7 +26,7 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import RankPlace
-from accucompare.compare.layouts import UNKNOWN, IncompleteError, Mesh, put_together
+from accucompare.compare.layouts import UNKNOWN, IncompleteError, Mesh, global_tensors
 from accucompare.numbers import DTYPES, Float64, as_reals, sums, widen
 
 _T = TypeVar("_T")
@@ -233,7 +233,7 @@ class RunOfRanks:
         """
         found: list[GlobalRecord] = []
         for shape, mesh, records in self._laid_out(group):
-            found += put_together(records, mesh, shape)[:1]
+            found += global_tensors(records, mesh, shape)[:1]
         found += [_alone(record) for record in group.values() if record.shard is None]
         return found
 
@@ -241,7 +241,8 @@ class RunOfRanks:
         """Whether the parts fill the whole, and do not overlap."""
         try:
             return all(
-                put_together(records, mesh, shape) for shape, mesh, records in self._laid_out(group)
+                global_tensors(records, mesh, shape)
+                for shape, mesh, records in self._laid_out(group)
             )
         except IncompleteError:
             return False

@@ -4,7 +4,7 @@ from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
-from accucompare.compare.judging.ranks import of_own_means, of_ranks, used_as_terms
+from accucompare.compare.judging.rank_verdicts import of_own_means, of_ranks, used_as_terms
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
 

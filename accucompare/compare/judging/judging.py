@@ -20,7 +20,7 @@ from accucompare.compare.judging.judge import (
     settle_unsteady,
 )
 from accucompare.compare.judging.proof import doubt, limit_on_rounded
-from accucompare.compare.judging.ranks import settle_ranks
+from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
@@ -154,7 +154,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
-    expected = sides.expected(golden, candidate, metrics, task.baseline, run)
+    expected = sides.expected(golden, candidate, metrics, task, run)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, BareRemark.BASELINE_NON_FINITE)
     doubtful = doubt(sides, task, golden, candidate, expected, run)
@@ -190,7 +190,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = settle_unsteady(
             verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run)
         )
-    return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+    return PairOutcome(metrics, verdict, None if expected is None else expected.measured, noise)
 
 
 def _measured(

@@ -2,13 +2,13 @@
 
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
-from accucompare.compare.layouts.batches import rows_of_ranks
+from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.unify import (
-    Ranks,
+    RankRecords,
     Unified,
+    global_tensors,
     interleaved,
-    put_together,
     reordered,
     scaled,
     unify,
@@ -20,12 +20,12 @@ __all__ = [
     "UNKNOWN",
     "IncompleteError",
     "Mesh",
-    "Ranks",
+    "RankRecords",
     "Unified",
     "arrangements",
     "as_one",
+    "global_tensors",
     "interleaved",
-    "put_together",
     "reordered",
     "rows_of_ranks",
     "scaled",

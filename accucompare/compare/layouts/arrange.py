@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, Evidence, Record, Shard, Terms
-from accucompare.compare.layouts.batches import Holder
+from accucompare.bundle.format import Addends, Box, LayoutEvidence, Record, Shard
+from accucompare.compare.layouts.batch_rows import Holder
 from accucompare.compare.layouts.mesh import Mesh
 
 
@@ -20,12 +20,12 @@ class Arrangement:
     """One way to put a global tensor together; attributes as those of ``GlobalRecord``."""
 
     boxes: tuple[Box, ...]
-    evidence: Evidence
+    evidence: LayoutEvidence
     axes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class IncompleteError(Exception):
-    """Ranks that hold a part are missing, or parts overlap."""
+    """RankRecords that hold a part are missing, or parts overlap."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def arrangements(
     if all(unit.shape == shape for unit in units):
         numbers = range(len(units[0].boxes))
         boxes = tuple(_with_replicas(units, number) for number in numbers)
-        return [Arrangement(boxes, Evidence.INFERRED if left else Evidence.RECORDED)]
+        return [Arrangement(boxes, LayoutEvidence.INFERRED if left else LayoutEvidence.RECORDED)]
     found = [
         each
         for axes in _assignments(units[0].shape, shape, left)
@@ -162,7 +162,7 @@ def _places_fill(
 def _with_replicas(units: Sequence[_Unit], number: int) -> Box:
     """The first unit's box of a number; the others' are replicas."""
     own, *others = (unit.boxes[number] for unit in units)
-    replicas: list[Terms] = [*own.replicas]
+    replicas: list[Addends] = [*own.replicas]
     for box in others:
         replicas += (box.terms, *box.replicas)
     return replace(own, replicas=tuple(replicas))
@@ -215,7 +215,7 @@ def _side_by_side(
             boxes += _moved(box, {axis: runs[axis][place] for axis, place in along.items()})
     if sum(math.prod(box.shape) for box in boxes) != math.prod(shape):
         return None
-    return Arrangement(tuple(boxes), Evidence.INFERRED, axes)
+    return Arrangement(tuple(boxes), LayoutEvidence.INFERRED, axes)
 
 
 #: Neighbouring indices of the whole: the first, and how many.

@@ -12,14 +12,16 @@ import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.layouts.unify import Ranks
+from accucompare.compare.layouts.unify import RankRecords
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import same_fingerprint
 
 _TABLES = ("parameters", "buffers")
 
 
-def as_one(bundle: Bundle, ranks: Ranks, pairs: Sequence[Pair], golden: Manifest | None) -> Bundle:
+def as_one(
+    bundle: Bundle, ranks: RankRecords, pairs: Sequence[Pair], golden: Manifest | None
+) -> Bundle:
     """The bundle with one manifest, of the global model.
 
     Parameters that no rank holds whole are left out: their values are compared as rows.

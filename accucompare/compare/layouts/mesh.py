@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from accucompare.bundle.format import Manifest
-from accucompare.compare.layouts.batches import Holder, Rows
+from accucompare.compare.layouts.batch_rows import GivenRows, Holder
 
 #: The name of the only dimension of a mesh that no manifest describes.
 UNKNOWN = "rank"
@@ -57,7 +57,7 @@ class Mesh:
         """How many places there are along some dimensions."""
         return math.prod(self.sizes[name] for name in dimensions)
 
-    def of_rows(self, rows: Mapping[Holder, Rows]) -> Mesh | None:
+    def of_rows(self, rows: Mapping[Holder, GivenRows]) -> Mesh | None:
         """The mesh of the calls that were given these rows of one batch: one dimension for the
         rows, and those along which ranks have equal rows. ``None`` if these tell them not apart."""
         runs = sorted({each.runs for each in rows.values()})
@@ -74,7 +74,7 @@ class Mesh:
             return None
         return Mesh(sizes, places, batch, tuple(runs))
 
-    def _are_equal_along(self, name: str, rows: Mapping[Holder, Rows]) -> bool:
+    def _are_equal_along(self, name: str, rows: Mapping[Holder, GivenRows]) -> bool:
         """Whether ranks that differ in one dimension alone have equal rows."""
         others = self.without([name])
         calls = {(self.along((rank, 0), others), call) for rank, call in rows}

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Box, Evidence, GlobalRecord, Key, Record, Role
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    UPDATE_ROLES,
+    Box,
+    GlobalRecord,
+    Key,
+    LayoutEvidence,
+    Record,
+    Role,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.arrange import (
     Arrangement,
@@ -19,7 +28,7 @@ from accucompare.compare.layouts.arrange import (
     box_of,
     whole_shapes,
 )
-from accucompare.compare.layouts.batches import Holder, RowsOfRanks
+from accucompare.compare.layouts.batch_rows import Holder, RowsOfRanks
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
@@ -32,7 +41,7 @@ _MOST_REORDERED = 4
 _FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
-class Ranks(NamedTuple):
+class RankRecords(NamedTuple):
     """The records of all ranks of a bundle.
 
     Attributes:
@@ -46,7 +55,7 @@ class Ranks(NamedTuple):
     batches: Mapping[Holder, Mesh]
 
     @classmethod
-    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> Ranks:
+    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         batches: dict[Holder, Mesh] = {}
@@ -84,6 +93,13 @@ class Ranks(NamedTuple):
                 )
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
+
+    def adding(self, record: Record) -> int:
+        """How many ranks may add up their terms of a value: with one batch, or with any."""
+        if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
+            return math.prod(self.mesh.sizes.values())
+        mesh = self.mesh_of(record)
+        return mesh.count(mesh.without([mesh.batch]))
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
@@ -128,11 +144,13 @@ class Unified(NamedTuple):
     means: tuple[float, ...] = ()
 
 
-def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) -> Unified:
+def unify(
+    pairs: Sequence[Pair], golden: RankRecords | None, candidate: RankRecords | None
+) -> Unified:
     """Put the ranks' records of each pair together.
 
     Args:
-        pairs: of the records that ``Ranks.first`` gives.
+        pairs: of the records that ``RankRecords.first`` gives.
         golden, candidate: the sides' ranks; ``None`` for a side of one rank.
     """
     unified = Unified([], {}, {})
@@ -162,7 +180,7 @@ def unify(pairs: Sequence[Pair], golden: Ranks | None, candidate: Ranks | None) 
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
 
 
-def _alone(record: Record | None, ranks: Ranks | None) -> Record | None:
+def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
     """The record without partner of a side: a global tensor, or else what its first rank holds."""
     if record is None or ranks is None:
         return record
@@ -172,11 +190,11 @@ def _alone(record: Record | None, ranks: Ranks | None) -> Record | None:
     with contextlib.suppress(IncompleteError):
         if found := arrangements(group, ranks.mesh_of(record), shape):
             return _global(record, shape, found[0])
-    return _global(record, first.shape, Arrangement((box_of(first),), Evidence.RECORDED))
+    return _global(record, first.shape, Arrangement((box_of(first),), LayoutEvidence.RECORDED))
 
 
 def _both_sides(
-    ours: Record, theirs: Record, golden: Ranks | None, candidate: Ranks | None
+    ours: Record, theirs: Record, golden: RankRecords | None, candidate: RankRecords | None
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
@@ -191,7 +209,7 @@ def _both_sides(
         sides: list[list[Record]] = []
         for record, group in zip((ours, theirs), groups, strict=True):
             try:
-                sides.append([record] if group is None else [*put_together(*group, shape)])
+                sides.append([record] if group is None else [*global_tensors(*group, shape)])
             except IncompleteError:
                 assert group is not None
                 missing = PartsMissing(tuple(sorted({rank for rank, _ in group[0]})))
@@ -205,7 +223,9 @@ def _both_sides(
     best = min(found, key=lambda sides: (not _same(sides[0][0]), not _same(sides[1][0])))
     first, (second, *others) = best[0][0], best[1]
     if not isinstance(second, GlobalRecord):
-        second = _global(second, second.shape, Arrangement((box_of(second),), Evidence.RECORDED))
+        second = _global(
+            second, second.shape, Arrangement((box_of(second),), LayoutEvidence.RECORDED)
+        )
     if isinstance(first, GlobalRecord) and not first.same:
         *_, first = with_sums(first, ())
     return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
@@ -229,7 +249,7 @@ def _same(record: Record) -> bool:
     return not isinstance(record, GlobalRecord) or record.same
 
 
-def _divisors(pairs: Iterable[Pair], ranks: Ranks | None, golden: bool) -> set[int]:
+def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) -> set[int]:
     """What a mean over a side's batches may divide by: 1, its ranks, its calls, or both."""
     if ranks is None:
         return {1}
@@ -247,7 +267,7 @@ def _divisors(pairs: Iterable[Pair], ranks: Ranks | None, golden: bool) -> set[i
     return {1, *(ranks.mesh.count(each) for each in names)}
 
 
-def put_together(
+def global_tensors(
     group: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
 ) -> list[GlobalRecord]:
     """The global tensors of a shape that ranks' records may make up, the likeliest first.

@@ -19,7 +19,7 @@ from accucompare.compare.limits.baseline import (
     ratio_limit,
     why_not,
 )
-from accucompare.compare.limits.brought import (
+from accucompare.compare.limits.golden_baselines import (
     BASELINE_ERRORS,
     PRECISIONS,
     keep_errors,
@@ -42,7 +42,7 @@ from accucompare.compare.limits.provenance import (
 )
 from accucompare.compare.limits.rules import Rule, read_rules
 from accucompare.compare.limits.smallest_limit import SmallestLimit
-from accucompare.compare.limits.suggest import (
+from accucompare.compare.limits.suggested_baseline import (
     Suggestion,
     float_dtype,
     product_formats,

@@ -51,6 +51,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     rounded: Record | None = None  # of golden's own code on rounded values
     arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
     means: tuple[float, ...] = ()  # what a mean over the ranks' batches may divide by
+    summed: int = 1  # how many more ranks than the baseline's add up their terms of a sum
     unknown: PairRemark | None = None  # why the ranks' records cannot be put together
 
 

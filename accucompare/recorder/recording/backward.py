@@ -104,7 +104,7 @@ class Backward(Generic[_C]):
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
-        self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
+        self.flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
         # by id: what takes the place of sharded parameters
         self._gathered: dict[int, torch.Tensor] = {}
         self._parameters: dict[int, str] = {}
@@ -184,7 +184,7 @@ class Backward(Generic[_C]):
                 f" ({', '.join(list(self._changing)[:3]) or '(root)'}): its grad_output is what"
                 " arrives from outside before that hook, and what the hook changes is not fed"
             )
-        if self._flat and self.count:
+        if self.flat and self.count:
             found.append(
                 "what a call adds to the gradient of a parameter (call_grad) is not recorded under"
                 f" {_FLAT}"

@@ -142,6 +142,11 @@ class Recorder(Listener[RecordedCall]):
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
+    def without_call_grads(self) -> bool:
+        """Whether gradients of single calls cannot be told apart, as under FSDP1."""
+        return self._backward is not None and self._backward.flat
+
+    @property
     def records(self) -> int:
         return self._maker.count
 

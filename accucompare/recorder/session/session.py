@@ -182,6 +182,8 @@ class Session:
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.capture["backward"] = recorder.backwards > 0
+        if recorder.without_call_grads:
+            manifest.capture["call_grads"] = False
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))

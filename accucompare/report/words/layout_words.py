@@ -8,11 +8,11 @@ from accucompare.bundle.format import GlobalRecord
 from accucompare.compare.rows import Row
 
 
-def layout(row: Row) -> str:
+def layout(row: Row) -> str | None:
     """``dim 2 over tp; recorded``, ``on ranks 0 and 1``, ``sum over ranks 0 to 3; inferred``."""
     record = row.candidate if isinstance(row.candidate, GlobalRecord) else row.golden
     if not isinstance(record, GlobalRecord):
-        return ""
+        return None
     parts = [f"dim {axis} over {', '.join(names)}" for axis, names in record.axes]
     boxes = record.boxes
     if record.reduced:
@@ -27,13 +27,13 @@ def layout(row: Row) -> str:
     return f"{'; '.join(parts)}; {record.evidence.value}"
 
 
-def largest_error_on(row: Row) -> str:
+def largest_error_on(row: Row) -> str | None:
     """The ranks that hold the element with the largest error, or the first that is not finite."""
     record, metrics = row.candidate, row.metrics
     if not isinstance(record, GlobalRecord) or metrics is None:
-        return ""
+        return None
     index = metrics.nonfinite_index or metrics.max_abs_index
-    return ", ".join(map(str, record.holders(index))) if index is not None else ""
+    return ", ".join(map(str, record.holders(index))) if index is not None else None
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -309,6 +309,9 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.FLAT_PARAMETERS: (
+        "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
+    ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere, and {side} adds none, which is the same"

@@ -22,13 +22,13 @@ from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
 from accucompare.errors import BundleError
 
 #: (rank, step, name, call index).
-CallKey = tuple[int, int, str, int]
+_Call = tuple[int, int, str, int]
 
 #: Judges the task with another tensor in the candidate's place.
-Judge = Callable[[GlobalRecord], PairOutcome]
+Rejudge = Callable[[GlobalRecord], PairOutcome]
 
 
-def settle_ranks(task: Task, outcome: PairOutcome, judge: Judge) -> PairOutcome:
+def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcome:
     """The outcome, after a look at replicas, sums and other arrangements of the ranks' tensors.
 
     Args:
@@ -54,7 +54,7 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Judge) -> PairOutcome:
 
 
 def _settled(
-    task: Task, candidate: GlobalRecord, outcome: PairOutcome, judge: Judge
+    task: Task, candidate: GlobalRecord, outcome: PairOutcome, judge: Rejudge
 ) -> PairOutcome:
     """The outcome of one arrangement."""
     outcome = replace(outcome, arranged=candidate)
@@ -84,7 +84,7 @@ def _settled(
     return _remarked(worst, RanksDiffer(ranks, off))
 
 
-def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Judge) -> list[int]:
+def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Rejudge) -> list[int]:
     """The ranks whose parts fail in place of the right ones; all, if none fails by itself."""
     found: set[int] = set()
     for number, box in enumerate(() if right is None else wrong.boxes):
@@ -95,7 +95,7 @@ def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Judge) -> list[
     return sorted(found) or wrong.ranks
 
 
-def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome | None:
+def _by_mean(task: Task, candidate: GlobalRecord, judge: Rejudge) -> PairOutcome | None:
     """The outcome if each rank's gradient is of the mean loss of its own batch."""
     for divisor in task.means:
         record = scaled(candidate, 1.0 / divisor)
@@ -105,7 +105,7 @@ def _by_mean(task: Task, candidate: GlobalRecord, judge: Judge) -> PairOutcome |
     return None
 
 
-def _order(candidate: GlobalRecord, judge: Judge) -> tuple[int, ...] | None:
+def _order(candidate: GlobalRecord, judge: Rejudge) -> tuple[int, ...] | None:
     """The ranks in the order in which their parts pass."""
     for order, record in reordered(candidate):
         if judge(record).verdict.status is Status.PASS:
@@ -140,7 +140,7 @@ def used_as_terms(
     Args:
         judge: judges a task with another tensor in the candidate's place.
     """
-    wrong: dict[CallKey | None, bool] = {}
+    wrong: dict[_Call | None, bool] = {}
     terms = []
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         if isinstance(outcome, BundleError):

@@ -15,8 +15,8 @@ from accucompare.bundle.reading import Bundle
 Holder = tuple[int, int]
 
 
-class Rows(NamedTuple):
-    """Rows of golden's batch.
+class GivenRows(NamedTuple):
+    """GivenRows of golden's batch.
 
     Attributes:
         call: golden's call of the model.
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 #: By step, the rows that each call of each rank was given.
-RowsOfRanks = dict[int, dict[Holder, Rows]]
+RowsOfRanks = dict[int, dict[Holder, GivenRows]]
 
 
 def rows_of_ranks(
@@ -94,13 +94,13 @@ def _digests(bundle: Bundle, held: Mapping[str, Record], paths: Sequence[str]) -
 
 def _placed(
     golden: Mapping[int, list[bytes]], candidate: Mapping[Holder, list[bytes]]
-) -> dict[Holder, Rows] | None:
+) -> dict[Holder, GivenRows] | None:
     """Where the ranks' rows are in golden's calls; ``None`` if a row is in one side only."""
     places: dict[bytes, deque[tuple[int, int]]] = defaultdict(deque)
     for call, digests in sorted(golden.items()):
         for row, digest in enumerate(digests):
             places[digest].append((call, row))
-    known: dict[tuple[bytes, ...], Rows] = {}
+    known: dict[tuple[bytes, ...], GivenRows] = {}
     for _, digests in sorted(candidate.items()):
         if tuple(digests) in known:
             continue  # a replica
@@ -109,7 +109,7 @@ def _placed(
         found = [places[digest].popleft() for digest in digests]
         if len({call for call, _ in found}) > 1:
             return None
-        known[tuple(digests)] = Rows(found[0][0], _runs([row for _, row in found]))
+        known[tuple(digests)] = GivenRows(found[0][0], _runs([row for _, row in found]))
     if any(places.values()):
         return None
     return {holder: known[tuple(digests)] for holder, digests in candidate.items()}
