@@ -163,9 +163,15 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     candidate, metrics = row.candidate, row.metrics
     if isinstance(candidate, GlobalRecord):
         worst = getattr(metrics, "max_abs_index", None)
-        if worst is not None:
-            return tuple(candidate.holders(worst))
-        return tuple(candidate.ranks)
+        held = candidate.ranks if worst is None else candidate.holders(worst)
+        alike = {
+            record.rank
+            for box in candidate.boxes
+            if box.same and {record.rank for record in box.terms} & {*held}
+            for terms in box.replicas
+            for record in terms
+        }
+        return tuple(sorted({*held} | alike))
     return ()
 
 

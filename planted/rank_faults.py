@@ -329,6 +329,9 @@ def _scaled(factor: float) -> Callable[[Any], Any]:
 
 
 def _last_row_wrong(output: Any) -> Any:
+    if hasattr(output, "to_local"):
+        found = _last_row_wrong(output.to_local())
+        return _dtensor().from_local(found, output.device_mesh, output.placements)
     scale = torch.ones(output.shape[-2], 1, dtype=output.dtype)
     scale[-1] = 0.5
     return output * scale
@@ -339,7 +342,8 @@ def _rows_exchanged(output: Any) -> Any:
 
 
 def _without_bias(module: nn.Module, forward: Callable[..., Any]) -> Any:
-    return lambda value: functional.linear(value, module.weight)  # type: ignore[arg-type]
+    # which still gets a gradient, as DDP wants it
+    return lambda value: functional.linear(value, module.weight, module.bias * 0.0)  # type: ignore
 
 
 def _other_eps(module: Any, forward: Callable[..., Any]) -> Any:
@@ -483,7 +487,11 @@ def _not_interleaved(name: str) -> Callable[[Layout], Layout]:
 def _scaled_at_each_call(run: Run) -> None:
     """The accumulated gradient is divided at each micro-batch, not each one's own."""
     for parameter in run.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda each: each.grad.mul_(0.5))  # type: ignore[union-attr]
+
+        def halve(each: torch.Tensor) -> None:
+            each.grad *= 0.5  # type: ignore[operator]
+
+        parameter.register_post_accumulate_grad_hook(halve)
 
 
 def _undivided(run: Run) -> None:
@@ -647,9 +655,9 @@ def _of_loop() -> Iterator[RankFault]:
         ranks = (2, 3) if layout == "tp2dp2" else (1,)
         yield RankFault("a batch given twice", layout, ("",), _INPUT, plant, ranks)
     plant = _divisor(lambda run, whole, own: (_tokens(whole), run.ranks))
-    yield RankFault("divisor of all ranks", "tp2dp2", ("",), _LOSS, plant)
+    yield RankFault("divisor of all ranks", "tp2dp2", ("", "*"), _LOSS + _NORM, plant)
     plant = _divisor(lambda run, whole, own: (_tokens(whole), 1))
-    yield RankFault("divisor missed", "fsdp2", ("",), _LOSS, plant)
+    yield RankFault("divisor missed", "fsdp2", ("", "*"), _LOSS + _NORM, plant)
     yield RankFault(
         "rows of another batch", "tp2", ("",), _INPUT, _on(1, _batch(_rows_of_other_rank)), (1,)
     )
@@ -679,7 +687,9 @@ def _of_loop() -> Iterator[RankFault]:
         built = _ignored(f"{name}.weight")
         title = "parameter ignored by DDP"
         yield RankFault(title, "ddp2", (name,), _GRADIENT, _nothing, built=built)
-    yield RankFault("undivided micro-batches", "accumulated_ddp2", ("",), _LOSS, _undivided)
+    yield RankFault(
+        "undivided micro-batches", "accumulated_ddp2", ("", "*"), _LOSS + _NORM, _undivided
+    )
     title = "divided at each micro-batch"
     yield RankFault(title, "accumulated_ddp2", ("*",), _GRADIENT, _scaled_at_each_call, real=11)
     built = _reduced_in_bfloat16
@@ -699,12 +709,12 @@ _ARITHMETIC: dict[str, tuple[str, Callable[[str], Plant]]] = {
     "last token x 0.5": ("blocks.0.norm2", lambda name: _output(name, _last_row_wrong)),
     "two tokens exchanged": ("blocks.1.mlp.act", lambda name: _output(name, _rows_exchanged)),
     "in bfloat16": ("blocks.0.mlp.gate", lambda name: _forward(name, _in_bfloat16)),
-    "gradient x 1.05": ("blocks.0.mlp.act", lambda name: _input(name, _with_other_gradient)),
+    "gradient x 1.05": ("blocks.0.mlp.act", lambda name: _forward(name, _other_gradient)),
 }
 
 
-def _with_other_gradient(value: Any) -> Any:
-    return changed(value, lambda grad: grad * 1.05)
+def _other_gradient(module: nn.Module, forward: Callable[..., Any]) -> Any:
+    return lambda value: forward(changed(value, lambda grad: grad * 1.05))
 
 
 def _of_arithmetic() -> Iterator[RankFault]:

@@ -120,7 +120,7 @@ def train(
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
     if layout.llama:
-        model = llama(out.parent, ranks).to(layout.dtype)
+        model = llama(out.parent / "llama", ranks).to(layout.dtype)
     else:
         make = fused_model if ones(name) == "fused_one" else whole_model
         model: Any = make(layout.dtype, seed)

@@ -172,7 +172,8 @@ def of_own_means(
     judge: Callable[[Task, GlobalRecord], PairOutcome],
 ) -> None:
     """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
-    batches, so are those. Their errors would else seem to change from row to row.
+    batches, so are those. Their errors would else seem to change from row to row. If none is right,
+    what makes the first one's error smallest counts.
 
     Args:
         judge: as that of ``used_as_terms``.
@@ -187,15 +188,22 @@ def of_own_means(
         elif outcome.verdict.reason is not Reason.IDENTICAL:
             remarks = outcome.verdict.remarks
             times[next((each.times for each in remarks if isinstance(each, TimesRanks)), 1.0)] += 1
-    most = max(times, key=lambda each: times[each], default=1.0)
-    for place in wrong if most != 1.0 else ():
-        outcome = outcomes[place]
+    most = max(times, key=lambda each: times[each], default=None)
+    for place in wrong:
+        task, outcome = tasks[place], outcomes[place]
         assert isinstance(outcome, PairOutcome)
-        if isinstance(outcome.arranged, GlobalRecord):
-            task, record = tasks[place], scaled(outcome.arranged, 1.0 / most)
+        if most == 1.0 or not isinstance(outcome.arranged, GlobalRecord):
+            continue
+        found = {}
+        for each in task.means if most is None else [most]:
+            record = scaled(outcome.arranged, 1.0 / each)
             own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
-            found = settle_ranks(own, judge(task, record), functools.partial(judge, task))
-            outcomes[place] = _remarked(found, TimesRanks(most))
+            again = settle_ranks(own, judge(task, record), functools.partial(judge, task))
+            found[each] = _remarked(again, TimesRanks(each))
+        if most is None:  # the first wrong one tells
+            found[1.0] = outcome
+            most = min(found, key=lambda each: _error(found[each]))
+        outcomes[place] = found[most]
 
 
 def of_ranks(verdict: Verdict) -> Verdict:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.unify import RankRecords
 from accucompare.compare.pairing import Pair
-from accucompare.numbers import same_fingerprint
+from accucompare.numbers import DTYPES, same_fingerprint, widen
 
 _TABLES = ("parameters", "buffers")
 
@@ -45,7 +46,7 @@ def as_one(
         model=model,
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
-            _series(entry, manifests.values(), pairs, golden, entry.step in steps, whole)
+            _series(bundle, entry, pairs, golden, entry.step in steps, whole)
             for entry in first.series
         ],
     )
@@ -83,8 +84,8 @@ def _shared(manifests: Iterable[Manifest], kind: str) -> dict[str, Any]:
 
 
 def _series(
+    bundle: Bundle,
     first: StepSeries,
-    manifests: Iterable[Manifest],
     pairs: Sequence[Pair],
     golden: Manifest | None,
     same_rows: bool,
@@ -98,17 +99,17 @@ def _series(
         same_rows: whether the ranks were given golden's rows.
         whole: whether each rank holds all parameters whole.
     """
+    manifests = bundle.manifests.values()
     entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
     series = () if golden is None else golden.series
     theirs = next((each for each in series if each.step == first.step), None)
-    norm = _norm(pairs, first.step, theirs)
-    clipped = any(entry.clipped_norm is not None for entry in entries)
-    factor = _clipping(entries)
+    norm = _norm(bundle, pairs, first.step, theirs)
+    factor = _clipping(entries, theirs)
     return msgspec.structs.replace(
         first,
         losses=_losses(entries, () if theirs is None else theirs.losses),
-        grad_norm=norm if norm is None or not clipped else norm / factor if factor else None,
-        clipped_norm=norm if clipped else None,
+        grad_norm=norm,
+        clipped_norm=None if norm is None or factor is None else norm * factor,
         batch=theirs.batch if same_rows and theirs is not None else None,
         weights=first.weights if whole else None,
     )
@@ -127,24 +128,28 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
     return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
 
 
-def _norm(pairs: Iterable[Pair], step: int, golden: StepSeries | None) -> float | None:
-    """The L2 norm of the gradients that the update used, put together, of golden's if ``golden`` is
-    ``None``; ``None`` unless golden's make up golden's own norm."""
+def _norm(
+    bundle: Bundle, pairs: Iterable[Pair], step: int, golden: StepSeries | None
+) -> float | None:
+    """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
+    unless golden's make up golden's own norm."""
     sides: tuple[list[float], list[float]] = [], []
     for pair in pairs:
         record = pair.golden
         if record is None or (record.role, record.step) != (Role.PARAM_GRAD, step):
             continue
         norms = [_l2(each) for each in (pair.golden, pair.candidate)]
+        own = 0 if golden is None else 1
+        if norms[own] is None:
+            norms[own] = _l2_of_sums(bundle, pair.golden if golden is None else pair.candidate)
         for side, norm in zip(sides, norms, strict=True):
             side.append(math.nan if norm is None else norm)
     ours, theirs = (math.hypot(*side) for side in sides)
     if golden is None:
         return None if math.isnan(ours) or not sides[0] else ours
-    own = golden.grad_norm if golden.clipped_norm is None else golden.clipped_norm
-    if own is None or math.isnan(theirs):
+    if golden.grad_norm is None or math.isnan(theirs):
         return None
-    return theirs if math.isclose(ours, own, rel_tol=1e-6) else None
+    return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
 
 
 def _l2(record: Record | None) -> float | None:
@@ -153,12 +158,31 @@ def _l2(record: Record | None) -> float | None:
     return known.l2 if whole and known is not None else None
 
 
-def _clipping(entries: Sequence[StepSeries]) -> float | None:
-    """The factor by which the ranks clipped; ``None`` if none did, or not alike."""
-    factors = [
-        entry.clipped_norm / entry.grad_norm
-        for entry in entries
-        if entry.clipped_norm is not None and entry.grad_norm
-    ]
-    alike = len(factors) == len(entries) and max(factors) - min(factors) <= 1e-6 * max(factors)
-    return factors[0] if alike else None
+def _l2_of_sums(bundle: Bundle, record: Record | None) -> float | None:
+    """The norm of a tensor that ranks have terms of; ``None`` if it is not recorded so."""
+    if not isinstance(record, GlobalRecord) or record.member is None:
+        return None
+    blocks = bundle.stored(record).blocks(0, math.prod(record.shape))
+    wide = (widen(block, DTYPES[record.dtype]) for block in blocks)
+    return math.sqrt(math.fsum(float(np.square(each, dtype=np.float64).sum()) for each in wide))
+
+
+def _clipping(entries: Sequence[StepSeries], golden: StepSeries | None) -> float | None:
+    """The factor by which the ranks clipped, of all the furthest from golden's; ``None`` if none
+    did."""
+    factors = [_factor(entry) for entry in entries]
+    if all(factor is None for factor in factors):
+        return None
+    own = None if golden is None else _factor(golden)
+    return max(
+        (1.0 if factor is None else factor for factor in factors),
+        key=lambda factor: abs(factor - (1.0 if own is None else own)),
+    )
+
+
+def _factor(entry: StepSeries) -> float | None:
+    return (
+        None
+        if entry.clipped_norm is None or not entry.grad_norm
+        else (entry.clipped_norm / entry.grad_norm)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -284,15 +285,12 @@ def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> 
     own = arrangement.boxes[0]
     alone = len(arrangement.boxes) == len(own.terms) == 1 and own.factor == 1.0
     records = [record for box in arrangement.boxes for record in box.terms]
-    if not alone:
-        held = all(record.member is not None for record in records)
-        fields |= {
-            "digest": None,
-            "sketch": None,
-            "member": first.member if held else None,
-            "statistics": _statistics(arrangement.boxes),
-        }
+    held = all(record.member is not None for record in records)
     fields |= {
+        "digest": own.terms[0].digest if alone else None,
+        "sketch": own.terms[0].sketch if alone else None,
+        "member": own.terms[0].member if held else None,
+        "statistics": own.terms[0].statistics if alone else _statistics(arrangement.boxes),
         "shape": shape,
         "shard": None,
         "boxes": arrangement.boxes,
@@ -304,13 +302,17 @@ def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> 
 
 def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
-    parts = [box.terms[0].statistics for box in boxes]
-    known = [each for each in parts if each is not None]
-    if len(known) < len(parts) or any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
+    if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
+        return None
+    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    for box in boxes:
+        held[box.terms[0]] += math.prod(box.shape)
+    known = [record.statistics for record in held if record.statistics is not None]
+    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
         return None
     finite = [
-        (each, math.prod(box.shape) - each.nan - each.inf)
-        for box, each in zip(boxes, known, strict=True)
+        (each, size - each.nan - each.inf)
+        for size, each in zip(held.values(), known, strict=True)
         if each.mean is not None
     ]
     count = sum(many for _, many in finite)
