@@ -87,7 +87,7 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     fits: list[_Fit] = []
     for _, group in given:
         name = run.parameter_of(group[min(group)])
-        fit = _fitted(run, group, terms.get(run.tied.get(name, name), ()))
+        fit = _best_fit(run, group, name, terms.get(run.tied.get(name, name), ()))
         if fit is None:
             tally.left += 1
         else:
@@ -99,7 +99,7 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
 
 
 def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tally) -> None:
-    scale = _of_loop(run, step.number)
+    scale = _of_loop(run, step)
     factors = [_known(fit.factor / scale * fit.places) for fit in fits if fit.even]
     usual, times = Counter(factors).most_common(1)[0] if factors else (1.0, 0)
     explained = sum(fit.even or bool(fit.weights) for fit in fits)
@@ -125,7 +125,7 @@ def _wrong(run: RunOfRanks, fit: _Fit, scale: float, usual: float | None) -> Ran
         if not fit.weights:
             return OtherGradient(fit.error)
         weights = tuple(
-            (tuple(term.record.ranks), term.call[1], float(f"{weight / scale:.3g}"))
+            (tuple(term.record.ranks), term.call[1], round(weight / scale, 3))
             for term, weight in zip(fit.terms, fit.weights, strict=True)
         )
         return UnevenGradient(weights)
@@ -162,18 +162,23 @@ def _known(factor: float) -> float:
     return float(f"{factor:.2g}")
 
 
-def _of_loop(run: RunOfRanks, step: int) -> float:
+def _of_loop(run: RunOfRanks, step: StepOfRanks) -> float:
     """What the loop multiplied all gradients with, as far as it is known: clipping, and the loss's
     scale taken back."""
-    entries = [
-        entry
-        for manifest in run.bundle.manifests.values()
-        for entry in manifest.series
-        if entry.step == step
-    ]
-    factors = [factor for entry in entries if (factor := clip_factor(entry)) is not None]
-    scales = [entry.loss_scale for entry in entries if entry.loss_scale]
-    return (factors[0] if factors else 1.0) / (scales[0] if scales else 1.0)
+    scales = [entry.loss_scale for entry in run.series(step.number).values() if entry.loss_scale]
+    return clipped_by(run, step) / (scales[0] if scales else 1.0)
+
+
+def clipped_by(run: RunOfRanks, step: StepOfRanks) -> float:
+    """By what the recorded gradients of an update were clipped; 1 if they were recorded before."""
+    for rank, entry in run.series(step.number).items():
+        factor = clip_factor(entry)
+        norms = [run.norm(group[rank]) for _, group in step.of(Role.PARAM_GRAD) if rank in group]
+        if factor is None or None in norms or entry.clipped_norm is None:
+            continue
+        own = math.hypot(*(norm for norm in norms if norm is not None))
+        return factor if math.isclose(own, entry.clipped_norm, rel_tol=REDUCED_WITHIN) else 1.0
+    return 1.0
 
 
 def clip_factor(entry: StepSeries) -> float | None:
@@ -205,11 +210,25 @@ def _terms(run: RunOfRanks, step: StepOfRanks) -> dict[str, list[_Term]]:
     return found
 
 
-def _fitted(run: RunOfRanks, group: ByRank, terms: Sequence[_Term]) -> _Fit | None:
+def _best_fit(run: RunOfRanks, group: ByRank, name: str, terms: Sequence[_Term]) -> _Fit | None:
+    """How a gradient is made of what calls gave: on the ranks of its own place along the
+    dimensions that do not share out the rows, or else on all."""
     try:
         record = run.wholes(group)[0]
     except (IncompleteError, IndexError):
         return None
+    others = run.mesh.without(run.data)
+    place = run.place(record.ranks[0], others)
+    own = [term for term in terms if run.place(term.record.ranks[0], others) == place]
+    fit = _fitted(run, record, tuple(sorted(group)), own)
+    if len(own) == len(terms) or name in run.by_hand or (fit is not None and fit.even):
+        return fit
+    return _fitted(run, record, tuple(sorted(group)), terms)
+
+
+def _fitted(
+    run: RunOfRanks, record: GlobalRecord, ranks: tuple[int, ...], terms: Sequence[_Term]
+) -> _Fit | None:
     records = [record, *(term.record for term in terms)]
     if len(records) < 2 or not all(map(has_values, records)):
         return None
@@ -222,7 +241,6 @@ def _fitted(run: RunOfRanks, group: ByRank, terms: Sequence[_Term]) -> _Fit | No
     total = products[1:, 1:].sum()
     factor = float(products[0, 1:].sum() / total) if total else 0.0
     ones = np.full(len(terms), factor)
-    ranks = tuple(sorted(group))
     error = _error(products, ones, norms)
     if error > REDUCED_WITHIN and 1 < len(terms) <= MOST_TERMS:
         weights: Float64 = np.linalg.pinv(products[1:, 1:], rcond=1e-8) @ products[1:, 0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from accucompare.bundle.format import Role, StepSeries
 from accucompare.compare.constants import SAME_NUMBER, SAME_NUMBER_OF_HALVES, SAME_RATE
-from accucompare.compare.invariants.gradient_checks import clip_factor
+from accucompare.compare.invariants.gradient_checks import clip_factor, clipped_by
 from accucompare.compare.invariants.rank_facts import (
     LoopNumber,
     NormUneven,
@@ -26,13 +26,15 @@ _Number = tuple[LoopNumber, str]
 
 
 def check_loop(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
-    entries = _entries(run, step.number)
+    entries = run.series(step.number)
     if len(entries) < 2:
         return
     tables = {rank: dict(_numbers(entry)) for rank, entry in entries.items()}
     for name in dict.fromkeys(name for table in tables.values() for name in table):
         held = {rank: table.get(name) for rank, table in tables.items()}
-        limit = SAME_NUMBER if name[0] is LoopNumber.CLIP_FACTOR else SAME_RATE
+        limit = SAME_RATE
+        if name[0] is LoopNumber.CLIP_FACTOR:
+            limit = SAME_NUMBER_OF_HALVES if _has_halves(step) else SAME_NUMBER
         _same(tally, step.number, name, held, limit)
     losses: dict[Any, dict[int, Any]] = {}
     for rank, entry in entries.items():
@@ -84,7 +86,7 @@ class ClippedNorms:
         self.halves = False
 
     def check(self, run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
-        factors = [clip_factor(entry) for entry in _entries(run, step.number).values()]
+        factors = [clip_factor(entry) for entry in run.series(step.number).values()]
         if not factors or None in factors or min(filter(None, factors), default=1.0) >= 1 - 1e-6:
             return
         squares = []
@@ -97,10 +99,12 @@ class ClippedNorms:
             if norm is None or run.parameter_of(record) in run.by_hand:
                 tally.unseen = NotSeen(Unseen.NO_LAYOUT)
                 return
-            self.halves |= record.dtype in ("bfloat16", "float16")
             squares.append(norm**2)
+        self.halves |= _has_halves(step)
         if squares:
-            self.norms[step.number] = math.sqrt(math.fsum(squares))
+            # what the clipped ones have, or would have
+            factor = (factors[0] or 1.0) / clipped_by(run, step)
+            self.norms[step.number] = factor * math.sqrt(math.fsum(squares))
 
     def finish(self, tally: Tally) -> None:
         if len(self.norms) < 2:
@@ -117,10 +121,9 @@ class ClippedNorms:
             tally.fail(fact, RankPlace("", step, Role.PARAM_GRAD.value))
 
 
-def _entries(run: RunOfRanks, step: int) -> dict[int, StepSeries]:
-    return {
-        rank: entry
-        for rank, manifest in run.bundle.manifests.items()
-        for entry in manifest.series
-        if entry.step == step
-    }
+def _has_halves(step: StepOfRanks) -> bool:
+    return any(
+        record.dtype in ("bfloat16", "float16")
+        for _, group in step.of(Role.PARAM_GRAD)
+        for record in group.values()
+    )

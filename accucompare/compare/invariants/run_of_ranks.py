@@ -16,13 +16,13 @@ import numpy as np
 from accucompare.bundle.format import (
     UPDATE_ROLES,
     Box,
-    Evidence,
     GlobalRecord,
     Key,
     Layout,
     Record,
     Role,
     Shard,
+    StepSeries,
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import RankPlace
@@ -92,6 +92,15 @@ class RunOfRanks:
                 for record in self.bundle.step_records(rank, entry):
                     values.setdefault(record.key._replace(rank=0), {})[rank] = record
         return StepOfRanks(number, values)
+
+    def series(self, step: int) -> dict[int, StepSeries]:
+        """A step of training in numbers, by rank."""
+        return {
+            rank: entry
+            for rank, manifest in self.bundle.manifests.items()
+            for entry in manifest.series
+            if entry.step == step
+        }
 
     @cached_property
     def first(self) -> StepOfRanks:
@@ -349,7 +358,7 @@ def _alone(record: Record) -> GlobalRecord:
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
     edges = tuple((0, length) for length in record.shape)
     box = Box((0,) * len(record.shape), (record,), where=edges)
-    return GlobalRecord(**fields, boxes=(box,), evidence=Evidence.RECORDED)
+    return GlobalRecord(**fields, boxes=(box,))
 
 
 def _words(name: str) -> set[str]:
