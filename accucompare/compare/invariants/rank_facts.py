@@ -133,6 +133,10 @@ class PartsApart(RankFact, frozen=True):
     shape: tuple[int, ...]
 
 
+class ChangedBetween(RankFact, frozen=True):
+    """Some ranks' parts of a weight changed between updates, and the others' did not."""
+
+
 class OutputsApart(RankFact, frozen=True):
     """One input and equal weights gave several outputs. ``backward``: one gradient too, and
     several gradients of the input."""

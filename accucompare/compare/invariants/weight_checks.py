@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from accucompare.bundle.format import DEVICE_DIGEST, Key, Role
 from accucompare.compare.invariants.rank_facts import (
+    ChangedBetween,
     NotSeen,
     PartsApart,
     ReplicasApart,
@@ -50,6 +51,13 @@ def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     """What updates made of the weights and of the optimizer's state, and the later weights."""
     later = () if step.number == run.steps[0] else (Role.PARAM_BEFORE,)
     _all_replicas(run, step, (*later, *_AFTER, Role.PARAM_CHANGED), tally)
+    for _, group in step.of(Role.PARAM_CHANGED):
+        record = group[min(group)]
+        held = run.parameters.get(run.parameter_of(record), {})
+        # replicas that were changed apart are found by their values
+        if set(group) != set(held) and not run.replicas(held):
+            tally.see(step.number)
+            tally.fail(ChangedBetween(), place_of_record(record, tuple(sorted(group))))
 
 
 def check_gradients(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:

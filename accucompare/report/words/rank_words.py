@@ -217,6 +217,8 @@ def _said(fact: RankFact) -> str:
             return f"ranks that should hold the same values do not{_off(rel_l2)}"
         case rank_facts.PartsApart(shape):
             return f"the ranks' parts leave holes in {shape}, or overlap"
+        case rank_facts.ChangedBetween():
+            return "something else than an update changed their part, and not that of the others"
         case rank_facts.OutputsApart(rel_l2, backward):
             if backward:
                 return (
@@ -252,11 +254,16 @@ def _of_gradient(fact: RankFact) -> str:
                 text += f", {factor / ranks:.4g} times the sum"
             return text + ("" if usual is None else f"; most gradients are {usual:.4g} times it")
         case rank_facts.UnevenGradient(weights):
+            several = len({call for _, call, _ in weights}) > 1
             terms = [
-                f"{weight:.3g} of {ranks_in_words(ranks)}'s call {call}"
+                f"{weight:.3g} x {ranks_in_words(ranks)}{f' call {call}' if several else ''}"
                 for ranks, call, weight in weights
+                if weight
             ]
-            return f"the gradient is {' + '.join(terms)}, where all should have one factor"
+            return (
+                f"of what the calls gave, the gradient is {' + '.join(terms)}; all should have"
+                " one factor"
+            )
         case rank_facts.OtherGradient(error):
             return f"the gradient is no sum of what the calls gave: {error:.1%} of it is left"
     raise AssertionError(fact)
