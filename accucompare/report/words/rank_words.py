@@ -258,7 +258,6 @@ def _of_gradient(fact: RankFact) -> str:
             terms = [
                 f"{weight:.3g} x {ranks_in_words(ranks)}{f' call {call}' if several else ''}"
                 for ranks, call, weight in weights
-                if weight
             ]
             return (
                 f"of what the calls gave, the gradient is {' + '.join(terms)}; all should have"
