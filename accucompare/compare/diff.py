@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -17,11 +17,17 @@ from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_ru
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
+    DiffRows,
+    RowsOfStep,
     Sides,
+    but_plain,
     judge_with,
+    left_as_terms,
+    of_failing_steps,
     of_own_means,
     of_ranks,
     open_beside,
+    plain_count,
     used_as_terms,
     why_not_proved,
     with_given,
@@ -67,12 +73,10 @@ from accucompare.compare.pairing import (
     with_paths_of,
 )
 from accucompare.compare.preflight_facts import About, PreflightFinding
-from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
     PairOutcome,
-    Reason,
     Row,
     Status,
     Task,
@@ -80,6 +84,7 @@ from accucompare.compare.rows import (
     explained,
     never_called,
     other_model,
+    row_of,
     with_options,
     with_parameters,
 )
@@ -92,10 +97,19 @@ from accucompare.compare.runs import (
     with_clipping,
     with_step_rows,
 )
+from accucompare.compare.steps_at_once import (
+    ColumnsOfSteps,
+    JudgedStep,
+    StepOfBundle,
+    columns_of,
+    judge_steps,
+    may_judge_at_once,
+)
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
-from accucompare.places import Place, is_file
+from accucompare.places import Place, Url, is_file
+from accucompare.selection import Selection
 
 if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # most diffs need none
@@ -120,14 +134,21 @@ def compare(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())
-        opened = _open(stack, golden, candidate, baseline, options)
+        opened = _open(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
         opened = _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
-        compared, chosen = _compared(rows), assigned.baseline
+        chosen = assigned.baseline
+        compared = [
+            row
+            for row in but_plain(rows)
+            if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
+        ]
         different = other_model(*opened.models, rows, paired.renamings)
-        findings = _findings(opened, paired, chosen, compared, options)
+        alone = [row for row in compared if chosen.has_none_of(row)]
+        number = len(compared) + plain_count(rows)
+        findings = _findings(opened, paired, chosen, alone, number, options)
         findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
         findings += unused_rules(options.rules, opened.candidate_records, rows)
@@ -145,7 +166,7 @@ def compare(
             damage=list(dict.fromkeys(opened.damage)),
             baseline=None if chosen.bundle is None else _side(chosen.bundle),
             culprits=culprits,
-            without_baseline=sum(chosen.has_none_of(row) for row in compared),
+            without_baseline=len(alone),
             refused=chosen.refused,
             not_proved=why_not_proved(opened.golden, chosen.bundle, assigned.beside),
             unseen=(
@@ -185,7 +206,9 @@ class _Opened:
     Attributes:
         repeat, golden_repeat: the second runs of the candidate and of golden.
         baseline: the one that decides, if any may.
+        golden_records, candidate_records: of the steps that are judged pair by pair.
         damage: records and steps that could not be read; later stages add theirs.
+        at_once: the other steps.
     """
 
     golden: Bundle
@@ -197,6 +220,7 @@ class _Opened:
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
+    at_once: Mapping[StepOfBundle, JudgedStep]
     golden_ranks: RankRecords | None
     candidate_ranks: RankRecords | None
 
@@ -248,8 +272,9 @@ def _open(
     candidate: Place,
     baseline: Place | None,
     options: DiffOptions,
+    cluster: Cluster | None,
 ) -> _Opened:
-    """Open the bundles, and list their records."""
+    """Open the bundles, list their records, and judge the steps that can be judged at once."""
     ours, theirs = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
     repeat, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
     check_feed(ours, theirs)
@@ -261,8 +286,11 @@ def _open(
         )
     chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)
+    free = not any((repeat, golden_repeat, chosen.bundle, cluster))
+    columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
     golden_records, candidate_records = (
-        _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
+        _records(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
+        for bundle in (ours, theirs)
     )
     ranks: list[RankRecords | None] = [None, None]
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
@@ -289,8 +317,39 @@ def _open(
         golden_records,
         candidate_records,
         damage,
+        at_once,
         *ranks,
     )
+
+
+def _at_once(
+    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
+) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
+    """Every step as columns, if that could be useful; and those that can be judged at once."""
+    imported = [each.manifest.options.imported for each in (golden, candidate)]
+    if (
+        options.renamings
+        or options.auto
+        or options.rules
+        or options.selection != Selection()
+        or options.work.verify
+        or candidate.manifest.fed
+        or imported != [None, None]
+        or max(golden.ranks, candidate.ranks) > 1  # they may lie otherwise on the two sides
+        # threads wait for storage
+        or any(isinstance(bundle.path, Url) for bundle in (golden, candidate))
+    ):
+        return {}, {}
+    columns = {bundle: columns_of(bundle) for bundle in (golden, candidate)}
+    if not all(may_judge_at_once(bundle, columns[bundle]) for bundle in columns):
+        return columns, {}
+    sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
+    progress = options.work.progress or _unseen
+    return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
+
+
+def _unseen(done: int, total: int) -> None:
+    """Shows no progress."""
 
 
 def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
@@ -310,7 +369,7 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
-    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks)
+    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks, options.layouts)
     return _Paired(pairs, unified, renamings, proposed, parameters)
 
 
@@ -377,7 +436,7 @@ def _assign(
         _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
-    tasks = with_given(tasks) if options.limits.given or options.rules else tasks
+    tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
     tasks = _with_layouts(
         _with_second_runs(tasks, again, steady),
@@ -394,7 +453,7 @@ def _judge(
     assigned: _Assigned,
     options: DiffOptions,
     cluster: Cluster | None,
-) -> list[Row]:
+) -> Sequence[Row]:
     """Measure and judge each pair, and trace where its error was made."""
     tasks, baseline, beside = assigned
     sides = Sides(
@@ -409,37 +468,53 @@ def _judge(
         beside.again,
         beside.rounded,
     )
-    outcomes = _outcomes(sides, tasks, options.work, cluster)
+    outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
     if opened.candidate_ranks is not None or opened.golden_ranks is not None:
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
+        left_as_terms(tasks, outcomes, again)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
-    rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
-    return vouched_for(rows, paired.parameters) + never_called(
-        opened.golden, opened.candidate, options.selection
-    )
+    uncalled = never_called(opened.golden, opened.candidate, options.selection)
+    if not opened.at_once:
+        rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+        return [*vouched_for(rows, paired.parameters), *uncalled]
+    parts = _parts(paired.chosen, outcomes, opened, origins)
+    return DiffRows([*_parts_of(vouched_for(DiffRows(parts), paired.parameters)), uncalled])
 
 
-def _compared(rows: Iterable[Row]) -> list[Row]:
-    return [
-        row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
-    ]
+def _parts(
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: _Opened, origins: Trace
+) -> Iterator[RowsOfStep | list[Row]]:
+    """The rows of pairs and of steps judged at once, in golden's execution order."""
+    steps = [(place, opened.at_once[place]) for place in sorted(opened.at_once)]
+    begin, damage = 0, opened.damage
+    for end, pair in enumerate(pairs):
+        while steps and steps[0][0] < (pair.record.rank, pair.record.step):
+            yield _rows(pairs[begin:end], outcomes[begin:end], damage, origins)
+            begin = end
+            yield steps.pop(0)[1].traced(origins.trace, damage)
+    yield _rows(pairs[begin:], outcomes[begin:], damage, origins)
+    yield from (step.traced(origins.trace, damage) for _, step in steps)
+
+
+def _parts_of(rows: Sequence[Row]) -> Sequence[RowsOfStep | list[Row]]:
+    return rows.parts if isinstance(rows, DiffRows) else [list(rows)]
 
 
 def _findings(
     opened: _Opened,
     paired: _Paired,
     baseline: ChosenBaseline,
-    compared: list[Row],
+    alone: list[Row],
+    compared: int,
     options: DiffOptions,
 ) -> list[PreflightFinding]:
-    """The findings of pre-flight, of maps and of the baseline."""
+    """The findings of pre-flight, of maps and of the baseline, which lacks the rows ``alone``."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
-    alone = [row for row in compared if baseline.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
     findings += unused_options(
         renamings,
@@ -448,16 +523,16 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    return findings + baseline.findings(golden, candidate, renamings, alone, len(compared))
+    return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
 def _follow(
     opened: _Opened,
     assigned: _Assigned,
-    rows: list[Row],
+    rows: Sequence[Row],
     findings: list[PreflightFinding],
     options: DiffOptions,
-) -> tuple[TrainingResult | None, list[Row]]:
+) -> tuple[TrainingResult | None, Sequence[Row]]:
     """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
     baseline, repeat = _manifests(opened.baseline.bundle), _manifests(opened.golden_repeat)
@@ -473,9 +548,9 @@ def _follow(
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
         of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(rows, *opened.series, *of_rounding, opened.tolerances)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(rows, training.parting, *opened.series, opened.tolerances)
+        rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
     return training, rows
 
 
@@ -483,15 +558,16 @@ def _culprits(
     opened: _Opened,
     paired: _Paired,
     baseline: ChosenBaseline,
-    rows: list[Row],
+    rows: Sequence[Row],
     training: TrainingResult | None,
 ) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = []
-    if any(row.status is Status.FAIL for row in rows):
-        found = find_culprits(rows, opened.fed, baseline.bundle is not None, updated)
-    found = scaled_first(found, rows, opened.fed, updated)
+    if all(row.status is not Status.FAIL for row in but_plain(rows)):
+        return []
+    every = of_failing_steps(rows)
+    found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
+    found = scaled_first(found, every, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
@@ -593,10 +669,18 @@ def _place(key: Key) -> NotFed:
 
 
 def _outcomes(
-    sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None
+    sides: Sides,
+    tasks: list[Task],
+    work: Work,
+    cluster: Cluster | None,
+    at_once: Mapping[StepOfBundle, JudgedStep],
 ) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, including those that one side did not run or capture."""
-    progress = work.progress or (lambda done, total: None)
+    show, before = work.progress or _unseen, sum(each.nbytes for each in at_once.values())
+
+    def progress(done: int, total: int) -> None:
+        show(before + done, before + total)
+
     outcomes = (
         outcomes_of(sides, tasks, work.workers, progress)
         if cluster is None
@@ -609,12 +693,27 @@ def _outcomes(
     return outcomes
 
 
-def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
-    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``."""
-    records = []
+def _records(
+    bundle: Bundle,
+    keep_going: bool,
+    damage: list[str],
+    columns: ColumnsOfSteps | None = None,
+    but: Collection[StepOfBundle] = (),
+) -> list[Record]:
+    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``.
+
+    Args:
+        columns: steps that were read already.
+        but: steps that are left out.
+    """
+    records: list[Record] = []
     for rank, entry in bundle.steps():
+        place = rank, entry.step
+        if place in but:
+            continue
         try:
-            records += bundle.step_records(rank, entry)
+            known = None if columns is None else columns.get(place)
+            records += bundle.step_records(rank, entry) if known is None else known
         except BundleError as error:
             if not keep_going:
                 raise
@@ -625,31 +724,13 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
 def _rows(
     pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
-    rows = []
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if isinstance(outcome, BundleError):
-            damage.append(str(outcome))
-            outcome = PairOutcome(
-                None, Verdict(Reason.NOT_COMPARABLE, remarks=(Unreadable(str(outcome)),))
-            )
-        record = pair.record
-        if outcome.arranged is not None:
-            pair = msgspec.structs.replace(pair, candidate=outcome.arranged)
-        verdict = of_ranks(origins.trace(record, outcome.verdict))
-        metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
-        rows.append(
-            Row(
-                pair.golden,
-                pair.candidate,
-                verdict,
-                metrics,
-                pair.nearest,
-                record.name,
-                baseline,
-                noise,
-            )
-        )
-    return rows
+
+    def traced(record: Record, verdict: Verdict) -> Verdict:
+        return of_ranks(origins.trace(record, verdict))
+
+    return [
+        row_of(pair, outcome, damage, traced) for pair, outcome in zip(pairs, outcomes, strict=True)
+    ]
 
 
 def _has_updates(compared: Iterable[Row]) -> bool:

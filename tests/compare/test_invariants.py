@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard
-from accucompare.compare.invariants import RankOutcome, RankStatus, Unseen, rank_facts
+from accucompare.compare.invariants import NotSeenWhy, RankOutcome, RankStatus, rank_facts
 from accucompare.errors import UsageError
 from accucompare.numbers import digest
 from tests.compare.builder import Item, edit_manifest, item, write
@@ -94,7 +94,7 @@ def failed(checks: ac.RankChecks, *names: str) -> RankOutcome:
     return checks[names[0]]
 
 
-def unseen(checks: ac.RankChecks, name: str) -> Unseen:
+def unseen(checks: ac.RankChecks, name: str) -> NotSeenWhy:
     fact = checks[name].measured
     assert isinstance(fact, rank_facts.NotSeen)
     return fact.why
@@ -127,7 +127,7 @@ def test_a_rank_that_is_missing_is_told_and_no_pass(tmp_path: Path) -> None:
     for file in (tmp_path / "run" / "rank1").iterdir():
         file.unlink()
     checks = ac.check_ranks(tmp_path / "run")
-    assert unseen(checks, "ranks-and-steps") is Unseen.RANKS_MISSING
+    assert unseen(checks, "ranks-and-steps") is NotSeenWhy.RANKS_MISSING
     assert checks["ranks-and-steps"].place.ranks == (1,)
     assert checks.exit_code == 2
 
@@ -136,7 +136,7 @@ def test_unequal_numbers_of_steps_are_told_and_no_pass(tmp_path: Path) -> None:
     more = item("", [3.0], role="input", path="0", parent=None, step=1)
     checks = checked(tmp_path, [*given(2), more], {"dp": 2}, WHOLE)
     assert checks["ranks-and-steps"].measured == rank_facts.NotSeen(
-        Unseen.STEPS_MISSING, (1,), (1,)
+        NotSeenWhy.STEPS_MISSING, (1,), (1,)
     )
     assert (checks.exit_code, checks.steps) == (2, [0])
 
@@ -188,7 +188,7 @@ def test_replicas_of_parts_along_another_dimension(tmp_path: Path) -> None:
 def test_parts_that_the_code_cut_by_hand_are_not_looked_at(tmp_path: Path) -> None:
     items = [*given(2, 0, 0), *held("fc", HALVES, **GRAD), *held("fc", HALVES, **WEIGHT)]
     checks = checked(tmp_path, items, {"tp": 2}, parameters(HALVES))
-    assert unseen(checks, "weights") is Unseen.NO_LAYOUT
+    assert unseen(checks, "weights") is NotSeenWhy.NO_LAYOUT
     assert not checks.of(RankStatus.FAIL)
 
 
@@ -317,7 +317,7 @@ def test_of_equal_calls_the_innermost_is_named(tmp_path: Path) -> None:
 def test_calls_with_other_weights_may_give_something_else(tmp_path: Path) -> None:
     items = [*given(2, 0, 0), *called([VALUES, OTHER])]
     checks = checked(tmp_path, items, {"tp": 2}, parameters([VALUES, OTHER]))
-    assert unseen(checks, "calls") is Unseen.NO_SAME_CALL
+    assert unseen(checks, "calls") is NotSeenWhy.NO_SAME_CALL
 
 
 # batches
@@ -338,7 +338,7 @@ def test_another_batch_in_a_group_that_shares_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", [None, {"x": 2}])
 def test_who_shares_a_batch_is_not_guessed(tmp_path: Path, mesh: dict[str, int] | None) -> None:
     checks = checked(tmp_path, given(2, 0, 0), mesh, WHOLE)
-    assert unseen(checks, "batches") is Unseen.NO_MESH
+    assert unseen(checks, "batches") is NotSeenWhy.NO_MESH
 
 
 # dropout
@@ -382,7 +382,7 @@ def test_right_dropout_passes(tmp_path: Path, seeds: list[int], batches: tuple[i
 def test_dropout_that_the_capture_drew_says_nothing(tmp_path: Path) -> None:
     items = [*given(2), *dropped([0, 0], DROPPED)]
     checks = checked(tmp_path, items, {"dp": 2}, capture=[{"seed": 0}] * 2)
-    assert unseen(checks, "dropout") is Unseen.SEEDED_ALIKE
+    assert unseen(checks, "dropout") is NotSeenWhy.SEEDED_ALIKE
 
 
 # the loop
@@ -455,4 +455,4 @@ def test_one_clipped_step_tells_nothing(tmp_path: Path) -> None:
     table = series(2, grad_norm=[norm] * 2, clipped_norm=[norm / 2] * 2)
     items = [*given(2), *held("fc", [VALUES, VALUES], **GRAD)]
     checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=table)
-    assert unseen(checks, "clipped-norm") is Unseen.CLIPPED_ONCE
+    assert unseen(checks, "clipped-norm") is NotSeenWhy.CLIPPED_ONCE

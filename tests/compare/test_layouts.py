@@ -14,6 +14,7 @@ import accucompare as ac
 from accucompare.bundle.format import Shard
 from accucompare.compare.remarks import Interleaved, RanksDiffer, ReducedHere, Swapped, TimesRanks
 from accucompare.compare.rows import Reason, Row
+from accucompare.errors import UsageError
 from tests.compare.builder import Item, edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
@@ -166,6 +167,53 @@ def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...]) ->
     found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2}))
     assert found.status.value == "pass"
     assert Interleaved(len(sizes)) in found.verdict.remarks
+
+
+def test_a_given_layout_places_the_parts_that_nothing_else_tells(tmp_path: Path) -> None:
+    gate, up = np.split(VALUES, [6], 1)  # fused layers of odd widths
+    parts = [
+        np.concatenate(
+            [
+                each[:, :half] if rank == 0 else each[:, half:]
+                for each, half in ((gate, 3), (up, 1))
+            ],
+            1,
+        )
+        for rank in (0, 1)
+    ]
+    compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text('[[layout]]\nlayer = "f*"\ndims = "rows columns[tp]"\nfused = [3, 1]\n')
+    found = row(ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file))
+    assert found.status.value == "pass"
+
+
+def test_a_given_layout_that_lies_does_not_pass(tmp_path: Path) -> None:
+    parts = held("fc", np.split(VALUES, 2, 1))
+    compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text('[[layout]]\ndims = "rows[tp] columns"\n')
+    comparison = ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file)
+    assert row(comparison).reason is Reason.NOT_COMPARABLE
+    assert comparison.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[layout]]\ndims = "a b[pp]"', "no dimension 'pp'; it has tp"),
+        ('[[layout]]\ndim = "a"', "unknown field"),
+        ("layout = 3", "no file of"),
+    ],
+)
+def test_a_file_of_layouts_that_makes_no_sense_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    compared(tmp_path, [item(values=VALUES)], held("fc", np.split(VALUES, 2, 1)), {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file)
 
 
 BATCH = np.arange(18).reshape(6, 3)

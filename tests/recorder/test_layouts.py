@@ -5,6 +5,7 @@ together, is what one device computes."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import warnings
@@ -36,6 +37,7 @@ TWO = {
     "tp2": 1e-6,
     "sp2": 1e-6,
     "llama_tp2": 1e-5,
+    "mixtral_tp2": 1e-5,
 }
 FOUR = {"tp2dp2": 1e-6}
 SHARDED = [name for name in (*TWO, *FOUR) if name != "ddp2"]
@@ -46,12 +48,12 @@ Key = tuple[str, int, Role, str]
 def work(rank: int, ranks: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ["PARALLEL_LLAMA"] = f"{folder}/llama"
+    os.environ["PARALLEL_WEIGHTS"] = folder
     if ranks > 1:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks
         )
-    for name in {1: ("one", "llama_one"), 2: TWO, 4: FOUR}[ranks]:
+    for name in {1: ("one", "llama_one", "mixtral_one"), 2: TWO, 4: FOUR}[ranks]:
         results, counts = [], []
         for out in (None, Path(folder, name)):
             before = collectives() if ranks > 1 else 0
@@ -62,10 +64,27 @@ def work(rank: int, ranks: int, folder: str) -> None:
         Path(f"{folder}/{name}-{rank}.json").write_text(
             json.dumps({"same": results[0] == results[1], "collectives": counts})
         )
+    if ranks < 4:
+        drops(ranks, Path(folder))
     if ranks == 2:
         falls_silent(rank, Path(folder))
     elif ranks > 1:
         leave()
+
+
+def drops(ranks: int, folder: Path) -> None:
+    """Dropout on seven rows, on one rank or on two, and on a plain tensor."""
+    rows = torch.arange(1.0, 29.0).reshape(7, 4)
+    given = rows
+    if ranks > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        given = distribute_tensor(rows, init_device_mesh("cpu", (2,)), [Shard(0)])
+    model = torch.nn.Dropout(0.5)
+    with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
+        model(given)
+        model(rows)
 
 
 def falls_silent(rank: int, folder: Path) -> None:
@@ -90,7 +109,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import sys, torch.multiprocessing as mp; from tests.recorder.test_layouts import work\n"
         "import torch.distributed.fsdp, torch.distributed.tensor.parallel\n"
         "import transformers.distributed\n"
-        "from transformers import LlamaForCausalLM\n"  # once, and not once a process
+        # once, and not once a process
+        "from transformers import LlamaForCausalLM, MixtralForCausalLM\n"
         "for ranks in (1, 2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
@@ -185,7 +205,7 @@ def test_all_that_has_a_layout_put_together_is_what_one_device_computes(
         assert error <= (TWO | FOUR)[name] * np.linalg.norm(values), key
         seen.add(key[2])
     assert seen >= {Role.PARAM_GRAD, Role.PARAM_BEFORE}
-    if "tp" in LAYOUTS[name].mesh and not LAYOUTS[name].llama:
+    if "tp" in LAYOUTS[name].mesh and not LAYOUTS[name].transformer:
         assert seen >= {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD}
 
 
@@ -196,22 +216,16 @@ def shard_of(bundle: Bundle, name: str, role: Role, path: str, rank: int = 1) ->
 def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened: Opened) -> None:
     tp, sp = opened(folder / "tp2"), opened(folder / "sp2")
     up = "blocks.0.mlp.up"
-    mesh = {"mesh": ("tp",)}
-    assert shard_of(tp, up, Role.OUTPUT, "") == Shard((4, 6, 24), (0, 0, 12), **mesh)
-    assert shard_of(tp, "blocks.0.mlp.act", Role.INPUT, "0") == Shard(
-        (4, 6, 24), (0, 0, 12), **mesh
-    )
-    assert shard_of(tp, up, Role.GRAD_INPUT, "0") == Shard(
-        (4, 6, 16), (0, 0, 0), "sum", ("tp",), **mesh
-    )
+    on_tp = functools.partial(Shard, mesh=("tp",))
+    assert shard_of(tp, up, Role.OUTPUT, "") == on_tp((4, 6, 24), (0, 0, 12))
+    assert shard_of(tp, "blocks.0.mlp.act", Role.INPUT, "0") == on_tp((4, 6, 24), (0, 0, 12))
+    assert shard_of(tp, up, Role.GRAD_INPUT, "0") == on_tp((4, 6, 16), (0, 0, 0), "sum", ("tp",))
     down = "blocks.0.mlp.down"
-    assert shard_of(tp, down, Role.OUTPUT, "") == Shard((4, 6, 16), (0, 0, 0), **mesh)
-    assert shard_of(sp, down, Role.OUTPUT, "") == Shard((4, 6, 16), (0, 3, 0), **mesh)
+    assert shard_of(tp, down, Role.OUTPUT, "") == on_tp((4, 6, 16), (0, 0, 0))
+    assert shard_of(sp, down, Role.OUTPUT, "") == on_tp((4, 6, 16), (0, 3, 0))
     norm = "blocks.0.norm1"
-    assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == Shard(
-        (16,), (0,), "sum", ("tp",), **mesh
-    )
-    assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == Shard((16,), (0,), **mesh)
+    assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == on_tp((16,), (0,), "sum", ("tp",))
+    assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
 
 
 def test_parts_may_be_uneven(folder: Path, opened: Opened) -> None:
@@ -231,6 +245,14 @@ def test_parts_may_be_uneven(folder: Path, opened: Opened) -> None:
     }
 
 
+def test_a_part_may_be_no_single_box(folder: Path, opened: Opened) -> None:
+    """Of gate and up, which transformers joins, each rank has half of each."""
+    gate_up = "model.layers.0.mlp.experts", Role.PARAM_GRAD, "gate_up_proj"
+    shard = shard_of(opened(folder / "mixtral_tp2"), *gate_up)
+    assert shard is not None
+    assert (shard.start, shard.runs[1]) == ((0, 12, 0), ((12, 12), (36, 12)))
+
+
 def test_each_rank_knows_its_place_along_the_mesh(folder: Path, opened: Opened) -> None:
     meshes = {
         name: [each.mesh for each in opened(folder / name).manifests.values()]
@@ -246,6 +268,7 @@ def test_each_rank_knows_its_place_along_the_mesh(folder: Path, opened: Opened) 
         "tp2": two["tp"],
         "sp2": two["tp"],
         "llama_tp2": two["tp"],
+        "mixtral_tp2": two["tp"],
         "tp2dp2": [{"dp": (row, 2), "tp": (column, 2)} for row in (0, 1) for column in (0, 1)],
     }
 
@@ -270,6 +293,18 @@ def test_one_device_starts_from_the_weights_that_ranks_have_saved(
         pass
     ours, golden = model.state_dict(), whole_model().state_dict()
     assert all(torch.equal(ours[each], golden[each]) for each in golden)
+
+
+def test_ranks_drop_what_one_device_drops(folder: Path, opened: Opened) -> None:
+    """Each rank draws the whole mask and takes its part, where a tensor knows its layout."""
+    one, two = opened(folder / "dropped1"), opened(folder / "dropped2")
+    golden = one.load("", role="output")
+    assert 0 < (golden == 0).sum() < golden.size
+    parts = by_key(two)["", 0, Role.OUTPUT, ""]
+    assert [each.shape for each in parts] == [(4, 4), (3, 4)]
+    assert np.array_equal(put_together(two, parts), golden)
+    assert one.manifest.options.unplaced_draws == 0
+    assert two.manifest.options.unplaced_draws == 1  # of the plain tensor
 
 
 def test_a_rank_that_is_gone_leaves_the_steps_of_all(folder: Path, opened: Opened) -> None:

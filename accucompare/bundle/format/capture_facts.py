@@ -104,6 +104,8 @@ class Options(msgspec.Struct, frozen=True):
         fallback: the modules that ran in another type than the capture's.
         imported: the tool whose dump it was made from.
         replaced: the weights that differed from golden's before golden's were copied in.
+        unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
+            known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
@@ -134,6 +136,7 @@ class Options(msgspec.Struct, frozen=True):
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
+    unplaced_draws: Count = 0
     script: bool = False
 
     def holds(self, group: RoleGroup) -> bool:

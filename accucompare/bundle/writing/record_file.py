@@ -70,7 +70,7 @@ class RecordFile:
         self._mode = mode
         self._sketch_size = sketch_size
         self._sketches: list[Float64] = []  # those not written yet
-        self._sketched = 0
+        self._sketch_count = 0
         # by storage type, shape and digest
         self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}
         self._known: dict[_Placed, _Kept] = {}
@@ -145,15 +145,16 @@ class RecordFile:
         if sketch is None:
             return None
         self._sketches.append(sketch)
-        self._sketched += 1
+        self._sketch_count += 1
         if len(self._sketches) == SKETCHES_A_MEMBER:
             self._write_sketches()
-        return self._sketched - 1
+        return self._sketch_count - 1
 
     def _write_sketches(self) -> None:
         if self._sketches:
             self._archive.add(
-                sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches)
+                sketches_name((self._sketch_count - 1) // SKETCHES_A_MEMBER),
+                np.stack(self._sketches),
             )
             self._sketches.clear()
 

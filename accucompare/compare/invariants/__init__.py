@@ -3,6 +3,7 @@
 from accucompare.compare.invariants import rank_facts
 from accucompare.compare.invariants.check_run import check_run
 from accucompare.compare.invariants.rank_facts import (
+    NotSeenWhy,
     RankAnswer,
     RankCheck,
     RankFact,
@@ -10,11 +11,11 @@ from accucompare.compare.invariants.rank_facts import (
     RankPlace,
     RankStatus,
     RunChecks,
-    Unseen,
     Violation,
 )
 
 __all__ = [
+    "NotSeenWhy",
     "RankAnswer",
     "RankCheck",
     "RankFact",
@@ -22,7 +23,6 @@ __all__ = [
     "RankPlace",
     "RankStatus",
     "RunChecks",
-    "Unseen",
     "Violation",
     "check_run",
     "rank_facts",

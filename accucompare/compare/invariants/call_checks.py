@@ -15,10 +15,10 @@ from accucompare.compare.invariants.rank_facts import (
     MasksAlike,
     MasksApart,
     NotSeen,
+    NotSeenWhy,
     OutputsApart,
     RankPlace,
     Tally,
-    Unseen,
 )
 from accucompare.compare.invariants.run_of_ranks import (
     ByRank,
@@ -46,7 +46,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     if not batches:
         return
     if not (run.data or run.same_batch):
-        tally.unseen = NotSeen(Unseen.NO_MESH)
+        tally.unseen = NotSeen(NotSeenWhy.NO_MESH)
         return
     role = Role.INPUT.value
     if run.data:
@@ -248,7 +248,7 @@ def check_dropout(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
                 continue
             if not same and seeded:
                 if not tally.looked:
-                    tally.unseen = NotSeen(Unseen.SEEDED_ALIKE)
+                    tally.unseen = NotSeen(NotSeenWhy.SEEDED_ALIKE)
                 continue
             _masks(run, tally, [(inputs[at], group[at]) for at in (first, rank)], same)
 

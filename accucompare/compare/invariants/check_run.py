@@ -9,11 +9,11 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.compare.invariants.call_checks import check_batches, check_calls, check_dropout
 from accucompare.compare.invariants.gradient_checks import check_reduction
 from accucompare.compare.invariants.loop_checks import ClippedNorms, check_loop
-from accucompare.compare.invariants.rank_facts import RankCheck, RunChecks, Tally, Unseen
+from accucompare.compare.invariants.rank_facts import NotSeenWhy, RankCheck, RunChecks, Tally
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks
 from accucompare.compare.invariants.setup_checks import check_complete, check_settings
 from accucompare.compare.invariants.weight_checks import (
-    check_gradients,
+    check_given_gradients,
     check_layouts,
     check_start,
     check_tied,
@@ -26,19 +26,19 @@ from accucompare.places import Place
 _StepCheck = Callable[[RunOfRanks, StepOfRanks, Tally], None]
 
 #: What looks at each step; and why it has not, if nothing says more.
-_OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, Unseen]] = {
-    RankCheck.WEIGHTS: (check_weights, Unseen.NO_RECORDS),
-    RankCheck.BATCHES: (check_batches, Unseen.NO_INPUTS),
-    RankCheck.CALLS: (check_calls, Unseen.NO_SAME_CALL),
-    RankCheck.LAYOUTS: (check_layouts, Unseen.NO_LAYOUT),
-    RankCheck.DROPOUT: (check_dropout, Unseen.NO_DROPOUT),
-    RankCheck.GRADIENTS: (check_gradients, Unseen.NO_GRADIENTS),
-    RankCheck.REDUCTION: (check_reduction, Unseen.NO_GRADIENTS),
-    RankCheck.LOOP: (check_loop, Unseen.NO_SERIES),
-    RankCheck.NORM: (None, Unseen.NOT_CLIPPED),
-    RankCheck.UPDATES: (check_updates, Unseen.NOT_UPDATED),
-    RankCheck.TIED: (check_tied, Unseen.NOT_TIED),
-    RankCheck.PADDING: (None, Unseen.NOTHING_TELLS),
+_OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, NotSeenWhy]] = {
+    RankCheck.WEIGHTS: (check_weights, NotSeenWhy.NO_RECORDS),
+    RankCheck.BATCHES: (check_batches, NotSeenWhy.NO_INPUTS),
+    RankCheck.CALLS: (check_calls, NotSeenWhy.NO_SAME_CALL),
+    RankCheck.LAYOUTS: (check_layouts, NotSeenWhy.NO_LAYOUT),
+    RankCheck.DROPOUT: (check_dropout, NotSeenWhy.NO_DROPOUT),
+    RankCheck.GRADIENTS: (check_given_gradients, NotSeenWhy.NO_GRADIENTS),
+    RankCheck.REDUCTION: (check_reduction, NotSeenWhy.NO_GRADIENTS),
+    RankCheck.LOOP: (check_loop, NotSeenWhy.NO_SERIES),
+    RankCheck.NORM: (None, NotSeenWhy.NOT_CLIPPED),
+    RankCheck.UPDATES: (check_updates, NotSeenWhy.NOT_UPDATED),
+    RankCheck.TIED: (check_tied, NotSeenWhy.NOT_TIED),
+    RankCheck.PADDING: (None, NotSeenWhy.NOTHING_TELLS),
 }
 
 

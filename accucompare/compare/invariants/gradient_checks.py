@@ -16,12 +16,12 @@ from accucompare.bundle.format import GlobalRecord, Record, Role, StepSeries
 from accucompare.compare.constants import FEWEST_GRADIENTS, MOST_TERMS, REDUCED_WITHIN
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
+    NotSeenWhy,
     OtherGradient,
     RankFact,
     ScaledGradient,
     Tally,
     UnevenGradient,
-    Unseen,
 )
 from accucompare.compare.invariants.run_of_ranks import (
     ByRank,
@@ -78,11 +78,11 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     if not given:
         return
     if max(key.call for key, _ in given):
-        tally.unseen = NotSeen(Unseen.SEVERAL_UPDATES)
+        tally.unseen = NotSeen(NotSeenWhy.SEVERAL_UPDATES)
         return
     terms = _terms(run, step)
     if not terms:
-        tally.unseen = NotSeen(Unseen.NO_CALL_GRADIENTS)
+        tally.unseen = NotSeen(NotSeenWhy.NO_CALL_GRADIENTS)
         return
     fits: list[_Fit] = []
     for _, group in given:
@@ -93,7 +93,7 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         else:
             fits.append(fit)
     if not fits:
-        tally.unseen = NotSeen(Unseen.NO_VALUES)
+        tally.unseen = NotSeen(NotSeenWhy.NO_VALUES)
         return
     _judge(run, step, fits, tally)
 
@@ -104,7 +104,7 @@ def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tall
     usual, times = Counter(factors).most_common(1)[0] if factors else (1.0, 0)
     explained = sum(fit.even or bool(fit.weights) for fit in fits)
     if explained <= len(fits) / 2 or (times <= len(factors) / 2 and len(factors) > 2):
-        tally.unseen = NotSeen(Unseen.CHANGED_BY_LOOP)
+        tally.unseen = NotSeen(NotSeenWhy.CHANGED_BY_LOOP)
         tally.left += len(fits)
         return
     for fit in fits:

@@ -13,10 +13,10 @@ from accucompare.compare.invariants.rank_facts import (
     LoopNumber,
     NormUneven,
     NotSeen,
+    NotSeenWhy,
     NumberApart,
     RankPlace,
     Tally,
-    Unseen,
 )
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks, apart, by_value
 from accucompare.compare.layouts import IncompleteError
@@ -97,7 +97,7 @@ class ClippedNorms:
             except (IncompleteError, IndexError):
                 norm = None
             if norm is None or run.parameter_of(record) in run.by_hand:
-                tally.unseen = NotSeen(Unseen.NO_LAYOUT)
+                tally.unseen = NotSeen(NotSeenWhy.NO_LAYOUT)
                 return
             squares.append(norm**2)
         self.halves |= _has_halves(step)
@@ -109,7 +109,7 @@ class ClippedNorms:
     def finish(self, tally: Tally) -> None:
         if len(self.norms) < 2:
             if self.norms:
-                tally.unseen = NotSeen(Unseen.CLIPPED_ONCE)
+                tally.unseen = NotSeen(NotSeenWhy.CLIPPED_ONCE)
             return
         for step in self.norms:
             tally.see(step)

@@ -43,7 +43,7 @@ class RankStatus(str, Enum):
     PASS = "PASS"
 
 
-class Unseen(str, Enum):
+class NotSeenWhy(str, Enum):
     """Why a check has looked at nothing."""
 
     RANKS_MISSING = "ranks missing"
@@ -90,7 +90,7 @@ class RankFact(msgspec.Struct, frozen=True, tag=True):
 class NotSeen(RankFact, frozen=True):
     """Nothing was looked at; ``ranks`` and ``steps`` are those that are missing."""
 
-    why: Unseen
+    why: NotSeenWhy
     ranks: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
 
@@ -320,7 +320,7 @@ class Tally:
         told: fields of ``AllHold``.
     """
 
-    def __init__(self, check: RankCheck, unseen: Unseen) -> None:
+    def __init__(self, check: RankCheck, unseen: NotSeenWhy) -> None:
         self.check = check
         self.looked = self.left = self.count = 0
         self.steps: set[int] = set()

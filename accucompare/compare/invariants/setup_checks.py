@@ -9,13 +9,13 @@ from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
+    NotSeenWhy,
     RankCheck,
     RankOutcome,
     RankPlace,
     RankStatus,
     SettingApart,
     Tally,
-    Unseen,
 )
 from accucompare.compare.invariants.run_of_ranks import apart, by_value
 
@@ -32,23 +32,23 @@ def check_complete(bundle: Bundle) -> RankOutcome:
     every = set[int]().union(*steps.values())
     unseen: NotSeen | None = None
     if bundle.missing_ranks:
-        unseen = NotSeen(Unseen.RANKS_MISSING, tuple(bundle.missing_ranks))
+        unseen = NotSeen(NotSeenWhy.RANKS_MISSING, tuple(bundle.missing_ranks))
     elif short := {rank: every - own for rank, own in steps.items() if every - own}:
         missing = tuple(sorted(set[int]().union(*short.values())))
-        unseen = NotSeen(Unseen.STEPS_MISSING, tuple(sorted(short)), missing)
+        unseen = NotSeen(NotSeenWhy.STEPS_MISSING, tuple(sorted(short)), missing)
     elif early := [rank for rank, each in bundle.manifests.items() if not each.complete]:
-        unseen = NotSeen(Unseen.ENDED_EARLY, tuple(sorted(early)))
+        unseen = NotSeen(NotSeenWhy.ENDED_EARLY, tuple(sorted(early)))
     if unseen is not None:
         place = RankPlace(ranks=unseen.ranks)
         return RankOutcome(RankCheck.COMPLETE, RankStatus.NOT_LOOKED_AT, unseen, place)
-    tally = Tally(RankCheck.COMPLETE, Unseen.NO_RECORDS)
+    tally = Tally(RankCheck.COMPLETE, NotSeenWhy.NO_RECORDS)
     tally.looked, tally.steps = len(steps), every
     return tally.outcome()
 
 
 def check_settings(bundle: Bundle) -> RankOutcome:
     """Whether versions, flags, variables, libraries and code are the same on all ranks."""
-    tally = Tally(RankCheck.SETTINGS, Unseen.NO_RECORDS)
+    tally = Tally(RankCheck.SETTINGS, NotSeenWhy.NO_RECORDS)
     tables = {rank: dict(_settings(manifest)) for rank, manifest in bundle.manifests.items()}
     names = dict.fromkeys(name for table in tables.values() for name in table)
     for kind, name in names:

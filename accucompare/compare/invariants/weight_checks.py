@@ -8,10 +8,10 @@ from accucompare.bundle.format import DEVICE_DIGEST, Key, Role
 from accucompare.compare.invariants.rank_facts import (
     ChangedBetween,
     NotSeen,
+    NotSeenWhy,
     PartsApart,
     ReplicasApart,
     Tally,
-    Unseen,
 )
 from accucompare.compare.invariants.run_of_ranks import (
     ByRank,
@@ -38,7 +38,7 @@ def check_start(run: RunOfRanks, tally: Tally) -> None:
                 tally.fail(PartsApart(record.shard.shape), place)
     tally.left += len(run.by_hand)
     if run.by_hand:
-        tally.unseen = NotSeen(Unseen.NO_LAYOUT)
+        tally.unseen = NotSeen(NotSeenWhy.NO_LAYOUT)
 
 
 def check_weights(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
@@ -60,7 +60,7 @@ def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
             tally.fail(ChangedBetween(), place_of_record(record, tuple(sorted(group))))
 
 
-def check_gradients(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
+def check_given_gradients(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     """The gradients that updates were given."""
     _all_replicas(run, step, (Role.PARAM_GRAD,), tally)
 
@@ -108,7 +108,7 @@ def check_tied(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     """Weights that have two names, where they are recorded under both."""
     if not run.tied:
         return
-    tally.unseen = NotSeen(Unseen.TIED_ONCE)
+    tally.unseen = NotSeen(NotSeenWhy.TIED_ONCE)
     held: dict[tuple[str, int], ByRank] = {}
     for key, group in step.of(Role.PARAM_BEFORE):
         held[run.parameter_of(group[min(group)]), key.call] = group

@@ -60,12 +60,14 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     if isinstance(task.pair.candidate, GlobalRecord) and isinstance(outcome, PairOutcome):
         outcome = settle_ranks(task, outcome, lambda record: judge_with(sides, task, record, run))
     if (
-        task.chosen is None
+        task.by_rounding is None
         or isinstance(outcome, BundleError)
         or outcome.verdict.reason not in _OF_CHOICES
     ):
         return outcome
-    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
+    return PairOutcome(
+        None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.by_rounding,), by_rounding=True)
+    )
 
 
 def judge_with(sides: Sides, task: Task, candidate: GlobalRecord, run: Run = map) -> PairOutcome:
@@ -184,7 +186,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
-    if task.given and not tolerance.by_default:
+    if task.given_to_both and not tolerance.by_default:
         verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Role
+from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Record, Role
 from accucompare.compare.layouts import interleaved, reordered, scaled, with_replicas, with_sums
 from accucompare.compare.remarks import (
     Interleaved,
@@ -26,6 +26,8 @@ _Call = tuple[int, int, str, int]
 
 #: Judges the task with another tensor in the candidate's place.
 Rejudge = Callable[[GlobalRecord], PairOutcome]
+#: Judges a task so.
+RejudgeTask = Callable[[Task, GlobalRecord], PairOutcome]
 
 
 def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcome:
@@ -129,9 +131,7 @@ def _failed(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
 
 
 def used_as_terms(
-    tasks: Sequence[Task],
-    outcomes: list[PairOutcome | BundleError],
-    judge: Callable[[Task, GlobalRecord], PairOutcome],
+    tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
 ) -> None:
     """Pass values that ranks hold as terms of a sum, if what is computed of them is right.
 
@@ -166,10 +166,69 @@ def used_as_terms(
             outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
 
 
+def left_as_terms(
+    tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
+) -> None:
+    """Fail gradients that ranks hold as terms of a sum, if an update was given terms for that.
+
+    A sum may be made after a module's backward; where it never was, the parameters' gradients show
+    it. They came from the gradient at their module's output, and that from where its bits were.
+
+    Args:
+        judge: as that of ``used_as_terms``.
+    """
+    updates = {
+        (task.pair.record.step, task.pair.record.name)
+        for task, outcome in zip(tasks, outcomes, strict=True)
+        if task.pair.record.role is Role.PARAM_GRAD and _is_reduced_here(outcome)
+    }
+    terms = {
+        place: _bits(record)
+        for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True))
+        if task.pair.record.role in GRADIENT_ROLES
+        and _is_reduced_here(outcome)
+        and isinstance(record := task.pair.candidate, GlobalRecord)
+    }
+    given = {
+        (record.step, record.name): bits
+        for place, bits in terms.items()
+        if (record := tasks[place].pair.record).role is Role.GRAD_OUTPUT
+        and (record.step, record.name) in updates
+    }
+    left = {*given.values()}
+    for place, bits in terms.items():
+        outcome, (record, candidate) = outcomes[place], _sides(tasks[place])
+        if bits in left or (record.step, record.name) in given:
+            assert isinstance(outcome, PairOutcome)
+            held = (judge(tasks[place], each) for each in with_replicas(candidate))
+            worst = replace(max(held, key=_error), arranged=candidate)
+            outcomes[place] = _failed(worst, outcome.verdict.remarks[-1])
+
+
+def _sides(task: Task) -> tuple[Record, GlobalRecord]:
+    candidate = task.pair.candidate
+    assert isinstance(candidate, GlobalRecord)
+    return task.pair.record, candidate
+
+
+def _is_reduced_here(outcome: PairOutcome | BundleError) -> bool:
+    return isinstance(outcome, PairOutcome) and any(
+        isinstance(remark, ReducedHere) for remark in outcome.verdict.remarks
+    )
+
+
+def _bits(record: GlobalRecord) -> frozenset[tuple[int, str | None]]:
+    """What each rank holds, as digests."""
+    return frozenset(
+        (term.rank, term.digest)
+        for box in record.boxes
+        for terms in (box.terms, *box.replicas)
+        for term in terms
+    )
+
+
 def of_own_means(
-    tasks: Sequence[Task],
-    outcomes: list[PairOutcome | BundleError],
-    judge: Callable[[Task, GlobalRecord], PairOutcome],
+    tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
 ) -> None:
     """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
     batches, so are those. Their errors would else seem to change from row to row. If none is right,

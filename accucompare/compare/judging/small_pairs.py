@@ -10,6 +10,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.sides import KnownMetrics, Sides, elementwise
 from accucompare.compare.limits import EXACT, Tolerance
 from accucompare.compare.measuring import (
+    PlacedPair,
     may_hold_masks,
     measure_identical,
     measure_small,
@@ -73,7 +74,7 @@ def _measure(
     ours, our_places = left.small_data(golden for golden, _, _ in asked)
     theirs, their_places = right.small_data(candidate for _, candidate, _ in asked)
     measured: list[tuple[int, int]] = []
-    placed: list[kernel.PlacedPair] = []
+    placed: list[PlacedPair] = []
     for (golden, candidate, form), ours_at, theirs_at in zip(
         asked, our_places, their_places, strict=True
     ):

@@ -3,6 +3,7 @@
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -18,6 +19,7 @@ from accucompare.compare.layouts.unify import (
 
 __all__ = [
     "UNKNOWN",
+    "GivenLayout",
     "IncompleteError",
     "Mesh",
     "RankRecords",
@@ -26,6 +28,7 @@ __all__ = [
     "as_one",
     "global_tensors",
     "interleaved",
+    "read_layouts",
     "reordered",
     "rows_of_ranks",
     "scaled",

@@ -69,6 +69,22 @@ def arrangements(
     return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
 
 
+def given_arrangement(
+    records: Mapping[Holder, Record],
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    axes: Mapping[int, tuple[str, ...]],
+) -> Arrangement | None:
+    """The records side by side along the axes that the user names; ``None`` if they do not fit."""
+    units = [
+        _Unit(mesh.places[holder], record.shape, (box_of(record),))
+        for holder, record in records.items()
+    ]
+    own = {axis: tuple(map(mesh.named, names)) for axis, names in axes.items()}
+    found = _side_by_side(units, tuple(mesh.sizes), own, shape, mesh)
+    return None if found is None else Arrangement(found.boxes, LayoutEvidence.GIVEN, found.axes)
+
+
 def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int, ...]]:
     """The shapes that the whole may have, by the records alone; the smallest first."""
     try:

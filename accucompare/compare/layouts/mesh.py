@@ -49,6 +49,10 @@ class Mesh:
         place = dict(zip(self.sizes, self.places[holder], strict=True))
         return tuple(place[name] for name in dimensions)
 
+    def named(self, name: str) -> str:
+        """The dimension of this mesh that holds one of the ranks': ``dp+calls`` for ``dp``."""
+        return next((each for each in self.sizes if name in each.split("+")), name)
+
     def without(self, dimensions: Iterable[str]) -> tuple[str, ...]:
         """The other dimensions."""
         return tuple(name for name in self.sizes if name not in set(dimensions))

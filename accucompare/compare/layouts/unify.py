@@ -27,9 +27,11 @@ from accucompare.compare.layouts.arrange import (
     IncompleteError,
     arrangements,
     box_of,
+    given_arrangement,
     whole_shapes,
 )
 from accucompare.compare.layouts.batch_rows import Holder, RowsOfRanks
+from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
@@ -146,15 +148,24 @@ class Unified(NamedTuple):
 
 
 def unify(
-    pairs: Sequence[Pair], golden: RankRecords | None, candidate: RankRecords | None
+    pairs: Sequence[Pair],
+    golden: RankRecords | None,
+    candidate: RankRecords | None,
+    given: Sequence[GivenLayout] = (),
 ) -> Unified:
     """Put the ranks' records of each pair together.
 
     Args:
         pairs: of the records that ``RankRecords.first`` gives.
         golden, candidate: the sides' ranks; ``None`` for a side of one rank.
+        given: layouts of the candidate's tensors that the user gave.
+
+    Raises:
+        UsageError: if a given layout names dimensions that the mesh lacks.
     """
     unified = Unified([], {}, {})
+    for each in given:
+        each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
     for place, pair in enumerate(pairs):
@@ -167,7 +178,12 @@ def unify(
                 )
             )
             continue
-        found = _both_sides(pair.golden, pair.candidate, golden, candidate)
+        rule = next((own for own in given if own.applies_to(pair.candidate)), None)
+        found = (
+            _both_sides(pair.golden, pair.candidate, golden, candidate)
+            if rule is None or candidate is None
+            else _as_given(pair.golden, pair.candidate, candidate, rule)
+        )
         if isinstance(found, PairRemark):
             unified.unknown[place] = found
             unified.pairs.append(pair)
@@ -192,6 +208,22 @@ def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
         if found := arrangements(group, ranks.mesh_of(record), shape):
             return _global(record, shape, found[0])
     return _global(record, first.shape, Arrangement((box_of(first),), LayoutEvidence.RECORDED))
+
+
+def _as_given(
+    ours: Record, theirs: Record, candidate: RankRecords, rule: GivenLayout
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
+    """The pair with the candidate's tensor put together as the user says."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = given_arrangement(group, mesh, ours.shape, rule.axes())
+    if found is None:
+        return UnknownLayout(tuple(dict.fromkeys(record.shape for record in group.values())))
+    record = _global(theirs, ours.shape, found)
+    if rule.fused:
+        record = next((each for _, each in interleaved(record, [rule.fused])), record)
+    if rule.sum:
+        record = next(with_sums(record, ()))
+    return ours, record, ()
 
 
 def _both_sides(
@@ -283,7 +315,11 @@ def global_tensors(
 def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> GlobalRecord:
     fields = {name: getattr(first, name) for name in Record.__struct_fields__}
     own = arrangement.boxes[0]
-    alone = len(arrangement.boxes) == len(own.terms) == 1 and own.factor == 1.0
+    alone = (
+        len(arrangement.boxes) == len(own.terms) == 1
+        and own.factor == 1.0
+        and own.shape == own.part
+    )
     records = [record for box in arrangement.boxes for record in box.terms]
     held = all(record.member is not None for record in records)
     fields |= {
@@ -375,14 +411,16 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
             yield order, replace(_without_digest(record), boxes=tuple(moved))
 
 
-def interleaved(record: GlobalRecord) -> Iterator[tuple[int, GlobalRecord]]:
+def interleaved(
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
     if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
         return
     ((axis, _),) = record.axes
     places = sorted({box.start[axis] for box in record.boxes})
-    for sizes in _FUSED:
+    for sizes in fused:
         length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
         if rest or not length:
             continue

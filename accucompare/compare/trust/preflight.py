@@ -105,7 +105,7 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
                 )
             )
         if bundle.missing_ranks:
-            missing = RanksMissing(side, tuple(bundle.missing_ranks), bundle.manifest.ranks)
+            missing = RanksMissing(side, tuple(bundle.missing_ranks), bundle.ranks)
             yield PreflightFinding(missing)
 
 

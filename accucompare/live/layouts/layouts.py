@@ -27,11 +27,15 @@ class Layouts:
 
     A ``DTensor`` has its own. A plain tensor that ``to_local`` has made of one is known as long as
     it lives. The parameters of FSDP1 are parts of a flat one.
+
+    Attributes:
+        dimensions: of parallelism.
+        has_placements: whether calls may take or give tensors that know their layout.
+        notes: sentences for the manifest, on parameters whose layout cannot be known.
     """
 
     def __init__(self, modules: Modules) -> None:
         self.dimensions = dimensions_of(modules)
-        #: whether calls may take or give tensors that know their layout
         self.has_placements = any(is_of_mesh(tensor) for *_, tensor in modules.tensors())
         self._known: dict[Any, Shard | None] = {}
         # plain tensors: what gives the layouts of their values, and of their gradients
@@ -42,6 +46,16 @@ class Layouts:
             for parameter, shard in _parts_of_flat(wrapper, _groups_of(wrapper, self.dimensions))
         }
         self._library = _library()
+        flattened = sum(_is_flattened(wrapper) for wrapper in modules.wrappers)
+        self.notes = (
+            [
+                f"{flattened} module(s) have their parameters as one flat tensor (FSDP with"
+                " use_orig_params=False): they are recorded so, and cannot be compared with those"
+                " of another layout; give use_orig_params=True"
+            ]
+            if flattened
+            else []
+        )
 
     @classmethod
     def of_model(cls, modules: Modules) -> Layouts | None:
@@ -125,7 +139,9 @@ class Layouts:
         """The layout, unless this rank's part has another shape than it should have."""
         key = shape, mesh, placements, part
         if key not in self._known:
-            self._known[key] = _shard(shape, mesh, placements, self.dimensions.names(mesh), part)
+            self._known[key] = placed_part(
+                shape, mesh, placements, self.dimensions.names(mesh), part
+            )
         return self._known[key]
 
 
@@ -137,7 +153,7 @@ def _library() -> Any:
     return None
 
 
-def _shard(
+def placed_part(
     shape: torch.Size,
     mesh: Any,
     placements: Iterable[Any],
@@ -235,9 +251,16 @@ def _parts_of_flat(wrapper: Any, names: tuple[str, ...]) -> Iterable[tuple[torch
     flat = getattr(wrapper, "_flat_param", None)
     parameters = getattr(flat, "_params", None)
     infos = getattr(flat, "_shard_param_infos", None)
-    if flat is None or parameters is None or infos is None:
+    whole = getattr(getattr(wrapper, "sharding_strategy", None), "name", "") == "NO_SHARD"
+    if flat is None or parameters is None or infos is None or whole:
         return
     for parameter, shape, info in zip(parameters, flat._shapes, infos, strict=True):
         if parameter.dim() == 1 and parameter.numel() == (info.numel_in_shard or 0):
             start = int(info.intra_param_start_idx or 0)
             yield parameter, Shard(tuple(shape), (start,), mesh=names, flat=True)
+
+
+def _is_flattened(wrapper: Any) -> bool:
+    """Whether FSDP1 keeps a module's parameters as one flat tensor, and as nothing else."""
+    flat = getattr(wrapper, "_flat_param", None)
+    return flat is not None and getattr(flat, "_params", None) is None

@@ -258,7 +258,7 @@ class Listener(Generic[_C]):
         return Mark(step, indices.copy(), parent)
 
     @contextlib.contextmanager
-    def again(self, mark: Mark) -> Iterator[None]:
+    def in_second_run(self, mark: Mark) -> Iterator[None]:
         """Within the context, this thread runs calls again from ``mark`` on, with its indices."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)

@@ -23,7 +23,7 @@ class How:
     Attributes:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
-        lease: the memory that holds them, if it was taken from the sink.
+        lease: the memory that holds them, if it was taken from the recorder.
         by_digest: whether ``written`` needs the digest of the bits on any device.
         given: whether the model is called with the value: its fingerprint goes into the manifest.
         shard: the layout of a plain value that does not know its own.

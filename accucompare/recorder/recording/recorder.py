@@ -17,8 +17,9 @@ from accucompare.bundle.writing import Lease
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import (
-    Again,
+    AroundSecondRun,
     Call,
     Listener,
     Mark,
@@ -189,7 +190,7 @@ class Recorder(Listener[RecordedCall]):
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Put the hooks on; they listen in the given steps."""
+        """Record the buffers that the model computes itself, once per capture."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -234,7 +235,8 @@ class Recorder(Listener[RecordedCall]):
                 self._outermost.add(call.name)
                 self._functions.start()
         given = [*arguments_of(args, kwargs)]
-        self._note_gradients(call, Role.GRAD_INPUT, given)
+        if self._layouts is not None:
+            self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
         if not call.again:
             if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
@@ -243,7 +245,7 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
-            self._watch(call, given)
+            self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
         self.come_last(call)
@@ -251,7 +253,7 @@ class Recorder(Listener[RecordedCall]):
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
-        self._watch(call, given)
+        self._observe(call, given)
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
@@ -268,7 +270,7 @@ class Recorder(Listener[RecordedCall]):
                 for path, part in leaves(output):
                     if path in placed:
                         self._layouts.keep(part, placed[path])
-            self._note_gradients(call, Role.GRAD_OUTPUT, leaves(output))
+            self._note_gradients(self._layouts, call, Role.GRAD_OUTPUT, leaves(output))
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -351,7 +353,7 @@ class Recorder(Listener[RecordedCall]):
             self._ran_in_backward = True
         return True
 
-    def _will_run_again(self, reentrant: bool) -> Again:
+    def _will_run_again(self, reentrant: bool) -> AroundSecondRun:
         """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
@@ -368,7 +370,7 @@ class Recorder(Listener[RecordedCall]):
             return
         if follows and self._backward is not None:
             self._backward.run_again()
-        with self.again(mark):
+        with self.in_second_run(mark):
             yield
 
     def failed(self, error: Exception, name: str) -> None:
@@ -382,7 +384,7 @@ class Recorder(Listener[RecordedCall]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
+    def _observe(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
         """From now on observe the operators and nodes of a call, if they are recorded."""
         if (
             self._backward is not None
@@ -437,14 +439,14 @@ class Recorder(Listener[RecordedCall]):
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
     def _note_gradients(
-        self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
+        self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
     ) -> None:
         """Note how the gradients of a call's plain inputs or outputs lie on the ranks."""
-        if self._layouts is None or self._backward is None:
+        if self._backward is None:
             return
         for path, part in parts:
             if isinstance(part, torch.Tensor) and part.requires_grad:
-                shard = self._layouts.of_gradient(part)
+                shard = layouts.of_gradient(part)
                 if shard is not None:
                     call.gradients = {**(call.gradients or {}), (role, path): shard}
 

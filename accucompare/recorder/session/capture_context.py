@@ -154,7 +154,7 @@ def recording(
             else None
         )
         start = Start.of(subject, out, options, stack, within)
-        start.notes[:0] = [*notes, *within.notes]
+        start.notes[:0] = [*subject.notes, *notes, *within.notes]
         directory = place_of(out)
         if not within.prepared:
             stack.enter_context(_prepared(directory, options.overwrite, subject))
@@ -176,6 +176,8 @@ def recording(
             draws = (
                 stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
             )
+            if draws is not None and subject.layouts is not None:
+                draws.shard_of = subject.layouts.of
             start.restore_training(manifest, draws)
             if saver is not None and start.first_recorded == start.step:
                 saver.write(writer, start.step, draws)

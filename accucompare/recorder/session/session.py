@@ -192,6 +192,7 @@ class Session:
             "drawn on the device" if self._draws is None else "drawn on the CPU"
         )
         if self._draws is not None:
+            manifest.capture["unplaced_draws"] = self._draws.unplaced
             manifest.notes += [
                 f"{name} drew its random numbers on the device"
                 for name in sorted(self._draws.unmatched)

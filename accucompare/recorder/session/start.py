@@ -38,7 +38,7 @@ class Within:
         inputs: saved with the state: positional and keyword arguments of each step.
         made: options by which the model was made, for the manifest.
         notes: more sentences for the manifest.
-        first: the number of the first step, if the capture starts from no state.
+        begun: the number of the first step, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
         prepared: the directory is ready for all ranks, so they need not wait for each other.
@@ -48,7 +48,7 @@ class Within:
     inputs: list[CallArguments] | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    first: int = 0
+    begun: int = 0
     matched: bool = True
     prepared: bool = False
 
@@ -91,6 +91,11 @@ class Subject:
     def shard_of(self) -> ShardOf | None:
         """What gives the layout of a parameter or buffer, if there are several ranks."""
         return None if self.layouts is None else self.layouts.of_weight
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the manifest, on layouts that cannot be known."""
+        return [] if self.layouts is None else self.layouts.notes
 
     @property
     def mesh(self) -> dict[str, tuple[int, int]]:
@@ -161,7 +166,7 @@ class Start:
             options.groups,
             renamings,
             notes,
-            begun=within.first,
+            begun=within.begun,
         )
         if options.like is not None:
             start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)

@@ -190,7 +190,7 @@ def _whole(bundle: Bundle, record: Record, parts: _Parts) -> Array:
             targets[place], known[place] = values[where], True
     if not filled.all():
         raise CaptureError(
-            f"--like: {bundle.path} has only a part of {record.name!r}: the state of a rank is"
+            f"start (--like): {bundle.path} has only a part of {record.name!r}: a rank's state is"
             " missing"
         )
     return whole

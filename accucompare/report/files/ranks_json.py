@@ -21,7 +21,7 @@ def write_ranks_json(checks: RunChecks, path: Path) -> Path:
         "bundle": str(checks.path),
         "answer": checks.answer.value,
         "exit_code": checks.exit_code,
-        "headline": rank_words.counted(checks),
+        "headline": rank_words.in_one_line(checks),
         "ranks": checks.ranks,
         "steps": [*checks.steps],
         "checks": [_outcome(each) for each in checks.outcomes],
@@ -36,10 +36,10 @@ def _outcome(outcome: RankOutcome) -> dict[str, Any]:
         "id": outcome.check.value,
         "looks_at": rank_words.WORDS[outcome.check].looks_at,
         "status": outcome.status.value,
-        "measured": rank_words.measured(outcome),
+        "measured": rank_words.what_was_measured(outcome),
         **_place(outcome.place),
         "fact": _fact(outcome.measured),
-        "cure": rank_words.cure(outcome),
+        "cure": rank_words.what_to_do(outcome),
         "violations": outcome.count,
         "first_violations": [
             {"fact": _fact(each.fact), **_place(each.place)} for each in outcome.violations

@@ -205,7 +205,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
     Column("nearest name", attrgetter("nearest"), TEXT, 36, "record", folded=2),
     Column("layout", layout_words.layout, TEXT, 28, "record", sparse=True, folded=1),
-    Column("largest error on", layout_words.largest_error_on, TEXT, 12, "record", sparse=True),
+    Column(
+        "largest error on", layout_words.largest_error_on, TEXT, 12, "record", sparse=True, folded=1
+    ),
     Column(
         "tolerance",
         lambda row: verdict_words.limit_words(row.verdict.limit),

@@ -29,7 +29,9 @@ _OF_ANSWERS = {
 def print_ranks(checks: RunChecks, quiet: bool = False) -> None:
     """Print each check with what was measured, where, and what to do; only counts if ``quiet``."""
     console = open_console()
-    line = Text.assemble("ranks: ", (rank_words.counted(checks), _OF_ANSWERS[checks.answer]), "  ")
+    line = Text.assemble(
+        "ranks: ", (rank_words.in_one_line(checks), _OF_ANSWERS[checks.answer]), "  "
+    )
     line.append(safe_text(str(checks.path)))
     console.print(line, soft_wrap=True)
     if not quiet:
@@ -42,7 +44,7 @@ def _print(console: Console, outcome: RankOutcome) -> None:
     line.append(f"{outcome.check}: ", "bold")
     where = rank_words.place(outcome.place)
     line.append(safe_text(f"{where}: " if where else ""))
-    line.append(safe_text(rank_words.measured(outcome)))
+    line.append(safe_text(rank_words.what_was_measured(outcome)))
     console.print(line, soft_wrap=True)
-    if cure := rank_words.cure(outcome):
+    if cure := rank_words.what_to_do(outcome):
         console.print(Text(f"                → {cure}"), soft_wrap=True)

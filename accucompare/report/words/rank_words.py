@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from accucompare.bundle.format import display_name
 from accucompare.compare.invariants import (
+    NotSeenWhy,
     RankCheck,
     RankFact,
     RankOutcome,
     RankPlace,
     RankStatus,
     RunChecks,
-    Unseen,
     rank_facts,
 )
 from accucompare.report.words.layout_words import ranks_in_words
@@ -103,27 +103,27 @@ WORDS = {
 }
 
 _UNSEEN = {
-    Unseen.NO_RECORDS: "nothing is recorded of it",
-    Unseen.NO_LAYOUT: "no layout of replicas is recorded",
-    Unseen.NO_MESH: "no mesh tells which ranks share out the rows of a batch",
-    Unseen.NO_INPUTS: "what the model was given is not recorded",
-    Unseen.NO_SAME_CALL: "no call was given the same on two ranks that hold its whole weights",
-    Unseen.NO_DROPOUT: "no Dropout module dropped elements of what two ranks hold",
-    Unseen.SEEDED_ALIKE: "the capture drew the random numbers itself, on all ranks the same; a"
+    NotSeenWhy.NO_RECORDS: "nothing is recorded of it",
+    NotSeenWhy.NO_LAYOUT: "no layout of replicas is recorded",
+    NotSeenWhy.NO_MESH: "no mesh tells which ranks share out the rows of a batch",
+    NotSeenWhy.NO_INPUTS: "what the model was given is not recorded",
+    NotSeenWhy.NO_SAME_CALL: "no call was given the same on two ranks that hold its whole weights",
+    NotSeenWhy.NO_DROPOUT: "no Dropout module dropped elements of what two ranks hold",
+    NotSeenWhy.SEEDED_ALIKE: "the capture drew the random numbers itself, on all ranks the same; a"
     " script's are its own: accucompare capture -- torchrun …",
-    Unseen.NO_VALUES: "the bundle holds no values of them",
-    Unseen.NO_GRADIENTS: "no gradient of an update has replicas, or none is recorded",
-    Unseen.NO_CALL_GRADIENTS: "what each call adds to a gradient (call_grad) is not recorded",
-    Unseen.SEVERAL_UPDATES: "a step has several updates, and nothing tells which calls are whose",
-    Unseen.CHANGED_BY_LOOP: "most gradients are no common multiple of what the calls gave: the loop"
+    NotSeenWhy.NO_VALUES: "the bundle holds no values of them",
+    NotSeenWhy.NO_GRADIENTS: "no gradient of an update has replicas, or none is recorded",
+    NotSeenWhy.NO_CALL_GRADIENTS: "what each call adds to a gradient (call_grad) is not recorded",
+    NotSeenWhy.SEVERAL_UPDATES: "a step has several updates, and nothing tells which calls are whose",
+    NotSeenWhy.CHANGED_BY_LOOP: "most gradients are no common multiple of what the calls gave: the loop"
     " changes them, in a way that is not recorded",
-    Unseen.NO_SERIES: "the loop's numbers are not recorded",
-    Unseen.NOT_CLIPPED: "no step clipped its gradients, as far as is recorded",
-    Unseen.CLIPPED_ONCE: "one clipped step tells nothing; capture several",
-    Unseen.NOT_UPDATED: "no update of what two ranks hold is recorded",
-    Unseen.NOT_TIED: "no weights are tied",
-    Unseen.TIED_ONCE: "tied weights are recorded under one name",
-    Unseen.NOTHING_TELLS: "nothing tells which rows are padding",
+    NotSeenWhy.NO_SERIES: "the loop's numbers are not recorded",
+    NotSeenWhy.NOT_CLIPPED: "no step clipped its gradients, as far as is recorded",
+    NotSeenWhy.CLIPPED_ONCE: "one clipped step tells nothing; capture several",
+    NotSeenWhy.NOT_UPDATED: "no update of what two ranks hold is recorded",
+    NotSeenWhy.NOT_TIED: "no weights are tied",
+    NotSeenWhy.TIED_ONCE: "tied weights are recorded under one name",
+    NotSeenWhy.NOTHING_TELLS: "nothing tells which rows are padding",
 }
 
 _KINDS = {
@@ -137,7 +137,7 @@ _KINDS = {
 }
 
 
-def counted(checks: RunChecks) -> str:
+def in_one_line(checks: RunChecks) -> str:
     """``FAIL in 1 of 9 checks, 5 not looked at``."""
     failed, passed, unseen = (
         len(checks.of(status))
@@ -163,7 +163,7 @@ def place(where: RankPlace) -> str:
     return ", ".join(parts)
 
 
-def cure(outcome: RankOutcome) -> str:
+def what_to_do(outcome: RankOutcome) -> str:
     """What to do; nothing where nothing is wrong."""
     wrong = outcome.status is RankStatus.FAIL or (
         outcome.check is RankCheck.COMPLETE and outcome.status is not RankStatus.PASS
@@ -171,7 +171,7 @@ def cure(outcome: RankOutcome) -> str:
     return WORDS[outcome.check].cure if wrong else ""
 
 
-def measured(outcome: RankOutcome) -> str:
+def what_was_measured(outcome: RankOutcome) -> str:
     """What was measured, or why nothing was."""
     fact = outcome.measured
     if isinstance(fact, rank_facts.NotSeen):
@@ -184,13 +184,13 @@ def measured(outcome: RankOutcome) -> str:
 
 def _unseen(fact: rank_facts.NotSeen) -> str:
     match fact.why:
-        case Unseen.RANKS_MISSING:
+        case NotSeenWhy.RANKS_MISSING:
             return f"the records of {ranks_in_words(fact.ranks)} are not there"
-        case Unseen.STEPS_MISSING:
+        case NotSeenWhy.STEPS_MISSING:
             steps = ", ".join(map(str, fact.steps))
             what = "step" if len(fact.steps) == 1 else "steps"
             return f"the ranks have unequal steps: {what} {steps} only on some"
-        case Unseen.ENDED_EARLY:
+        case NotSeenWhy.ENDED_EARLY:
             return "the capture did not come to its end"
     return _UNSEEN[fact.why]
 

@@ -538,5 +538,5 @@ def by_dtype(limits: LimitsInForce) -> str:
 
 
 def tolerances(limits: LimitsInForce) -> str:
-    rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
+    rest = tolerance_words(limits.otherwise) if limits.otherwise.has_limit else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))
