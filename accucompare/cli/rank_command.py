@@ -37,7 +37,8 @@ def ranks(bundle: Place, json_path: Path | None, quiet: bool) -> int:
     refuse_places({"--json": json_path}, [bundle])
     refuse_file("--json", json_path, JSON_FILE)
     from accucompare.api import check_ranks
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.cli.progress import progress_bar
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_ranks
 
     with progress_bar("checking", "steps", quiet) as progress:

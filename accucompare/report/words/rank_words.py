@@ -114,9 +114,9 @@ _UNSEEN = {
     NotSeenWhy.NO_VALUES: "the bundle holds no values of them",
     NotSeenWhy.NO_GRADIENTS: "no gradient of an update has replicas, or none is recorded",
     NotSeenWhy.NO_CALL_GRADIENTS: "what each call adds to a gradient (call_grad) is not recorded",
-    NotSeenWhy.SEVERAL_UPDATES: "a step has several updates, and nothing tells which calls are whose",
-    NotSeenWhy.CHANGED_BY_LOOP: "most gradients are no common multiple of what the calls gave: the loop"
-    " changes them, in a way that is not recorded",
+    NotSeenWhy.SEVERAL_UPDATES: "a step has several updates; nothing tells which calls are whose",
+    NotSeenWhy.CHANGED_BY_LOOP: "most gradients are no common multiple of what the calls gave: the"
+    " loop changes them, in a way that is not recorded",
     NotSeenWhy.NO_SERIES: "the loop's numbers are not recorded",
     NotSeenWhy.NOT_CLIPPED: "no step clipped its gradients, as far as is recorded",
     NotSeenWhy.CLIPPED_ONCE: "one clipped step tells nothing; capture several",
