@@ -55,6 +55,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "ranks": (
+            "rank_command",
+            "Check what must hold between the ranks of one run, without a golden.",
+        ),
     },
     "Watch a training": {
         "watch": (
