@@ -1,5 +1,6 @@
 """How the ranks' records make up the tensors of the global model."""
 
+from accucompare.compare.layouts.apart import Apart, apart
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
@@ -17,10 +18,12 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
+    "Apart",
     "IncompleteError",
     "Mesh",
     "RankRecords",
     "Unified",
+    "apart",
     "arrangements",
     "as_one",
     "global_tensors",
