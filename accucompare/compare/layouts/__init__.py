@@ -1,10 +1,10 @@
 """How the ranks' records make up the tensors of the global model."""
 
-from accucompare.compare.layouts.apart import Apart, apart
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
     Unified,
@@ -18,16 +18,16 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
-    "Apart",
     "IncompleteError",
     "Mesh",
+    "RankParts",
     "RankRecords",
     "Unified",
-    "apart",
     "arrangements",
     "as_one",
     "global_tensors",
     "interleaved",
+    "rank_parts",
     "reordered",
     "rows_of_ranks",
     "scaled",

@@ -83,7 +83,7 @@ class _Parts(TorchFunctionMode):
             own = (part if each is others[0] else each for each in args)
             return compute(*own, **kwargs)  # type: ignore[no-any-return]
 
-        return torch.cat(_first_last(of, _split(others[0], rows, 0)))
+        return torch.cat(_first_last(of, torch.split_with_sizes(others[0], [rows] * count)))
 
     def _product(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """A product, in parts if its weight is cut."""
@@ -111,26 +111,25 @@ def _sum_of_parts(
     """
     outputs, inputs = cut[axis], cut[1 - axis]
     # the input is split even into one part, so that this product's gradients are added up alone
-    columns = [part.contiguous() for part in _split(given["input"], inputs, -1)]
+    columns = [part.contiguous() for part in torch.split_with_sizes(given["input"], inputs, -1)]
     bias = given.get("bias")
     # as DTensors do: each rank adds its share
-    shares = (None,) * len(outputs) if bias is None else _split(bias / len(inputs), outputs, 0)
+    shares = (
+        (None,) * len(outputs)
+        if bias is None
+        else torch.split_with_sizes(bias / len(inputs), outputs)
+    )
 
     def summed(output: tuple[torch.Tensor, Any]) -> Any:
         weight, share = output
-        held = [part.contiguous() for part in _split(weight, inputs, 1 - axis)]
+        held = [part.contiguous() for part in torch.split_with_sizes(weight, inputs, 1 - axis)]
         terms = _first_last(
             lambda own: multiply(own[0], own[1], share), [*zip(columns, held, strict=True)]
         )
         return sum(terms[1:], terms[0])
 
-    parts = zip(_split(given["weight"], outputs, axis), shares, strict=True)
+    parts = zip(torch.split_with_sizes(given["weight"], outputs, axis), shares, strict=True)
     return torch.cat(_first_last(summed, [*parts]), -1)
-
-
-def _split(tensor: torch.Tensor, lengths: Any, axis: int) -> tuple[torch.Tensor, ...]:
-    lengths = lengths if isinstance(lengths, int) else list(lengths)
-    return torch.split(tensor, lengths, axis)
 
 
 def _first_last(compute: Callable[[Any], Any], parts: Any) -> list[Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from accucompare.asked import Arithmetic, FedWith, Loop, Recorded, StartFrom, group
-from accucompare.bundle.format import Manifest
-from accucompare.bundle.reading import open_bundle
+from accucompare.bundle.format import AsLayout, Manifest
 from accucompare.bundle.writing import (
     BundleWriter,
     forget_previous,
@@ -20,19 +19,18 @@ from accucompare.bundle.writing import (
     prepare_directory,
     restore_previous,
 )
-from accucompare.compare.layouts import Apart, apart
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live.around import describe_environment, device_of, notes_on
-from accucompare.live.numerics import Numerics, describe_autocast, in_parts
+from accucompare.live.numerics import Numerics, describe_autocast
 from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.recording import Recorder, RecordMaker
+from accucompare.recorder.session.as_layout import computed_in_parts, rank_layout
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import ALONE, Start, Subject, Within
 from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
 from accucompare.selection import Level, Mode
-from accucompare.text import first_few
 
 
 def capture(
@@ -140,7 +138,7 @@ def recording(
             " place (--out, out=)"
         )
     subject = Subject.of(model, training, device)
-    layout = None if options.as_layout is None else _layout_of(options.as_layout, out, subject)
+    layout = None if options.as_layout is None else rank_layout(options.as_layout, out, subject)
     notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another
     numerics = Numerics(
         subject.device,
@@ -167,11 +165,8 @@ def recording(
         manifest.mesh = subject.mesh
         manifest.capture.update({**within.made, **numerics.options, "as_layout": None})
         if layout is not None:
-            manifest.capture["as_layout"] = {
-                "bundle": str(options.as_layout),
-                "ranks": layout.ranks,
-                "mesh": layout.mesh,
-            }
+            made_as = AsLayout(str(options.as_layout), layout.ranks, {**layout.mesh})
+            manifest.capture["as_layout"] = msgspec.to_builtins(made_as)
         manifest.environment.update(
             {**describe_environment(subject.device, within.case), "autocast": None, "random": None}
         )
@@ -218,7 +213,7 @@ def recording(
                 writer.close({"error": f"{type(error).__name__}: {error}"})
             raise
         try:
-            with numerics.emulation(), _in_parts(layout, subject, manifest.notes):
+            with numerics.emulation(), computed_in_parts(layout, subject, manifest.notes):
                 yield session
             session.check_end(options.feed)
         except BaseException as error:
@@ -236,61 +231,6 @@ def recording(
         session.end(None)
         if subject.rank == 0 and not within.prepared:
             forget_previous(directory)
-
-
-def _layout_of(path: str | Place, out: str | Place, subject: Subject) -> Apart:
-    """What the ranks of ``as_layout`` compute apart.
-
-    Raises:
-        UsageError: if this model, or several processes, cannot compute so.
-    """
-    if place_of(path).resolve() == place_of(out).resolve():
-        raise UsageError(
-            f"{out}: cannot be both the layout (--as-layout) and what the capture writes; choose"
-            " another place (--out, out=)"
-        )
-    if subject.ranks > 1:
-        raise UsageError(
-            f"--as-layout: one process computes as the ranks of {path}, but there are"
-            f" {subject.ranks}; run the case alone"
-        )
-    with open_bundle(path) as bundle:
-        layout = apart(bundle.manifests, bundle.path)
-    held = {name: tuple(tensor.shape) for _, name, tensor in subject.modules.tensors()}
-    other = [name for name, shape in layout.shapes.items() if held.get(name) != shape]
-    if other and len(other) == len(layout.shapes):
-        raise UsageError(
-            f"--as-layout: no parameter that the ranks of {path} share out is one of this model,"
-            f" such as {other[0]} of shape {list(layout.shapes[other[0]])}; name a bundle of the"
-            " same model"
-        )
-    return replace(
-        layout,
-        cuts={name: cut for name, cut in layout.cuts.items() if name not in other},
-        unknown=(*layout.unknown, *other),
-    )
-
-
-@contextlib.contextmanager
-def _in_parts(layout: Apart | None, subject: Subject, notes: list[str]) -> Iterator[None]:
-    """Compute as the ranks of a layout do, and note what they do otherwise."""
-    if layout is None:
-        yield
-        return
-    with in_parts(subject.modules, layout.cuts, layout.batches) as left:
-        yield
-    whole = sorted({*left, *layout.unknown})
-    notes.append(f"products and sums were computed in the parts of {layout.ranks} ranks")
-    if whole:
-        notes.append(
-            f"as the ranks' layout (--as-layout): {len(whole)} of their cut parameters were"
-            f" computed with whole: {first_few(whole)}"
-        )
-    if layout.batches > 1:
-        notes.append(
-            "as the ranks' layout (--as-layout): gradients of their batches were added up in the"
-            " parameters' own type"
-        )
 
 
 def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:

@@ -15,32 +15,30 @@ from accucompare.errors import BundleError, UsageError
 from accucompare.places import Place
 
 #: The lengths of the ranks' parts along each axis of a tensor, in the ranks' order.
-Cut = tuple[tuple[int, ...], ...]
+PartLengths = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Apart:
+class RankParts:
     """What the ranks of a bundle compute apart.
 
     Attributes:
         ranks: how many there are.
         mesh: how many of them lie along each dimension of parallelism.
         batches: among how many ranks the rows of a batch are shared out.
-        shapes: of the parameters that are cut.
-        cuts: how they are computed with in parts; those that are cut only where they are kept, as
-            FSDP does, are not among them.
+        cuts: the parts of parameters that ranks compute with; those that are only kept in parts, as
+            by FSDP, are not among them.
         unknown: parameters whose parts no capture on one device can follow.
     """
 
     ranks: int
     mesh: Mapping[str, int]
     batches: int
-    shapes: Mapping[str, tuple[int, ...]]
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, PartLengths]
     unknown: tuple[str, ...] = ()
 
 
-def apart(manifests: Mapping[int, Manifest], path: Place) -> Apart:
+def rank_parts(manifests: Mapping[int, Manifest], path: Place) -> RankParts:
     """What the ranks of a bundle compute apart.
 
     Raises:
@@ -60,8 +58,7 @@ def apart(manifests: Mapping[int, Manifest], path: Place) -> Apart:
         )
     mesh = Mesh.of(manifests, first.ranks)
     of_batch = [name for name in mesh.sizes if _have_other_inputs(name, mesh, manifests)]
-    shapes: dict[str, tuple[int, ...]] = {}
-    cuts: dict[str, Cut] = {}
+    cuts: dict[str, PartLengths] = {}
     unknown = []
     for name in first.model.get("parameters") or {}:
         shards = {rank: _shard_of(each, name, path) for rank, each in manifests.items()}
@@ -73,7 +70,7 @@ def apart(manifests: Mapping[int, Manifest], path: Place) -> Apart:
         if cut is None:
             unknown.append(name)
         elif any(len(lengths) > 1 for lengths in cut):
-            shapes[name], cuts[name] = whole, cut
+            cuts[name] = cut
     batches = mesh.count(of_batch)
     if batches == 1 and not cuts and not unknown:
         raise UsageError(
@@ -81,7 +78,7 @@ def apart(manifests: Mapping[int, Manifest], path: Place) -> Apart:
             " and all have the same batch. Capture DTensors (parallelize_module, a tp_plan), FSDP"
             " or DDP, or leave --as-layout out"
         )
-    return Apart(first.ranks, mesh.sizes, batches, shapes, cuts, tuple(unknown))
+    return RankParts(first.ranks, mesh.sizes, batches, cuts, tuple(unknown))
 
 
 def _have_other_inputs(name: str, mesh: Mesh, manifests: Mapping[int, Manifest]) -> bool:
@@ -114,7 +111,7 @@ def _cut(
     mesh: Mesh,
     of_batch: Collection[str],
     whole: tuple[int, ...],
-) -> Cut | None:
+) -> PartLengths | None:
     """The parts that ranks compute with: those which are only kept apart, by ranks with other
     batches, are put together. ``None`` if they are not one run of each axis."""
     dimensions = mesh.without(of_batch)
