@@ -484,8 +484,10 @@ def _judge(
         beside.again,
         beside.rounded,
     )
-    outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
-    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
+    several = opened.candidate_ranks is not None or opened.golden_ranks is not None
+    on = None if several else cluster  # its workers know records of one rank each
+    outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
+    if several:
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
