@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Record, Role, StepSeries
-from accucompare.compare.constants import FEWEST_GRADIENTS, MOST_TERMS, REDUCED_WITHIN
+from accucompare.compare.constants import FEWEST_GRADIENTS, REDUCED_WITHIN
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
     NotSeenWhy,
@@ -32,6 +32,11 @@ from accucompare.compare.invariants.run_of_ranks import (
 )
 from accucompare.compare.layouts import IncompleteError
 from accucompare.numbers import Float64
+
+#: The most terms whose factors are found apart; of more, only the sum is looked at.
+_MOST_TERMS = 16
+#: Terms whose directions differ by less, squared, are told apart by rounding only.
+_SAME_DIRECTION = 1e-8
 
 
 @dataclass(frozen=True)
@@ -234,33 +239,37 @@ def _fitted(
         return None
     if len({each.shape for each in records}) > 1:
         return None
-    products = _products(run, records)
-    if not np.isfinite(products).all() or not products[1:, 1:].any():
+    many = len(terms) > _MOST_TERMS
+    products, norms = _products(run, records, many)
+    if not np.isfinite(products).all() or not norms.any():
         return None
-    norms = np.sqrt(np.diag(products))[1:]
-    total = products[1:, 1:].sum()
-    factor = float(products[0, 1:].sum() / total) if total else 0.0
-    ones = np.full(len(terms), factor)
-    error = _error(products, ones, norms)
-    if error > REDUCED_WITHIN and 1 < len(terms) <= MOST_TERMS:
-        weights: Float64 = np.linalg.pinv(products[1:, 1:], rcond=1e-8) @ products[1:, 0]
-        if _error(products, weights, norms) <= REDUCED_WITHIN:
+    total = float(products[1:, 1:].sum())
+    factor = float(products[0, 1:].sum()) / total if total else 0.0
+    error = _error(products, np.full(len(products) - 1, factor), abs(factor) * norms)
+    if error > REDUCED_WITHIN and len(terms) > 1 and not many:
+        inverse = np.linalg.pinv(products[1:, 1:], rcond=_SAME_DIRECTION)
+        weights: Float64 = inverse @ products[1:, 0]
+        if _error(products, weights, np.abs(weights) * norms) <= REDUCED_WITHIN:
             return _Fit(record, ranks, terms, factor, error, tuple(map(float, weights)))
     return _Fit(record, ranks, terms, factor, error)
 
 
-def _error(products: Float64, weights: Float64, norms: Float64) -> float:
-    """What is left of the gradient without weighted terms, as a share of the terms' norms."""
+def _error(products: Float64, weights: Float64, added: Float64) -> float:
+    """What is left of the gradient without weighted terms, as a share of what is ``added``: the
+    norms of the weighted terms."""
     all_weights = np.concatenate([[-1.0], weights])
     left = max(float(all_weights @ products @ all_weights), 0.0)
-    added = max(float(np.abs(weights) @ norms), math.sqrt(products[0, 0]))
-    return math.sqrt(left) / added if added else 0.0
+    most = max(float(added.sum()), math.sqrt(products[0, 0]))
+    return math.sqrt(left) / most if most else 0.0
 
 
-def _products(run: RunOfRanks, records: Sequence[Record]) -> Float64:
-    """The inner products of some tensors' values; of many terms, those of the sum alone."""
-    found = np.zeros((len(records), len(records)))
-    for blocks in zip(*(run.blocks(record) for record in records), strict=True):
-        rows = np.stack(blocks)
+def _products(run: RunOfRanks, records: Sequence[Record], summed: bool) -> tuple[Float64, Float64]:
+    """The inner products of a gradient and of terms, of their sum alone if ``summed``; and the
+    norms of the terms."""
+    size = 2 if summed else len(records)
+    found, squares = np.zeros((size, size)), np.zeros(len(records) - 1)
+    for gradient, *terms in zip(*(run.blocks(record) for record in records), strict=True):
+        rows = np.stack([gradient, *([np.sum(terms, 0)] if summed else terms)])
         found += rows @ rows.T
-    return found
+        squares += [float(term @ term) for term in terms]
+    return found, np.sqrt(squares)
