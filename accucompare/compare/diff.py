@@ -54,6 +54,7 @@ from accucompare.compare.origins import (
     Trace,
     find_culprits,
     not_fed,
+    parameter_of,
     scaled_first,
     small_changes,
     unsteady,
@@ -136,7 +137,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         opened = _open(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
-        opened = _as_one(opened, paired)
+        whole, opened = opened, _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -184,6 +185,7 @@ def compare(
                 if options.standard is None
                 else accept(options.standard, training.pairs if training is not None else ())
             ),
+            weights_in_parts=_in_parts(whole, opened, rows),
         )
 
 
@@ -405,6 +407,20 @@ def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
     return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
 
 
+def _in_parts(whole: _Opened, opened: _Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The parameters that ``_as_one`` left out of the manifests, and no row compares."""
+    names = (opened.models[0].get("parameters") or {}).keys()
+    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    if not left_out:
+        return ()
+    compared = {
+        parameter_of(row.golden)
+        for row in rows
+        if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
+    }
+    return tuple(name for name in left_out if name not in compared)
+
+
 def _assign(
     stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions
 ) -> _Assigned:
@@ -609,7 +625,7 @@ def _with_layouts(
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown:
         return tasks
-    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
+    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
     return [
         msgspec.structs.replace(
             task,
@@ -625,6 +641,13 @@ def _with_layouts(
         for place, task in enumerate(tasks)
         for record in [task.pair.candidate]
     ]
+
+
+def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
+    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
+    made_as = baseline.manifest.options.as_layout
+    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
+    return alike or baseline.manifest.ranks > 1
 
 
 def _count(pairs: list[Pair]) -> int:

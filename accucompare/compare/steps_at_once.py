@@ -180,7 +180,7 @@ def _judged(
         metrics.append(_kept(estimated, places, shares, used))
     rows = RowsOfStep(golden, candidate, limits, limit_of, identical, metrics, used)
     judged = JudgedStep(rows, _alone(sides, rows))
-    by_user = rules.otherwise.given  # then what fails may be rounded input, as others may show
+    by_user = rules.otherwise.has_limit  # then what fails may be rounded input, as others may show
     return None if by_user and judged.fails else judged
 
 

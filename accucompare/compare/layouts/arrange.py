@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Addends, Box, LayoutEvidence, Record, Shard
+from accucompare.bundle.format import UPDATE_ROLES, Addends, Box, LayoutEvidence, Record, Shard
 from accucompare.compare.layouts.batch_rows import Holder
 from accucompare.compare.layouts.mesh import Mesh
 
@@ -56,6 +56,9 @@ def arrangements(
     """
     units, left = _units(records, mesh)
     if all(unit.shape == shape for unit in units):
+        # an optimizer may step some parameters on one rank only
+        if len(units) < mesh.count(left) and not _is_of_update(records):
+            raise IncompleteError
         numbers = range(len(units[0].boxes))
         boxes = tuple(_with_replicas(units, number) for number in numbers)
         return [Arrangement(boxes, LayoutEvidence.INFERRED if left else LayoutEvidence.RECORDED)]
@@ -67,6 +70,10 @@ def arrangements(
     if len(units) < mesh.count(left) and not found:
         raise IncompleteError
     return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
+
+
+def _is_of_update(records: Mapping[Holder, Record]) -> bool:
+    return next(iter(records.values())).role in UPDATE_ROLES
 
 
 def given_arrangement(
@@ -121,6 +128,8 @@ def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], t
             for holder, record in records.items()
         ], tuple(mesh.sizes)
     left = mesh.without(known)
+    if len(records) % mesh.count(known) and not _is_of_update(records):
+        raise IncompleteError
     groups: dict[tuple[int, ...], dict[Holder, Record]] = {}
     for holder, record in records.items():
         groups.setdefault(mesh.along(holder, left), {})[holder] = record

@@ -35,12 +35,17 @@ def as_one(
     manifests = bundle.manifests
     first = manifests[min(manifests)]
     stopped = next((each.stopped for each in manifests.values() if not each.complete), None)
+    counts = {rank: len(manifest.steps) for rank, manifest in manifests.items()}
+    unequal = len(set(counts.values())) > 1
+    if unequal and stopped is None:
+        fewest = min(counts, key=counts.__getitem__)
+        stopped = {"rank": fewest, "steps": counts[fewest], "of": max(counts.values())}
     model = {**first.model, **{kind: _shared(manifests.values(), kind) for kind in _TABLES}}
     whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
     steps = {step for step, _ in ranks.batches}
     merged = replace(
         first,
-        complete=bundle.complete,
+        complete=bundle.complete and not unequal,
         stopped=stopped,
         ranks=1,
         model=model,
