@@ -198,6 +198,18 @@ def test_parts_that_the_code_cut_by_hand_are_not_looked_at(tmp_path: Path) -> No
     assert not checks.of(RankStatus.FAIL)
 
 
+@pytest.mark.parametrize(
+    ("stage", "status"), [(False, RankStatus.FAIL), (True, RankStatus.NOT_LOOKED_AT)]
+)
+def test_without_a_mesh_ranks_with_rows_of_their_own_hold_the_same(
+    tmp_path: Path, stage: bool, status: RankStatus
+) -> None:
+    """Unless what a rank is given comes from another stage of a pipeline."""
+    items = [each._replace(record=replace(each.record, requires_grad=stage)) for each in given(2)]
+    checks = checked(tmp_path, items, None, parameters([VALUES, OTHER]))
+    assert checks["weights"].status is status
+
+
 def test_an_update_of_one_rank_alone(tmp_path: Path) -> None:
     items = [*given(2), *held("fc", [VALUES, VALUES * 1.5], role="param_update", path="weight")]
     found = failed(checked(tmp_path, items, {"dp": 2}, WHOLE), "updates")
@@ -283,6 +295,13 @@ def test_a_gradient_may_be_off_by_rounding(tmp_path: Path, error: float, fails: 
     ]
     checks = checked(tmp_path, items, {"dp": 2}, weights)
     assert (checks["reduction"].status is RankStatus.FAIL) is fails
+
+
+def test_what_one_rank_alone_uses_has_the_mean_over_all(tmp_path: Path) -> None:
+    half = VALUES * np.float32(0.5)
+    items = [*given(2), item("fc", VALUES, **CALL), *held("fc", [half, half], **GRAD)]
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE)
+    assert checks["reduction"].status is RankStatus.PASS
 
 
 def test_the_losss_scale_is_taken_back(tmp_path: Path) -> None:

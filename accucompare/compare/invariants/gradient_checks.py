@@ -69,13 +69,25 @@ class _Fit:
     def even(self) -> bool:
         return self.error <= REDUCED_WITHIN
 
-    @property
-    def places(self) -> int:
-        return len({term.place for term in self.terms})
+
+@dataclass(frozen=True)
+class _Shared:
+    """Among how many a step's rows were shared out: ``places``, each with so many calls of the
+    model; and what the loop multiplied all gradients with, as far as it is known."""
+
+    places: int
+    calls: int
+    scale: float
+
+    def of_mean(self, fit: _Fit) -> float:
+        """A gradient's factor on the mean over all places, whichever of them gave something."""
+        return fit.factor / self.scale * self.places
 
     @property
-    def calls(self) -> int:
-        return len({term.call for term in self.terms})
+    def right(self) -> tuple[float, ...]:
+        """The factors on the mean that a right reduction has: of the mean over places, or over
+        calls too; of the sum."""
+        return 1.0, 1.0 / self.calls, float(self.places), self.places / self.calls
 
 
 def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
@@ -104,8 +116,12 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
 
 
 def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tally) -> None:
-    scale = _of_loop(run, step)
-    factors = [_known(fit.factor / scale * fit.places) for fit in fits if fit.even]
+    shared = _Shared(
+        len({run.data_place(step, rank) for rank in run.bundle.manifests}),
+        max((len(calls) for calls in step.batches.values()), default=1),
+        _of_loop(run, step),
+    )
+    factors = [_known(shared.of_mean(fit)) for fit in fits if fit.even]
     usual, times = Counter(factors).most_common(1)[0] if factors else (1.0, 0)
     explained = sum(fit.even or bool(fit.weights) for fit in fits)
     if explained <= len(fits) / 2 or (times <= len(factors) / 2 and len(factors) > 2):
@@ -114,48 +130,42 @@ def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tall
         return
     for fit in fits:
         tally.see(step.number)
-        fact = _wrong(run, fit, scale, usual if times >= FEWEST_GRADIENTS else None)
+        fact = _wrong(run, fit, shared, usual if times >= FEWEST_GRADIENTS else None)
         if fact is not None:
             tally.fail(fact, place_of_record(fit.record, fit.ranks))
         elif fit.even:
             tally.told["error"] = max(tally.told.get("error") or 0.0, fit.error)
-    first = next((fit for fit in fits if fit.even), fits[0])
-    tally.told["reduced"] = "sum" if _near(usual, first.places) and first.places > 1 else "mean"
-    if not any(_near(usual, each) for each in _right(first)):
+    summed = shared.places > 1 and _near(usual, shared.places)
+    tally.told["reduced"] = "sum" if summed else "mean"
+    if not any(_near(usual, each) for each in shared.right):
         tally.told["factor"] = usual
 
 
-def _wrong(run: RunOfRanks, fit: _Fit, scale: float, usual: float | None) -> RankFact | None:
+def _wrong(run: RunOfRanks, fit: _Fit, shared: _Shared, usual: float | None) -> RankFact | None:
     if not fit.even:
         if not fit.weights:
             return OtherGradient(fit.error)
         weights = tuple(
-            (tuple(term.record.ranks), term.call[1], round(weight / scale, 3))
+            (tuple(term.record.ranks), term.call[1], round(weight / shared.scale, 3))
             for term, weight in zip(fit.terms, fit.weights, strict=True)
         )
         return UnevenGradient(weights)
-    of_mean = fit.factor / scale * fit.places
-    if any(_near(of_mean, right) for right in _right(fit)):
+    of_mean = shared.of_mean(fit)
+    if any(_near(of_mean, right) for right in shared.right):
         return None
-    if usual is not None and _near(of_mean, usual) and not _is_of_mesh(run, of_mean, fit):
+    if usual is not None and _near(of_mean, usual) and not _is_of_mesh(run, of_mean, shared):
         return None  # the loop scales all gradients
-    return ScaledGradient(float(f"{of_mean:.4g}"), fit.places, usual)
+    return ScaledGradient(float(f"{of_mean:.4g}"), shared.places, usual)
 
 
-def _right(fit: _Fit) -> tuple[float, ...]:
-    """The factors on the mean over ranks that a right reduction has: of the mean over ranks, or
-    over calls too; of the sum."""
-    return 1.0, 1.0 / fit.calls, float(fit.places), fit.places / fit.calls
-
-
-def _is_of_mesh(run: RunOfRanks, factor: float, fit: _Fit) -> bool:
+def _is_of_mesh(run: RunOfRanks, factor: float, shared: _Shared) -> bool:
     """Whether a factor is a number of ranks: of other dimensions, or of these again."""
     sizes = [size for size in run.mesh.sizes.values() if size > 1]
     products = {
         math.prod(chosen)
         for count in range(1, len(sizes) + 1)
         for chosen in itertools.combinations(sizes, count)
-    } | {fit.places**2}
+    } | {shared.places**2}
     return any(_near(factor, each) or _near(factor, 1 / each) for each in products if each > 1)
 
 

@@ -102,7 +102,7 @@ class ClippedNorms:
                 return
             squares.append(norm**2)
         self.halves |= _has_halves(step)
-        if squares:
+        if squares and all(map(math.isfinite, squares)):
             # what the clipped ones have, or would have
             factor = known[0] / clipped_by(run, step)
             self.norms[step.number] = factor * math.sqrt(math.fsum(squares))

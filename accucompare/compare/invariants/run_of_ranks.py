@@ -177,9 +177,13 @@ class RunOfRanks:
         known = tuple(name for name in self.mesh.sizes if name in self.data or name in laid)
         if known or self.knows_mesh:
             return known
-        batches = self.step(self.steps[0]).batches
-        # ranks with rows of their own
-        return tuple(self.mesh.sizes) if len(set(batches.values())) > 1 else ()
+        first = self.step(self.steps[0])
+        # ranks with rows of their own; what comes from another stage of a pipeline has a gradient
+        given = [group for key, group in first.of(Role.INPUT) if not key.name]
+        own_rows = len(set(first.batches.values())) > 1 and not any(
+            record.requires_grad for group in given for record in group.values()
+        )
+        return tuple(self.mesh.sizes) if own_rows else ()
 
     @cached_property
     def by_hand(self) -> frozenset[str]:
