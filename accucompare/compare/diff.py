@@ -318,8 +318,9 @@ def _assign(
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
-    steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    return _Assigned(_with_second_runs(tasks, again, steady), baseline, beside)
+    if opened.fed:
+        golden_again = unsteady.begins(opened.golden_records, golden_again)
+    return _Assigned(_with_second_runs(tasks, again, golden_again), baseline, beside)
 
 
 def _judge(

@@ -23,7 +23,7 @@ class How:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
         lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` needs the digest of the bits on any device.
+        by_digest: whether ``written`` compares digests across devices: a device's own will not do.
         given: whether the model is called with the value: its fingerprint goes into the manifest.
     """
 
