@@ -42,6 +42,7 @@ EXEMPT = {
     "align": "for how many names the nearest is looked up, which is words",
     "renames": "how long a pattern may take",
     "task_batches": "how work is divided",
+    "steps_at_once": "which pairs are looked at alone, with the same result",
     "blocks": "the width of a type",
     "bounds": (
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
@@ -71,6 +72,8 @@ EXEMPT = {
     "rules._MOST_BYTES": "memory",
     "rules.read_rules": "a version of Python",
     "transforms": "the shape of an error",
+    "unify._FUSED": "what is tried: the values prove what fits",
+    "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
     "worker": "memory",
 }
 

@@ -159,6 +159,7 @@ def capture(
 @option.rel_l2
 @option.cosine
 @option.tolerances
+@option.layout
 @option.accept
 @option.of(LocateOptions, "map", "only", "skip")
 @option.report("GOLDEN-vs-CANDIDATE")
@@ -201,7 +202,7 @@ def diff(
         reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
     )
     outputs = Outputs(reports, json_path, parquet_path).checked(
-        inputs={"--tolerances": options["tolerances"]}
+        inputs={"--tolerances": options["tolerances"], "--layout": options["layout"]}
     )
     with progress_bar("comparing", "bytes", quiet) as progress:
         limits = Tolerance(

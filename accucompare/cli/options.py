@@ -296,6 +296,12 @@ cosine = click.option(
 tolerances = click.option(
     "--tolerances", type=LOCAL, metavar="TOML", help="Limits by layer, type, role and dtype."
 )
+layout = click.option(
+    "--layout",
+    type=LOCAL,
+    metavar="TOML",
+    help="How the candidate's ranks hold some tensors, where nothing else tells.",
+)
 accept = click.option(
     "--accept",
     type=_OneOf(Standard),

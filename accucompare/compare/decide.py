@@ -10,6 +10,7 @@ from enum import Enum
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
@@ -174,7 +175,7 @@ def _first_over(result: Result) -> Decision | None:
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(
             row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED)
-            for row in result.rows
+            for row in but_plain(result.rows)
         )
         return _different(facts.OtherGlue(culprit, off))
     return None
@@ -240,7 +241,9 @@ def _trouble(result: Result) -> Iterator[Fact]:
         yield facts.Damaged(len(result.damage))
     if result.incomplete and (not result.failed or result.only_unfinished):
         yield facts.Unfinished(tuple(result.incomplete))
-    unsteady = tuple(row for row in result.rows if row.reason is Reason.NOT_DETERMINISTIC)
+    unsteady = tuple(
+        row for row in but_plain(result.rows) if row.reason is Reason.NOT_DETERMINISTIC
+    )
     if unsteady and not result.counts_by_status()[Status.FAIL]:
         yield facts.NotDeterministic(unsteady)
 
@@ -311,7 +314,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
         return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
     told = result.baseline is not None or (result.series_only and by_run)
-    precise = tuple(row for row in result.rows if row.reason is Reason.OVER_PRECISE)
+    precise = tuple(row for row in but_plain(result.rows) if row.reason is Reason.OVER_PRECISE)
     how = BareFact.ROUNDING if told else BareFact.ROUNDING_BY_FIXED_LIMITS
     return Answer.ROUNDING, (how, facts.OverPrecise(precise)) if precise else (how,)
 
@@ -333,7 +336,9 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
             found.setdefault(_OTHERWISE[finding.about], []).append(finding)
     yield from (facts.MadeOtherwise(how, tuple(findings)) for how, findings in found.items())
     # the user's limit may be larger than an optimizer's number
-    numbers = (row for row in result.rows if row.record is not None and row.record.is_of_group)
+    numbers = (
+        row for row in but_plain(result.rows) if row.record is not None and row.record.is_of_group
+    )
     if trained := tuple(row for row in numbers if row.metrics is not None and row.metrics.max_abs):
         yield facts.TrainedOtherwise(trained)
 
@@ -346,11 +351,12 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         and row.record.role in GRADIENT_ROLES
         and row.golden
         and row.candidate
-        for row in result.rows
+        for row in but_plain(result.rows)
     )
+    of_steps = (part.has_plain(GRADIENT_ROLES) for part in whole_steps(result.rows))
     if result.series_only:
         yield facts.SeriesOnly(result.steps_judged)
-    elif any(manifest.options.loss for manifest in sides) and not any(gradients):
+    elif any(manifest.options.loss for manifest in sides) and not (any(gradients) or any(of_steps)):
         yield BareFact.FORWARD_ONLY
     if replaced := result.candidate.manifest.options.replaced:
         yield facts.WeightsReplaced(tuple(replaced))
@@ -394,6 +400,8 @@ def _not_compared(result: Result) -> Iterator[Fact]:
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
     if result.left_out:
         yield facts.RecordsLeftOut(result.left_out)
+    if result.weights_in_parts:
+        yield facts.WeightsInParts(result.weights_in_parts)
     if uncompared := result.uncompared:
         yield facts.NotCompared(tuple(uncompared), len(result.rows))
     if both := result.nan_on_both:
@@ -419,7 +427,7 @@ def _poorly_compared(result: Result) -> Iterator[Fact]:
         yield facts.BaselineNotProved(result.not_proved)
     if result.golden_made_here:
         yield BareFact.GOLDEN_MADE_HERE
-    if driven := sum(row.verdict.ill_conditioned for row in result.rows):
+    if driven := sum(row.verdict.ill_conditioned for row in but_plain(result.rows)):
         yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
     if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
         yield facts.DigestsAlone(0 if result.training is None else result.training.judged)

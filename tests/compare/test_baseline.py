@@ -19,9 +19,9 @@ from accucompare.api import Comparison
 from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.baseline import Expected, excess, excess_limit, floor, ratio_limit
 from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.measuring.small import PlacedPair
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
-from accucompare.numbers.kernel import PlacedPair
 from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, set_fields, write
 

@@ -126,7 +126,7 @@ def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(
 ) -> None:
     comparison = write_both(tmp_path, [X, A, B, Y], [X, A, item("b", [1.0, 4.0 + 1e-15]), Y])
     assert comparison.passed
-    assert comparison.identical_until is comparison.rows[2]
+    assert comparison.identical_until == comparison.rows[2]
 
 
 def test_of_a_fed_comparison_no_row_is_the_first_with_other_bits(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import (
     GRADIENT_ROLES,
     OPERATOR_ROLES,
+    TRAINING_ROLES,
     UPDATE_ROLES,
     Layout,
     Manifest,
@@ -37,8 +38,8 @@ NotFed = tuple[int, int, str, int, str, str]
 #: What makes, or is made by, module calls.
 _FORWARD = (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE)
 
-#: What changed between calls.
-_BETWEEN = (Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+#: What comes before or after calls.
+_BETWEEN = (Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.BUFFER_AFTER, *TRAINING_ROLES)
 
 #: What a call makes of its inputs.
 _MADE = (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.BUFFER_UPDATE)
@@ -129,8 +130,9 @@ class Trace:
         for begun in (call, caller) if role not in _BETWEEN and not self.fed else ():
             if begun is not None and begun not in self._begun:
                 self._begun.add(begun)
-                if (MODULE.what, begun[::2], None) in self._seen.wrong:
-                    self._taint(CODE, begun, record.step)
+                for why in (None, Reason.NON_FINITE):
+                    if (MODULE.what, begun[::2], why) in self._seen.wrong:
+                        self._taint(CODE, begun, record.step, why)
 
     def _taint(
         self, taint: Taint, whose: Hashable | None, step: int, why: Reason | None = None

@@ -45,6 +45,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.compare.constants import FREE_GRADIENTS
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
@@ -71,11 +72,12 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
         rows: in execution order.
         dtype: the coarsest floating type that a side computes in.
     """
-    if far := _too_far(rows, dtype):
+    if far := _too_far(but_plain(rows), dtype):
         return Unseen(far[0], len(far))
-    suspects = [row for row in rows if _holds_values(row)]
+    suspects = [row for row in but_plain(rows) if _holds_values(row)]
     if not suspects:
         return None
+    rows = list(rows)
     proven = _Proven(rows, fed)
     suspects = [
         row for row in suspects if _is_gradient(row) or (fed and _is_update(row)) or not proven(row)
@@ -131,8 +133,8 @@ def without_output(rows: Iterable[Row]) -> Row | None:
     gradients; writes through ``.data`` are not seen."""
     given: dict[CallKey, Row] = {}
     returned: set[CallKey] = set()
-    trained: set[tuple[int, int]] = set()
-    for row in rows:
+    trained = {part.place_of() for part in whole_steps(rows) if part.has_plain(TRAINING_ROLES)}
+    for row in but_plain(rows, lambda part: part.places_of(_is_of_model)):
         record = row.record
         if record is None:
             continue
@@ -150,6 +152,11 @@ def without_output(rows: Iterable[Row]) -> Row | None:
         (row for call, row in given.items() if call not in returned and call[:2] not in trained),
         None,
     )
+
+
+def _is_of_model(record: Record) -> bool:
+    """Whether it is what the model was given or returned."""
+    return not record.name and record.role not in TRAINING_ROLES
 
 
 def _holds_values(row: Row) -> bool:

@@ -22,7 +22,7 @@ leaves behind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -36,6 +36,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.judging import but_plain
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.module_calls import (
     CallKey,
@@ -60,7 +61,7 @@ _Module = tuple[int, int, str]
 _Value = tuple[CallKey, Role, str]
 
 
-def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
+def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[Row]:
     """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE`` and fail nothing.
 
     Args:
@@ -69,11 +70,12 @@ def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
     """
     asked = [
         row
-        for row in rows
+        for row in but_plain(rows)
         if row.reason in (Reason.MISSING, Reason.EXTRA) or _is_of_another_form(row)
     ]
     if not asked:
         return rows
+    rows = list(rows)
     calls = _Calls(rows)
     alone = {
         _value(row.record)

@@ -41,6 +41,9 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
+    RANKS_DISAGREE = "ranks disagree"
+    UNREDUCED = "unreduced"
+    INCOMPLETE = "incomplete"
     # over its limit, until ``trace`` says where it came from; no row of a result has this
     OVER = "over"
 
@@ -62,6 +65,9 @@ STATUS_OF = {
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
+    Reason.RANKS_DISAGREE: Status.FAIL,
+    Reason.UNREDUCED: Status.FAIL,
+    Reason.INCOMPLETE: Status.NOT_COMPARED,
     Reason.OVER: Status.FAIL,
 }
 

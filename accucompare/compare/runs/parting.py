@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import GRADIENT_ROLES, Role
+from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
+from accucompare.compare.judging import but_plain
 from accucompare.compare.preflight_facts import PreflightFinding
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
 from accucompare.compare.runs.step_pairs import Manifests, OtherSetting, StepPair
@@ -118,8 +119,8 @@ def given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
     may have computed them."""
     passed: dict[StepOfRank, bool] = {}
     measured: set[StepOfRank] = set()
-    for row in rows:
-        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
+    for row in but_plain(rows, lambda part: part.places_of(_is_given)):
+        if row.record is not None and _is_given(row.record):
             place = row.record.rank, row.record.step
             passed[place] = row.status is Status.PASS and passed.get(place, True)
             if by_user or (row.reason is Reason.OK and row.verdict.used):
@@ -127,6 +128,10 @@ def given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
     return frozenset(
         place for place, all_of_them in passed.items() if all_of_them and place in measured
     )
+
+
+def _is_given(record: Record) -> bool:
+    return record.role is Role.INPUT and record.parent is None
 
 
 def partings_of(
@@ -174,7 +179,7 @@ def partings_of(
 def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
     """The first failing row of each rung of each step."""
     told: set[tuple[int, int, Rung]] = set()
-    for row in rows:
+    for row in but_plain(rows):
         record = row.record
         if (
             row.status is not Status.FAIL

@@ -98,7 +98,7 @@ def _rows(sheet: SheetRows) -> Iterator[str]:
     table = sheet.table
     for start in range(sheet.start, sheet.stop, _AT_ONCE):
         places = range(start, min(start + _AT_ONCE, sheet.stop))
-        rows = [table.rows[place] for place in places]
+        rows = list(table.rows[places.start : places.stop])
         numbers = (
             [place + 1 for place in places]
             if table.numbers is None
