@@ -214,6 +214,12 @@ class Arithmetic:
         " makes.",
         one_of=Precision,
     )
+    as_layout: str | Place | None = told(
+        None,
+        "Compute as the ranks of this bundle do: products in their parts, each rounded, and sums in"
+        " the ranks' order. For the baseline of many ranks.",
+        shown="BUNDLE",
+    )
 
 
 @_documented

@@ -626,7 +626,7 @@ def _with_layouts(
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown:
         return tasks
-    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
+    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
     return [
         msgspec.structs.replace(
             task,
@@ -642,6 +642,13 @@ def _with_layouts(
         for place, task in enumerate(tasks)
         for record in [task.pair.candidate]
     ]
+
+
+def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
+    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
+    made_as = baseline.manifest.options.as_layout
+    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
+    return alike or baseline.manifest.ranks > 1
 
 
 def _count(pairs: list[Pair]) -> int:

@@ -12,7 +12,7 @@ import torch
 from accucompare.bundle.format import Record, Role, Shard
 from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.live.layouts import Layouts
-from accucompare.live.modules import Call
+from accucompare.live.modules import Call, class_of
 from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
 
 
@@ -83,6 +83,7 @@ class RecordMaker:
         host = self._host_value(value, needed, bits)
         if shard is not None and not shard.holds(host.shape):
             shard = None
+        kind = type(call.module) if self.layouts is None else class_of(call.module)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -95,7 +96,7 @@ class RecordMaker:
             role,
             path,
             self.count,
-            operator or type(call.module).__name__,
+            operator or kind.__name__,
             (call.name, call.index) if operator else call.parent,
             host.shape,
             host.dtype,
