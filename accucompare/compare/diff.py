@@ -453,9 +453,10 @@ def _assign(
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
-    steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
+    if opened.fed:
+        golden_again = unsteady.begins(opened.golden_records, golden_again)
     tasks = _with_layouts(
-        _with_second_runs(tasks, again, steady),
+        _with_second_runs(tasks, again, golden_again),
         paired.unified,
         opened.candidate_ranks,
         baseline.bundle,
