@@ -187,8 +187,6 @@ FEWEST_STEPS = 10
 #: Share of the norms of what is added up that a gradient may be off its sum: rounding of bfloat16,
 #: in which gradients may be reduced on purpose. Measured on correct layouts: up to 1e-7 in float32.
 REDUCED_WITHIN = 2.0**-7
-#: The most terms whose factors are found apart; of more, only the sum is looked at.
-MOST_TERMS = 16
 #: Relative difference of norms and losses that ranks may have: norms are summed in float32.
 SAME_NUMBER = 1e-4
 #: The same of the norms of clipped gradients of a half type, whose factor is rounded to it.

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard
-from accucompare.compare.invariants import NotSeenWhy, RankOutcome, RankStatus, rank_facts
+from accucompare.compare.invariants import (
+    NotSeenWhy,
+    RankAnswer,
+    RankOutcome,
+    RankStatus,
+    rank_facts,
+)
 from accucompare.errors import UsageError
 from accucompare.numbers import digest
 from tests.compare.builder import Item, edit_manifest, item, write
@@ -192,6 +198,18 @@ def test_parts_that_the_code_cut_by_hand_are_not_looked_at(tmp_path: Path) -> No
     assert not checks.of(RankStatus.FAIL)
 
 
+@pytest.mark.parametrize(
+    ("stage", "status"), [(False, RankStatus.FAIL), (True, RankStatus.NOT_LOOKED_AT)]
+)
+def test_without_a_mesh_ranks_with_rows_of_their_own_hold_the_same(
+    tmp_path: Path, stage: bool, status: RankStatus
+) -> None:
+    """Unless what a rank is given comes from another stage of a pipeline."""
+    items = [each._replace(record=replace(each.record, requires_grad=stage)) for each in given(2)]
+    checks = checked(tmp_path, items, None, parameters([VALUES, OTHER]))
+    assert checks["weights"].status is status
+
+
 def test_an_update_of_one_rank_alone(tmp_path: Path) -> None:
     items = [*given(2), *held("fc", [VALUES, VALUES * 1.5], role="param_update", path="weight")]
     found = failed(checked(tmp_path, items, {"dp": 2}, WHOLE), "updates")
@@ -263,6 +281,45 @@ def test_one_gradient_of_three_that_is_no_sum(tmp_path: Path) -> None:
     found = failed(checked(tmp_path, items, {"dp": 2}, weights), "reduction")
     assert isinstance(found.measured, rank_facts.OtherGradient)
     assert found.place.name == "down.weight"
+
+
+@pytest.mark.parametrize(("error", "fails"), [(0.96, False), (1.04, True)])
+def test_a_gradient_may_be_off_by_rounding(tmp_path: Path, error: float, fails: bool) -> None:
+    aside = OTHER - VALUES * (np.vdot(OTHER, VALUES) / np.vdot(VALUES, VALUES))
+    aside *= error * 2.0**-7 * np.linalg.norm(VALUES) / np.linalg.norm(aside)
+    items = given(2)
+    for name, grad in (("fc", VALUES), ("up", VALUES), ("down", VALUES + aside)):
+        items += [*held(name, [VALUES] * 2, **CALL), *held(name, [grad] * 2, **GRAD)]
+    weights = [
+        {f"{name}.weight": each["fc.weight"] for name in ("fc", "up", "down")} for each in WHOLE
+    ]
+    checks = checked(tmp_path, items, {"dp": 2}, weights)
+    assert (checks["reduction"].status is RankStatus.FAIL) is fails
+
+
+def test_what_one_rank_alone_uses_has_the_mean_over_all(tmp_path: Path) -> None:
+    half = VALUES * np.float32(0.5)
+    items = [*given(2), item("fc", VALUES, **CALL), *held("fc", [half, half], **GRAD)]
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE)
+    assert checks["reduction"].status is RankStatus.PASS
+
+
+def test_the_losss_scale_is_taken_back(tmp_path: Path) -> None:
+    grad = (VALUES + OTHER) * np.float32(0.5)
+    items = gradients([grad, grad], [1024 * VALUES, 1024 * OTHER])
+    table = series(2, loss_scale=[1024.0] * 2)
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=table)
+    assert checks["reduction"].measured == rank_facts.AllHold(
+        1, 1, error=pytest.approx(0, abs=1e-7), reduced="mean"
+    )
+
+
+def test_of_many_terms_the_sum_is_looked_at(tmp_path: Path) -> None:
+    terms = [VALUES * np.float32(1 + rank) for rank in range(20)]
+    grad = np.mean(terms, 0, dtype="f8").astype("f4")
+    items = gradients([grad] * 20, terms)
+    checks = checked(tmp_path, items, {"dp": 20}, parameters([VALUES] * 20), ranks=20)
+    assert checks["reduction"].status is RankStatus.PASS
 
 
 def test_a_factor_that_all_gradients_have_may_be_the_loops(tmp_path: Path) -> None:
@@ -371,6 +428,14 @@ def test_dropout_of_other_batches_must_be_another(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("elements", [63, 64])
+def test_few_elements_may_be_dropped_alike_by_chance(tmp_path: Path, elements: int) -> None:
+    inputs = [np.ones(160), np.where(np.arange(160) < elements, 2.0, 0.0)]
+    items = dropped([0, 0], [each.reshape(20, 8) for each in inputs])
+    checks = checked(tmp_path, [*given(2), *items], {"dp": 2})
+    assert (checks["dropout"].status is RankStatus.FAIL) is (elements == 64)
+
+
 @pytest.mark.parametrize(("seeds", "batches"), [([0, 0], (0, 0)), ([0, 1], (0, 1))])
 def test_right_dropout_passes(tmp_path: Path, seeds: list[int], batches: tuple[int, ...]) -> None:
     inputs = [DROPPED[batch] for batch in batches]
@@ -427,20 +492,29 @@ def test_losses_of_one_batch_must_be_the_same(
     assert checked(tmp_path, given(2, *batches), mesh, WHOLE, series=table).exit_code == code
 
 
-@pytest.mark.parametrize(("factors", "code"), [((0.5, 0.25), 0), ((0.5, 0.2495), 1)])
+@pytest.mark.parametrize(
+    ("dtype", "off", "code"),
+    [
+        ("float32", 0.0, 0),
+        ("float32", 0.96e-4, 0),
+        ("float32", 1.04e-4, 1),
+        ("bfloat16", 0.0075, 0),
+        ("bfloat16", 0.0081, 1),
+    ],
+)
 def test_the_norm_that_clips_is_that_of_all_gradients(
-    tmp_path: Path, factors: tuple[float, float], code: int
+    tmp_path: Path, dtype: str, off: float, code: int
 ) -> None:
     """In the second step gradients are twice as large, and their factor must be half."""
     items, table = given(2), series(2, 2)
-    for step, factor in enumerate(factors):
+    for step, factor in enumerate((0.5, 0.25 * (1 - off))):
         grad = VALUES * np.float32(step + 1)
         items += [
             *(
                 item("", [10.0 * step + rank], role="input", path="0", step=step, rank=rank)
                 for rank in (0, 1)
             ),
-            *held("fc", [grad, grad], step=step, **GRAD),
+            *held("fc", [grad, grad], step=step, dtype=dtype, **GRAD),
         ]
         for rank in (0, 1):
             norm = float(np.linalg.norm(grad.astype("f8")))
@@ -448,6 +522,14 @@ def test_the_norm_that_clips_is_that_of_all_gradients(
     checks = checked(tmp_path, items[2:], {"dp": 2}, WHOLE, series=table)
     assert checks["clipped-norm"].status is (RankStatus.FAIL if code else RankStatus.PASS)
     assert checks.exit_code == code
+
+
+def test_every_answer_has_its_exit_code() -> None:
+    assert rank_facts.RANK_EXIT_CODES == {
+        RankAnswer.HOLDS: 0,
+        RankAnswer.BROKEN: 1,
+        RankAnswer.NOT_SURE: 2,
+    }
 
 
 def test_one_clipped_step_tells_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Record, Role, StepSeries
-from accucompare.compare.constants import FEWEST_GRADIENTS, MOST_TERMS, REDUCED_WITHIN
+from accucompare.compare.constants import FEWEST_GRADIENTS, REDUCED_WITHIN
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
     NotSeenWhy,
@@ -32,6 +32,11 @@ from accucompare.compare.invariants.run_of_ranks import (
 )
 from accucompare.compare.layouts import IncompleteError
 from accucompare.numbers import Float64
+
+#: The most terms whose factors are found apart; of more, only the sum is looked at.
+_MOST_TERMS = 16
+#: Terms whose directions differ by less, squared, are told apart by rounding only.
+_SAME_DIRECTION = 1e-8
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,25 @@ class _Fit:
     def even(self) -> bool:
         return self.error <= REDUCED_WITHIN
 
-    @property
-    def places(self) -> int:
-        return len({term.place for term in self.terms})
+
+@dataclass(frozen=True)
+class _Shared:
+    """Among how many a step's rows were shared out: ``places``, each with so many calls of the
+    model; and what the loop multiplied all gradients with, as far as it is known."""
+
+    places: int
+    calls: int
+    scale: float
+
+    def of_mean(self, fit: _Fit) -> float:
+        """A gradient's factor on the mean over all places, whichever of them gave something."""
+        return fit.factor / self.scale * self.places
 
     @property
-    def calls(self) -> int:
-        return len({term.call for term in self.terms})
+    def right(self) -> tuple[float, ...]:
+        """The factors on the mean that a right reduction has: of the mean over places, or over
+        calls too; of the sum."""
+        return 1.0, 1.0 / self.calls, float(self.places), self.places / self.calls
 
 
 def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
@@ -99,8 +116,12 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
 
 
 def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tally) -> None:
-    scale = _of_loop(run, step)
-    factors = [_known(fit.factor / scale * fit.places) for fit in fits if fit.even]
+    shared = _Shared(
+        len({run.data_place(step, rank) for rank in run.bundle.manifests}),
+        max((len(calls) for calls in step.batches.values()), default=1),
+        _of_loop(run, step),
+    )
+    factors = [_known(shared.of_mean(fit)) for fit in fits if fit.even]
     usual, times = Counter(factors).most_common(1)[0] if factors else (1.0, 0)
     explained = sum(fit.even or bool(fit.weights) for fit in fits)
     if explained <= len(fits) / 2 or (times <= len(factors) / 2 and len(factors) > 2):
@@ -109,48 +130,42 @@ def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tall
         return
     for fit in fits:
         tally.see(step.number)
-        fact = _wrong(run, fit, scale, usual if times >= FEWEST_GRADIENTS else None)
+        fact = _wrong(run, fit, shared, usual if times >= FEWEST_GRADIENTS else None)
         if fact is not None:
             tally.fail(fact, place_of_record(fit.record, fit.ranks))
         elif fit.even:
             tally.told["error"] = max(tally.told.get("error") or 0.0, fit.error)
-    first = next((fit for fit in fits if fit.even), fits[0])
-    tally.told["reduced"] = "sum" if _near(usual, first.places) and first.places > 1 else "mean"
-    if not any(_near(usual, each) for each in _right(first)):
+    summed = shared.places > 1 and _near(usual, shared.places)
+    tally.told["reduced"] = "sum" if summed else "mean"
+    if not any(_near(usual, each) for each in shared.right):
         tally.told["factor"] = usual
 
 
-def _wrong(run: RunOfRanks, fit: _Fit, scale: float, usual: float | None) -> RankFact | None:
+def _wrong(run: RunOfRanks, fit: _Fit, shared: _Shared, usual: float | None) -> RankFact | None:
     if not fit.even:
         if not fit.weights:
             return OtherGradient(fit.error)
         weights = tuple(
-            (tuple(term.record.ranks), term.call[1], round(weight / scale, 3))
+            (tuple(term.record.ranks), term.call[1], round(weight / shared.scale, 3))
             for term, weight in zip(fit.terms, fit.weights, strict=True)
         )
         return UnevenGradient(weights)
-    of_mean = fit.factor / scale * fit.places
-    if any(_near(of_mean, right) for right in _right(fit)):
+    of_mean = shared.of_mean(fit)
+    if any(_near(of_mean, right) for right in shared.right):
         return None
-    if usual is not None and _near(of_mean, usual) and not _is_of_mesh(run, of_mean, fit):
+    if usual is not None and _near(of_mean, usual) and not _is_of_mesh(run, of_mean, shared):
         return None  # the loop scales all gradients
-    return ScaledGradient(float(f"{of_mean:.4g}"), fit.places, usual)
+    return ScaledGradient(float(f"{of_mean:.4g}"), shared.places, usual)
 
 
-def _right(fit: _Fit) -> tuple[float, ...]:
-    """The factors on the mean over ranks that a right reduction has: of the mean over ranks, or
-    over calls too; of the sum."""
-    return 1.0, 1.0 / fit.calls, float(fit.places), fit.places / fit.calls
-
-
-def _is_of_mesh(run: RunOfRanks, factor: float, fit: _Fit) -> bool:
+def _is_of_mesh(run: RunOfRanks, factor: float, shared: _Shared) -> bool:
     """Whether a factor is a number of ranks: of other dimensions, or of these again."""
     sizes = [size for size in run.mesh.sizes.values() if size > 1]
     products = {
         math.prod(chosen)
         for count in range(1, len(sizes) + 1)
         for chosen in itertools.combinations(sizes, count)
-    } | {fit.places**2}
+    } | {shared.places**2}
     return any(_near(factor, each) or _near(factor, 1 / each) for each in products if each > 1)
 
 
@@ -234,33 +249,37 @@ def _fitted(
         return None
     if len({each.shape for each in records}) > 1:
         return None
-    products = _products(run, records)
-    if not np.isfinite(products).all() or not products[1:, 1:].any():
+    many = len(terms) > _MOST_TERMS
+    products, norms = _products(run, records, many)
+    if not np.isfinite(products).all() or not norms.any():
         return None
-    norms = np.sqrt(np.diag(products))[1:]
-    total = products[1:, 1:].sum()
-    factor = float(products[0, 1:].sum() / total) if total else 0.0
-    ones = np.full(len(terms), factor)
-    error = _error(products, ones, norms)
-    if error > REDUCED_WITHIN and 1 < len(terms) <= MOST_TERMS:
-        weights: Float64 = np.linalg.pinv(products[1:, 1:], rcond=1e-8) @ products[1:, 0]
-        if _error(products, weights, norms) <= REDUCED_WITHIN:
+    total = float(products[1:, 1:].sum())
+    factor = float(products[0, 1:].sum()) / total if total else 0.0
+    error = _error(products, np.full(len(products) - 1, factor), abs(factor) * norms)
+    if error > REDUCED_WITHIN and len(terms) > 1 and not many:
+        inverse = np.linalg.pinv(products[1:, 1:], rcond=_SAME_DIRECTION)
+        weights: Float64 = inverse @ products[1:, 0]
+        if _error(products, weights, np.abs(weights) * norms) <= REDUCED_WITHIN:
             return _Fit(record, ranks, terms, factor, error, tuple(map(float, weights)))
     return _Fit(record, ranks, terms, factor, error)
 
 
-def _error(products: Float64, weights: Float64, norms: Float64) -> float:
-    """What is left of the gradient without weighted terms, as a share of the terms' norms."""
+def _error(products: Float64, weights: Float64, added: Float64) -> float:
+    """What is left of the gradient without weighted terms, as a share of what is ``added``: the
+    norms of the weighted terms."""
     all_weights = np.concatenate([[-1.0], weights])
     left = max(float(all_weights @ products @ all_weights), 0.0)
-    added = max(float(np.abs(weights) @ norms), math.sqrt(products[0, 0]))
-    return math.sqrt(left) / added if added else 0.0
+    most = max(float(added.sum()), math.sqrt(products[0, 0]))
+    return math.sqrt(left) / most if most else 0.0
 
 
-def _products(run: RunOfRanks, records: Sequence[Record]) -> Float64:
-    """The inner products of some tensors' values; of many terms, those of the sum alone."""
-    found = np.zeros((len(records), len(records)))
-    for blocks in zip(*(run.blocks(record) for record in records), strict=True):
-        rows = np.stack(blocks)
+def _products(run: RunOfRanks, records: Sequence[Record], summed: bool) -> tuple[Float64, Float64]:
+    """The inner products of a gradient and of terms, of their sum alone if ``summed``; and the
+    norms of the terms."""
+    size = 2 if summed else len(records)
+    found, squares = np.zeros((size, size)), np.zeros(len(records) - 1)
+    for gradient, *terms in zip(*(run.blocks(record) for record in records), strict=True):
+        rows = np.stack([gradient, *([np.sum(terms, 0)] if summed else terms)])
         found += rows @ rows.T
-    return found
+        squares += [float(term @ term) for term in terms]
+    return found, np.sqrt(squares)

@@ -87,7 +87,8 @@ class ClippedNorms:
 
     def check(self, run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         factors = [clip_factor(entry) for entry in run.series(step.number).values()]
-        if not factors or None in factors or min(filter(None, factors), default=1.0) >= 1 - 1e-6:
+        known = [factor for factor in factors if factor is not None]
+        if not known or len(known) < len(factors) or _near(min(known), 1.0, SAME_RATE):
             return
         squares = []
         for _, group in step.of(Role.PARAM_GRAD):
@@ -101,9 +102,9 @@ class ClippedNorms:
                 return
             squares.append(norm**2)
         self.halves |= _has_halves(step)
-        if squares:
+        if squares and all(map(math.isfinite, squares)):
             # what the clipped ones have, or would have
-            factor = (factors[0] or 1.0) / clipped_by(run, step)
+            factor = known[0] / clipped_by(run, step)
             self.norms[step.number] = factor * math.sqrt(math.fsum(squares))
 
     def finish(self, tally: Tally) -> None:

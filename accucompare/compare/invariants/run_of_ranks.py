@@ -103,10 +103,6 @@ class RunOfRanks:
         }
 
     @cached_property
-    def first(self) -> StepOfRanks:
-        return self.step(self.steps[0])
-
-    @cached_property
     def knows_mesh(self) -> bool:
         return UNKNOWN not in self.mesh.sizes
 
@@ -179,9 +175,15 @@ class RunOfRanks:
             for name in record.shard.mesh
         }
         known = tuple(name for name in self.mesh.sizes if name in self.data or name in laid)
-        if not self.knows_mesh and len(set(self.first.batches.values())) > 1:
-            return tuple(self.mesh.sizes)  # ranks with rows of their own
-        return known
+        if known or self.knows_mesh:
+            return known
+        first = self.step(self.steps[0])
+        # ranks with rows of their own; what comes from another stage of a pipeline has a gradient
+        given = [group for key, group in first.of(Role.INPUT) if not key.name]
+        own_rows = len(set(first.batches.values())) > 1 and not any(
+            record.requires_grad for group in given for record in group.values()
+        )
+        return tuple(self.mesh.sizes) if own_rows else ()
 
     @cached_property
     def by_hand(self) -> frozenset[str]:
@@ -289,6 +291,10 @@ class RunOfRanks:
 
     def blocks(self, record: Record) -> Iterator[Float64]:
         """A record's values in float64, block by block."""
+        if isinstance(record, GlobalRecord) and len(record.boxes) == 1:
+            (box,) = record.boxes
+            if len(box.terms) == 1 and box.factor == 1.0 and box.part == record.shape:
+                record = box.terms[0]  # read without a copy of its segments
         stored, size, dtype = (
             self.bundle.stored(record),
             math.prod(record.shape),

@@ -18,9 +18,10 @@ from accucompare.compare.invariants.rank_facts import (
     Tally,
 )
 from accucompare.compare.invariants.run_of_ranks import apart, by_value
+from accucompare.devices import is_a_librarys
 
 #: Variables that say which rank a process is.
-_OWN = ("RANK", "VISIBLE_DEVICES", "MASTER_", "TORCHELASTIC_")
+_OWN = ("RANK", "VISIBLE_DEVICES", "MASTER_", "TORCHELASTIC_", "PROCID", "LOCALID", "HOST", "NODE")
 
 
 def check_complete(bundle: Bundle) -> RankOutcome:
@@ -53,8 +54,9 @@ def check_settings(bundle: Bundle) -> RankOutcome:
     names = dict.fromkeys(name for table in tables.values() for name in table)
     for kind, name in names:
         held = {rank: table.get((kind, name)) for rank, table in tables.items()}
-        # only what was loaded, or read, on all ranks can be another there
-        if kind in ("library", "source") and None in held.values():
+        # what was not loaded, or not read, on a rank is no other there
+        read = kind == "variable" and not is_a_librarys(name)
+        if (read or kind in ("version", "library", "source")) and None in held.values():
             continue
         tally.see()
         if ranks := apart(held):

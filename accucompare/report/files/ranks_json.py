@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.format import display_name
-from accucompare.compare.invariants import RankFact, RankOutcome, RankPlace, RankStatus, RunChecks
+from accucompare.compare.invariants import RankFact, RankOutcome, RankPlace, RunChecks
 from accucompare.files import written_whole
 from accucompare.report.words import rank_words
 
@@ -44,7 +44,7 @@ def _outcome(outcome: RankOutcome) -> dict[str, Any]:
         "first_violations": [
             {"fact": _fact(each.fact), **_place(each.place)} for each in outcome.violations
         ],
-    } | ({} if outcome.status is RankStatus.FAIL else {"first_violations": []})
+    }
 
 
 def _place(place: RankPlace) -> dict[str, Any]:
