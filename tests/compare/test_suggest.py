@@ -163,6 +163,13 @@ def test_of_a_script_the_preflight_says_in_which_type_it_has_to_compute(tmp_path
     )
 
 
+def test_of_ranks_the_baseline_computes_in_their_parts(tmp_path: Path) -> None:
+    golden, candidate = {"model": parameters("float32")}, {"model": parameters("bfloat16")}
+    command = suggested(tmp_path, golden, {**candidate, "ranks": 2})
+    assert "--dtype bfloat16 --as-layout DIR/candidate --out cpu-bf16" in command
+    assert "--as-layout" not in suggested(tmp_path, {**golden, "ranks": 2}, candidate)
+
+
 def test_a_case_is_named_where_the_other_side_is_a_script(tmp_path: Path) -> None:
     named = {"environment": {"case": "net.py:case"}, "model": parameters("bfloat16")}
     found = suggested(

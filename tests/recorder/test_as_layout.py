@@ -108,6 +108,13 @@ def test_inputs_that_are_cut_give_the_sum_of_rounded_terms(
     assert torch.equal(recorded_output(tmp_path, ""), output.float())
 
 
+def test_the_gradient_of_a_bias_is_that_of_the_whole_product(tmp_path: Path) -> None:
+    fc, x = linear()
+    layout = ranks_of(tmp_path, {"weight": ((32, 64), 1)}, 8)
+    output, _, gradients = computed(fc, x, tmp_path, layout)
+    assert torch.equal(gradients["bias"], (2 * output.float()).bfloat16().sum(0))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_outputs_that_are_cut_give_a_sum_of_rounded_gradients(tmp_path: Path, ranks: int) -> None:
     fc, x = linear()

@@ -96,6 +96,7 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
         command += [case or "CASE", "--device", "cpu"]
         command += ["--dtype", dtype] if dtype != dtypes[0] or not lowered else []
     command += ["--emulate", lowered] if lowered else []
+    command += ["--as-layout", str(candidate.path)] if theirs.ranks > ours.ranks == 1 else []
     command += _weights_from(golden, candidate, of_script)
     steps = made.steps if made.chosen_steps is None else Steps.held(made.chosen_steps)
     for option, number in (("--seed", made.seed), ("--steps", steps)):

@@ -123,24 +123,29 @@ def _sum_of_parts(
     outputs, inputs = cut[axis], cut[1 - axis]
     # the input is split even into one part, so that this product's gradients are added up alone
     columns = [part.contiguous() for part in torch.split_with_sizes(given["input"], inputs, -1)]
-    bias = given.get("bias")
-    # as DTensors do: each rank adds its share
-    shares = (
-        (None,) * len(outputs)
-        if bias is None
-        else torch.split_with_sizes(bias / len(inputs), outputs)
-    )
+    shares = _shares(given.get("bias"), outputs, len(inputs))
 
-    def summed(output: tuple[torch.Tensor, Any]) -> Any:
-        weight, share = output
+    def summed(output: tuple[torch.Tensor, list[Any]]) -> Any:
+        weight, added = output
         held = [part.contiguous() for part in torch.split_with_sizes(weight, inputs, 1 - axis)]
-        terms = _first_last(
-            lambda own: multiply(own[0], own[1], share), [*zip(columns, held, strict=True)]
-        )
+        terms = _first_last(lambda own: multiply(*own), [*zip(columns, held, added, strict=True)])
         return sum(terms[1:], terms[0])
 
     parts = zip(torch.split_with_sizes(given["weight"], outputs, axis), shares, strict=True)
     return torch.cat(_first_last(summed, [*parts]), -1)
+
+
+def _shares(bias: torch.Tensor | None, outputs: tuple[int, ...], ranks: int) -> list[list[Any]]:
+    """What each rank adds to each part of the outputs: an equal share of the bias, as DTensors do.
+    All ranks know the bias' whole gradient, so it comes from the first one's share alone."""
+    if bias is None:
+        return [[None] * ranks for _ in outputs]
+    share = bias / ranks
+    if ranks > 1 and share.requires_grad:
+        share.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
+    others = torch.split_with_sizes(share.detach(), outputs)
+    own = torch.split_with_sizes(share, outputs)
+    return [[first, *[other] * (ranks - 1)] for first, other in zip(own, others, strict=True)]
 
 
 def _part_by_part(
