@@ -23,6 +23,7 @@ from accucompare.selection import (
     RoundedType,
     Steps,
 )
+from accucompare.text import with_article
 
 G = TypeVar("G")
 
@@ -66,7 +67,7 @@ def group(kind: type[G], given: Any, name: str) -> G:
 def whole_group(kind: type[G], given: Any, name: str) -> G:
     """A group that only stands as itself; UsageError that names its class if it is another."""
     if not isinstance(given, kind):
-        found = "None" if given is None else f"a {type(given).__name__}"
+        found = "None" if given is None else with_article(type(given).__name__)
         raise UsageError(
             f"{name} must be an accucompare.{kind.__name__}, such as"
             f" {kind.__name__}({_EXAMPLES[kind.__name__]}), but is {found}"

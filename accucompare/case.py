@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from accucompare.errors import CaseError
+from accucompare.text import with_article
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,8 +89,8 @@ def load_case(target: str | None) -> tuple[Case, str]:
         raise CaseError(f"{target}: {name}() raised {_where(error)}") from error
     if not isinstance(case, Case):
         raise CaseError(
-            f"{target}: {name}() must return an accucompare.Case, but returned a"
-            f" {type(case).__name__}"
+            f"{target}: {name}() must return an accucompare.Case, but returned"
+            f" {with_article(type(case).__name__)}"
         )
     return case, target
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from accucompare.errors import BundleError, UsageError
 from accucompare.storage_errors import EXTRAS, NoAnswerError, as_os_error
-from accucompare.text import without_credentials
+from accucompare.text import with_article, without_credentials
 
 if TYPE_CHECKING:
     import threading
@@ -276,7 +276,8 @@ def _path_or_text(given: object) -> str | Path:
     """A path as given; UsageError if it is none, or invalid for the system."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise UsageError(
-            f"{given!r}: is a {type(given).__name__}; give the path of a file or directory, as a"
+            f"{given!r}: is {with_article(type(given).__name__)}; give the path of a file or"
+            " directory, as a"
             " str or a Path"
         )
     if "\0" in os.fspath(given):

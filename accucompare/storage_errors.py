@@ -1,4 +1,6 @@
-"""Errors of the system and of object storage, in words for people, without credentials."""
+"""Errors of the system and of object storage, in words for people, without credentials.
+
+``places`` says what is tried again, and how long."""
 
 from __future__ import annotations
 

@@ -38,6 +38,15 @@ def storable(text: str) -> str:
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+#: A word, or an acronym by its letters, that begins with the sound of a vowel.
+_VOWEL = re.compile(r"[AEFHILMNORSX][A-Z]|(?![A-Z]{2})(?:[AEIOaeio]|[Uu](?:p|n(?!i|et)))")
+
+
+def with_article(name: str) -> str:
+    """``a Linear``, ``an Embedding``, ``an LSTM``."""
+    return f"{'an' if _VOWEL.match(name) else 'a'} {name}"
+
+
 def counted(count: int, noun: str) -> str:
     """``1 record``, ``1,200 records``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -164,14 +164,14 @@ def _ended(task: Task, error: BaseException) -> Trial:
 
 def said_of(log: Path) -> dict[str, str]:
     """By id, what each check that is WARN or FAIL said of a log."""
-    from accucompare.findings.analysis.analysis import read
+    from accucompare.findings.analysis.analysis import read_logs
     from accucompare.findings.checklist.checks import CheckStatus
     from accucompare.findings.checklist.health_checklist import judge_log
     from accucompare.report.watch_words import said
 
     return {
         each.check.id: f"{each.status}: {said(each.outcome.measured)}"
-        for each in judge_log(read(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
+        for each in judge_log(read_logs(log)).of(CheckStatus.WARN, CheckStatus.FAIL)
     }
 
 

@@ -55,7 +55,8 @@ def watch_script(name: str, folder: Path) -> None:
 def _in_script(name: str, folder: Path) -> int:
     import torch
 
-    from accucompare.scripts.plan import Action, Plan, Seen
+    from accucompare.scripts.handshake import Seen
+    from accucompare.scripts.plan import Action, Plan
     from accucompare.scripts.script import Script
     from planted.sound import SOUND
 

@@ -39,11 +39,10 @@ FACTOR = 1.1
 
 #: What decides no verdict and no culprit: a module, or a number, and why.
 EXEMPT = {
-    "align": (
-        "how long a pattern may take, and for how many names the nearest is looked up, which is"
-        " words"
-    ),
+    "align": "for how many names the nearest is looked up, which is words",
+    "renames": "how long a pattern may take",
     "task_batches": "how work is divided",
+    "steps_at_once": "which pairs are looked at alone, with the same result",
     "blocks": "the width of a type",
     "bounds": (
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
@@ -54,11 +53,11 @@ EXEMPT = {
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
     ),
-    "limits._THREE_DIGITS_UP": "how many digits are printed",
-    "marginals": "the shape of an error, in words",
+    "smallest_limit._THREE_DIGITS_UP": "how many digits are printed",
+    "marginals": "the shape of an error",
     "masks.MOST_BROADCAST": "memory",
     "norms": "exact sums: which of two formulas loses fewer digits",
-    "patterns": "the shape of an error, in words",
+    "patterns": "the shape of an error",
     "preflight": "how many differences are listed",
     "proposals": "how long a renaming is searched for; what is found is checked",
     "sample": "which slices of a large tensor are read for the shape of an error",
@@ -70,9 +69,11 @@ EXEMPT = {
     "sequences._OPTIONS": "the same",
     "sequences._PAIR": "the same",
     "sequences.SEQUENCE_WINDOW": "time and memory",
-    "tolerance._MOST_BYTES": "memory",
-    "tolerance.read_rules": "a version of Python",
-    "transforms": "the shape of an error, in words",
+    "rules._MOST_BYTES": "memory",
+    "rules.read_rules": "a version of Python",
+    "transforms": "the shape of an error",
+    "unify._FUSED": "what is tried: the values prove what fits",
+    "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
     "worker": "memory",
 }
 

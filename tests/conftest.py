@@ -86,6 +86,7 @@ def cli(
     from accucompare.cli import main
 
     monkeypatch.setattr(sys, "path", [*sys.path])  # loading a case puts its directory there
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # an interrupt replaces it
     on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def run(

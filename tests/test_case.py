@@ -175,7 +175,7 @@ ERRORS = {
     "wrong result": (
         "def case(): return 3",
         "net.py",
-        r"case\(\) must return an accucompare\.Case, but returned a int$",
+        r"case\(\) must return an accucompare\.Case, but returned an int$",
     ),
     "raises": (
         "def case():\n    return 1 / 0",

@@ -341,7 +341,7 @@ def test_a_report_that_cannot_be_written_is_named(here: Path) -> None:
         (["--atol", "nan"], "atol must be a finite number that is not negative, but is nan"),
         (["--cosine", "1e-3"], "it is not 1 - cosine"),
         (["--tolerances", "none.toml"], "none.toml: cannot be read (No such file or directory)"),
-        (["--map", "re:(=x"], "--map 're:(=x': not a valid regular expression"),
+        (["--map", "re:(=x"], "map 're:(=x' (--map): not a valid regular expression"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

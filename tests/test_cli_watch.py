@@ -182,6 +182,34 @@ def test_a_log_without_steps_is_trouble_for_health(run: Run) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_health_says_that_only_forwards_were_seen(folder: Path, run: Run) -> None:
+    run("watch", "case.py:without_loss", "--out", "forwards")
+    done = run("health", "forwards", "--json", "forwards.json")
+    checks = {
+        each["id"]: each for each in json.loads((folder / "forwards.json").read_text())["checks"]
+    }
+    said = "only forwards without gradients were seen, which this does not look at"
+    assert f"input-finite: {said}" in done.stdout
+    assert checks["drawn-behind"]["measured"] == said
+    assert "the model was not called" not in done.stdout
+
+
+@pytest.mark.parametrize("more", [["case.py:clean"], ["--", sys.executable, "no.py"]])
+@pytest.mark.parametrize("out", ["bundle", "bundle/below"])
+def test_a_watch_does_not_write_into_a_bundle(
+    folder: Path, run: Run, out: str, more: list[str]
+) -> None:
+    run("capture", "case.py:clean", "--out", "bundle", "--overwrite")
+    held = sorted((folder / "bundle").rglob("*"))
+    done = run("watch", "--out", out, *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"accucompare: --out {out}/rank0.jsonl: lies in the bundle {folder / 'bundle'};"
+        " choose another --out\n"
+    )
+    assert sorted((folder / "bundle").rglob("*")) == held
+
+
 def test_a_nan_is_answered_with_place_operator_and_line(
     planted: subprocess.CompletedProcess[str],
 ) -> None:
@@ -388,7 +416,7 @@ def test_updates_that_move_nothing_are_in_the_headline_of_watch_and_overflow(run
     [
         (("case.py:nothing",), "case.py has no callable 'nothing'"),
         (("nowhere.py",), "nowhere.py"),
-        (("--device", "tpu"), "--device tpu: must be cpu, cuda, cuda:N, npu or npu:N"),
+        (("--device", "tpu"), "device tpu (--device): must be cpu, cuda, cuda:N, npu or npu:N"),
         (("--out", "case.py"), "cannot be written"),
         (("--kernel-dump", "dump"), "only an NPU has kernel dumps"),
     ],

@@ -66,6 +66,17 @@ def test_every_path_in_contributing_exists() -> None:
     assert missing == []
 
 
+def test_every_class_that_contributing_places_stands_there() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.partition("## Where is\n")[2].partition("\n## ")[0]
+    places = re.findall(r"\| ([^|]*`[A-Z][^|]*) \| `([\w/]+\.py)`", table)
+    assert places
+    for names, path in places:
+        content = (ROOT / "accucompare" / path).read_text(encoding="utf-8")
+        defined = re.findall(r"^class (\w+)", content, re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", names)) <= set(defined), path
+
+
 def _commands(page: Path) -> Iterator[list[str]]:
     """The words behind ``accucompare`` of each command in a console or in a cell of a table."""
     text = page.read_text(encoding="utf-8")

@@ -200,7 +200,7 @@ def test_a_device_of_no_known_type_is_refused(cli: Run) -> None:
     done = cli("doctor", "--device", "gpu")
     assert (done.returncode, done.stderr) == (
         2,
-        "accucompare: --device gpu: must be cpu, cuda, cuda:N, npu or npu:N\n",
+        "accucompare: device gpu (--device): must be cpu, cuda, cuda:N, npu or npu:N\n",
     )
 
 

@@ -42,6 +42,7 @@ SUB_ROOMS = {
     "compare": [
         "measuring",
         "pairing",
+        "layouts",
         "limits",
         "rows",
         "judging",
@@ -64,7 +65,7 @@ SUB_ROOMS = {
         "watch_files",
     ],
     "recorder": ["feeding", "state", "recording", "session"],
-    "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
+    "live": ["values", "modules", "around", "operators", "layouts", "autograd", "numerics"],
     "watcher": ["looking", "again", "vitals", "custom", "watch"],
     "findings": ["log", "analysis", "origins", "checklist"],
 }
@@ -89,7 +90,11 @@ LATE = {
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have
     "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
-    "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
+    "accucompare.scripts.entry": {
+        "accucompare.scripts.handshake",
+        "accucompare.scripts.plan",
+        "accucompare.scripts.script",
+    },
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
     # torch, which bundles are compared without

@@ -192,7 +192,8 @@ def test_a_golden_case_that_is_missing_is_refused_although_golden_brings_its_bas
     found = located(cli, folder, "net.py", "--golden", "golden", "--golden-case", "missing.py:case")
     assert (
         found["code"],
-        "--golden-case missing.py:case: there is no file missing.py" in found["stderr"],
+        "golden_case (--golden-case) missing.py:case: there is no file missing.py"
+        in found["stderr"],
     ) == (2, True)
 
 
@@ -295,7 +296,8 @@ def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: P
     assert (done.returncode, done.stderr) == (
         2,
         (
-            "accucompare: --golden-python /bin/false: cannot capture (it does not run); install"
+            "accucompare: golden_python (--golden-python) /bin/false: cannot capture (it does"
+            " not run); install"
             " accucompare[torch] there\n"
         ),
     )
@@ -423,7 +425,8 @@ def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
     found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
     assert found["code"] == 2
     assert (
-        "--map: needs --golden BUNDLE; without it golden is made from the same case and has the"
+        "map (--map): needs golden (--golden BUNDLE); without it golden is made from the same"
+        " case and has the"
         " same names" in found["stderr"]
     )
 
@@ -573,8 +576,27 @@ def test_python_is_given_what_the_command_finds(
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"dtype": "float64"}, "dtype must be one of"), ({"device": "tpu"}, "--device tpu: must be")],
+    [
+        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"device": "tpu"}, "device tpu (--device): must be"),
+    ],
 )
 def test_python_is_told_what_makes_no_sense(folder: Path, given: dict[str, str], said: str) -> None:
     with pytest.raises(ac.AccucompareError, match=said):
         ac.locate(folder / "net.py", **{"device": "cpu", **given}, out=folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("taken", "more"), [("candidate", []), ("baseline", []), ("ops/candidate", ["--ops"])]
+)
+def test_nothing_is_captured_where_a_later_bundle_would_find_its_place_taken(
+    cli: Run, tmp_path: Path, taken: str, more: list[str]
+) -> None:
+    (tmp_path / "case.py").write_text(NET)
+    (tmp_path / "locate" / taken).mkdir(parents=True)
+    (tmp_path / "locate" / taken / "mine.txt").write_text("mine")
+    done = cli("locate", "case.py", "--device", "cpu", "--dtype", "bfloat16", *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"locate/{taken}: is not empty and holds no bundle" in done.stderr
+    assert not (tmp_path / "locate" / "golden").exists()
+    assert not (tmp_path / "reports").exists()

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from accucompare.errors import UsageError
 from accucompare.findings.checklist import CHECKS
 from accucompare.findings.checklist.checks import Need
 from accucompare.findings.checklist.health_checklist import THRESHOLDS
+from accucompare.places import place_of
 from accucompare.report.watch_words import CHECK_WORDS, THRESHOLD_WORDS
 from accucompare.report.watch_words.remark_words import SENTENCES
+from accucompare.text import with_article
 
 PACKAGE = Path(__file__).parent.parent / "accucompare"
 WORDLESS = sorted((PACKAGE / "findings").rglob("*.py"))
@@ -93,3 +96,26 @@ def test_each_check_need_and_threshold_has_its_words() -> None:
     assert THRESHOLD_WORDS.keys() == THRESHOLDS.keys()
     unjudged = {check.id for check in CHECKS if check.judge is None}
     assert {each.value for each in Need} | unjudged <= SENTENCES.keys()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "an int",
+        "an Embedding",
+        "an LSTM",
+        "an Unflatten",
+        "an unreadable value",
+        "a str",
+        "a UNet",
+        "a Unit",
+        "a Linear",
+    ],
+)
+def test_a_type_has_its_article(said: str) -> None:
+    assert with_article(said.partition(" ")[2]) == said
+
+
+def test_a_message_has_the_article(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is an int; give the path"):
+        place_of(3)  # type: ignore[arg-type]

@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
+        # what is dropped half-written, as a ZipFile, complains when Python deletes it
+        sys.unraisablehook = lambda dropped: None
         # click's Abort comes from the interrupt, whose text says what was done until then
         progress = (error.__cause__ or error).args
         _complain("; ".join(["interrupted", *map(str, progress[:1])]), debug)

@@ -62,11 +62,11 @@ def health(
         }
     )
     refuse_file("--json", json_path, JSON_FILE)
-    from accucompare.findings.analysis import read
+    from accucompare.findings.analysis import read_logs
     from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 
     given = read_thresholds(thresholds, threshold_file)
-    ranks = read(log)
+    ranks = read_logs(log)
     if not ranks.watched and not ranks.findings:
         from accucompare.report.watch_words import said
 
@@ -128,8 +128,9 @@ def gradcheck(
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
     from accucompare.findings.checklist import STATUS_EXIT_CODES
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
 

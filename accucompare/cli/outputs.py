@@ -1,4 +1,6 @@
-"""Which files a command writes, whether each can be written, and the writing."""
+"""Which files a command writes, whether each can be written, and the writing.
+
+``compare.decide`` decides a diff's exit code."""
 
 from __future__ import annotations
 

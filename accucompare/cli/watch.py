@@ -101,7 +101,9 @@ def watch(
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model
     is found and watched; a finding does not end it, unless --on-finding raise is given."""
     from accucompare.findings.checklist import read_thresholds
+    from accucompare.findings.log import log_path
 
+    refuse_places({"--out": log_path(out, 0)})
     given = read_thresholds(thresholds, threshold_file)
     asked = option.taken(AskedOfWatch, options)
     of_script = {name: options.pop(name) for name in ("model", "arm")}
@@ -113,10 +115,10 @@ def watch(
 
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
-    from accucompare.findings.analysis import read
-    from accucompare.findings.log import log_path
+    from accucompare.cli.progress import progress_bar
+    from accucompare.findings.analysis import read_logs
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.watcher.watch import watch_case
     from accucompare.watcher.watch_options import WatchOptions
 
@@ -136,7 +138,9 @@ def watch(
     if not quiet and (found or asked["trace_steps"]):
         click.echo(err=True)  # between the frames shown meanwhile and the verdict
     rank, several = rank_and_ranks()
-    ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
+    ranks = read_logs(
+        out if several == 1 else log_path(out, rank)
+    )  # the others may still be running
     with reader_may_leave():
         _print_watched(ranks, given, quiet, asked)
     return DIFFERENT if found else _code(ranks)
@@ -160,7 +164,7 @@ def _watch_script(
     quiet: bool,
     options: dict[str, Any],
 ) -> int:
-    from accucompare.findings.analysis import read
+    from accucompare.findings.analysis import read_logs
     from accucompare.report.console import reader_may_leave
 
     ended, code = watch_script(command, out, steps, quiet, options)
@@ -168,7 +172,7 @@ def _watch_script(
     def conclude() -> int:
         if not any(each.recorded for each in ended.seen):
             return code or TROUBLE
-        ranks = read(out)
+        ranks = read_logs(out)
         # standard output is the script's
         with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):
             _print_watched(ranks, given, quiet, options)
@@ -225,9 +229,9 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     )
     reports = reports_to_write(reports, usual)
     refuse_places({"LOG": logs_of(log), "--report": reports})
-    from accucompare.findings.analysis import read
+    from accucompare.findings.analysis import read_logs
 
-    ranks = read(log)
+    ranks = read_logs(log)
     from accucompare.findings.checklist import judge_vitals
     from accucompare.report.console import reader_may_leave
     from accucompare.report.watched import print_analysis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from accucompare.bundle.format import SERIES_ROLES, Record
 from accucompare.compare.limits import Rule
@@ -64,9 +64,11 @@ def on_maps(
 
 
 def unused_rules(
-    rules: Iterable[Rule], candidate: list[Record], rows: Iterable[Row]
+    rules: Sequence[Rule], candidate: list[Record], rows: Iterable[Row]
 ) -> list[PreflightFinding]:
     """Findings about rules of a tolerance file that judge no record and no number of a step."""
+    if not rules:
+        return []
     of_series = (
         row.candidate
         for row in rows

@@ -10,6 +10,7 @@ from enum import Enum
 from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
@@ -174,7 +175,7 @@ def _first_over(result: Result) -> Decision | None:
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(
             row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED)
-            for row in result.rows
+            for row in but_plain(result.rows)
         )
         return _different(facts.OtherGlue(culprit, off))
     return None
@@ -240,18 +241,21 @@ def _trouble(result: Result) -> Iterator[Fact]:
         yield facts.Damaged(len(result.damage))
     if result.incomplete and (not result.failed or result.only_unfinished):
         yield facts.Unfinished(tuple(result.incomplete))
-    unsteady = tuple(row for row in result.rows if row.reason is Reason.NOT_DETERMINISTIC)
+    unsteady = tuple(
+        row for row in but_plain(result.rows) if row.reason is Reason.NOT_DETERMINISTIC
+    )
     if unsteady and not result.counts_by_status()[Status.FAIL]:
         yield facts.NotDeterministic(unsteady)
 
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
-    """Why passing rows prove nothing. The user's limits need no baseline."""
-    if not result.by_user and (poor := _poor_baseline(result)):
+    """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
+    by_baseline = not result.by_user and not _identical(result)
+    if by_baseline and (poor := _poor_baseline(result)):
         yield poor
     if result.training is not None and result.training.proves_nothing:
         yield facts.StepsProveNothing(result.training)
-    if not result.by_user:
+    if by_baseline:
         yield from (facts.WithinFixedLimits(unproved) for unproved in _unproved(result))
         yield from filter(None, [_judged_by_few(result)])
     if result.far_beyond is not None:
@@ -260,7 +264,7 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
     if result.without_output is not None:
         yield facts.NoOutput(result.without_output)
-    if result.refused is not None and not result.by_user:
+    if result.refused is not None and by_baseline:
         yield facts.WithinFixedLimits(result.refused)
     if result.unseen:
         yield facts.OptimizersDiffer(result.unseen)
@@ -286,15 +290,20 @@ def _unproved(result: Result) -> tuple[facts.Unproved, ...]:
     return (facts.Unproved(tuple(result.unproved)),) if result.unproved else ()
 
 
+def _identical(result: Result) -> bool:
+    """Whether all that was compared has the same bits on both sides."""
+    training = result.training
+    return (
+        result.compared == result.counts()[Reason.IDENTICAL]
+        and not any(result.hashes)
+        and (training is None or training.other_bits is None or not training.judged)
+        and bool(result.compared or (training is not None and training.identical))
+    )
+
+
 def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
-    counts, training = result.counts(), result.training
-    same_steps = training is None or training.other_bits is None or not training.judged
-    identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
-    if (
-        identical
-        and same_steps
-        and (result.compared or (training is not None and training.identical))
-    ):
+    training = result.training
+    if _identical(result):
         whole = Answer.IDENTICAL, (BareFact.IDENTICAL,)
         return (
             (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
@@ -305,7 +314,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
         return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
     told = result.baseline is not None or (result.series_only and by_run)
-    precise = tuple(row for row in result.rows if row.reason is Reason.OVER_PRECISE)
+    precise = tuple(row for row in but_plain(result.rows) if row.reason is Reason.OVER_PRECISE)
     how = BareFact.ROUNDING if told else BareFact.ROUNDING_BY_FIXED_LIMITS
     return Answer.ROUNDING, (how, facts.OverPrecise(precise)) if precise else (how,)
 
@@ -327,7 +336,9 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
             found.setdefault(_OTHERWISE[finding.about], []).append(finding)
     yield from (facts.MadeOtherwise(how, tuple(findings)) for how, findings in found.items())
     # the user's limit may be larger than an optimizer's number
-    numbers = (row for row in result.rows if row.record is not None and row.record.is_of_group)
+    numbers = (
+        row for row in but_plain(result.rows) if row.record is not None and row.record.is_of_group
+    )
     if trained := tuple(row for row in numbers if row.metrics is not None and row.metrics.max_abs):
         yield facts.TrainedOtherwise(trained)
 
@@ -340,11 +351,12 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         and row.record.role in GRADIENT_ROLES
         and row.golden
         and row.candidate
-        for row in result.rows
+        for row in but_plain(result.rows)
     )
+    of_steps = (part.has_plain(GRADIENT_ROLES) for part in whole_steps(result.rows))
     if result.series_only:
         yield facts.SeriesOnly(result.steps_judged)
-    elif any(manifest.options.loss for manifest in sides) and not any(gradients):
+    elif any(manifest.options.loss for manifest in sides) and not (any(gradients) or any(of_steps)):
         yield BareFact.FORWARD_ONLY
     if replaced := result.candidate.manifest.options.replaced:
         yield facts.WeightsReplaced(tuple(replaced))
@@ -388,8 +400,12 @@ def _not_compared(result: Result) -> Iterator[Fact]:
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
     if result.left_out:
         yield facts.RecordsLeftOut(result.left_out)
+    if result.weights_in_parts:
+        yield facts.WeightsInParts(result.weights_in_parts)
     if uncompared := result.uncompared:
         yield facts.NotCompared(tuple(uncompared), len(result.rows))
+    if both := result.nan_on_both:
+        yield facts.NanOnBoth(tuple(both))
     if broadcast := result.broadcast:
         yield facts.BroadcastRows(tuple(broadcast))
     if alone := result.unmatched():
@@ -404,11 +420,14 @@ def _poorly_compared(result: Result) -> Iterator[Fact]:
         yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)
     if result.without_baseline:
         yield facts.RowsJudged(facts.Judged.WITHOUT_BASELINE, result.without_baseline)
+    poor = _poor_baseline(result)
+    if (unfit := result.refused or (poor and poor.finding)) and _identical(result):
+        yield facts.BaselineNotUsed(unfit)
     if result.not_proved:
         yield facts.BaselineNotProved(result.not_proved)
     if result.golden_made_here:
         yield BareFact.GOLDEN_MADE_HERE
-    if driven := sum(row.verdict.conditioned for row in result.rows):
+    if driven := sum(row.verdict.ill_conditioned for row in but_plain(result.rows)):
         yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
     if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
         yield facts.DigestsAlone(0 if result.training is None else result.training.judged)

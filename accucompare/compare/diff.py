@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import WRITTEN_ROLES, GlobalRecord, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
+    DiffRows,
+    RowsOfStep,
     Sides,
+    but_plain,
+    judge_with,
+    left_as_terms,
+    of_failing_steps,
+    of_own_means,
+    of_ranks,
     open_beside,
+    plain_count,
+    used_as_terms,
     why_not_proved,
     with_given,
     with_proofs,
 )
-from accucompare.compare.limits import OtherCode, Tolerance, Tolerances, check_feed, other_optimizer
+from accucompare.compare.layouts import (
+    RankRecords,
+    Unified,
+    as_one,
+    rows_of_ranks,
+    unify,
+    without_parts,
+)
+from accucompare.compare.limits import (
+    LimitsInForce,
+    OtherCode,
+    Tolerance,
+    check_feed,
+    other_optimizer,
+)
 from accucompare.compare.origins import (
     Culprit,
-    Fed,
     NotFed,
-    Origins,
+    Trace,
     find_culprits,
     not_fed,
-    operators_not_fed,
+    parameter_of,
     scaled_first,
     small_changes,
     unsteady,
@@ -50,13 +74,10 @@ from accucompare.compare.pairing import (
     with_paths_of,
 )
 from accucompare.compare.preflight_facts import About, PreflightFinding
-from accucompare.compare.remarks import Unreadable
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
     UNMATCHED,
-    OperatorOrigins,
     PairOutcome,
-    Reason,
     Row,
     Status,
     Task,
@@ -64,6 +85,7 @@ from accucompare.compare.rows import (
     explained,
     never_called,
     other_model,
+    row_of,
     with_options,
     with_parameters,
 )
@@ -76,10 +98,19 @@ from accucompare.compare.runs import (
     with_clipping,
     with_step_rows,
 )
+from accucompare.compare.steps_at_once import (
+    ColumnsOfSteps,
+    JudgedStep,
+    StepOfBundle,
+    columns_of,
+    judge_steps,
+    may_judge_at_once,
+)
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
 from accucompare.errors import BundleError, UsageError
-from accucompare.places import Place, is_file
+from accucompare.places import Place, Url, is_file
+from accucompare.selection import Selection
 
 if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # most diffs need none
@@ -104,17 +135,27 @@ def compare(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())
-        opened = _open(stack, golden, candidate, baseline, options)
+        opened = _open(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
+        whole, opened = opened, _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
-        compared, judge = _compared(rows), assigned.judge
+        chosen = assigned.baseline
+        compared = [
+            row
+            for row in but_plain(rows)
+            if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
+        ]
         different = other_model(*opened.models, rows, paired.renamings)
-        findings = _findings(opened, paired, judge, compared, options)
+        alone = [row for row in compared if chosen.has_none_of(row)]
+        number = len(compared) + plain_count(rows)
+        findings = _findings(opened, paired, chosen, alone, number, options)
         findings += [PreflightFinding(different)] if different is not None else []
         training, rows = _follow(opened, assigned, rows, findings, options)
         findings += unused_rules(options.rules, opened.candidate_records, rows)
-        culprits = [] if different is not None else _culprits(opened, paired, judge, rows, training)
+        culprits = (
+            [] if different is not None else _culprits(opened, paired, chosen, rows, training)
+        )
         return made(
             golden=_side(opened.golden),
             candidate=_side(opened.candidate),
@@ -124,11 +165,11 @@ def compare(
             left_out=_count(paired.pairs) - _count(paired.chosen),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
-            baseline=None if judge.bundle is None else _side(judge.bundle),
+            baseline=None if chosen.bundle is None else _side(chosen.bundle),
             culprits=culprits,
-            without_baseline=sum(judge.has_none_of(row) for row in compared),
-            refused=judge.refused,
-            not_proved=why_not_proved(opened.golden, judge.bundle, assigned.beside),
+            without_baseline=len(alone),
+            refused=chosen.refused,
+            not_proved=why_not_proved(opened.golden, chosen.bundle, assigned.beside),
             unseen=(
                 OtherCode()
                 if _has_updates(compared)
@@ -144,6 +185,7 @@ def compare(
                 if options.standard is None
                 else accept(options.standard, training.pairs if training is not None else ())
             ),
+            weights_in_parts=_in_parts(whole, opened, rows),
         )
 
 
@@ -165,19 +207,24 @@ class _Opened:
 
     Attributes:
         repeat, golden_repeat: the second runs of the candidate and of golden.
-        judge: the baseline.
+        baseline: the one that decides, if any may.
+        golden_records, candidate_records: of the steps that are judged pair by pair.
         damage: records and steps that could not be read; later stages add theirs.
+        at_once: the other steps.
     """
 
     golden: Bundle
     candidate: Bundle
     repeat: Bundle | None
     golden_repeat: Bundle | None
-    judge: ChosenBaseline
-    tolerances: Tolerances
+    baseline: ChosenBaseline
+    tolerances: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
+    at_once: Mapping[StepOfBundle, JudgedStep]
+    golden_ranks: RankRecords | None
+    candidate_ranks: RankRecords | None
 
     @property
     def fed(self) -> bool:
@@ -203,17 +250,21 @@ class _Paired(NamedTuple):
     """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    chosen: list[Pair]
+    unified: Unified
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
 
+    @property
+    def chosen(self) -> list[Pair]:
+        return self.unified.pairs
+
 
 class _Assigned(NamedTuple):
-    """The work for each chosen pair, and the captures that judge it."""
+    """The work for each chosen pair, the baseline, and the runs beside it."""
 
     tasks: list[Task]
-    judge: ChosenBaseline
+    baseline: ChosenBaseline
     beside: Beside
 
 
@@ -223,21 +274,37 @@ def _open(
     candidate: Place,
     baseline: Place | None,
     options: DiffOptions,
+    cluster: Cluster | None,
 ) -> _Opened:
-    """Open the bundles, and list their records."""
+    """Open the bundles, list their records, and judge the steps that can be judged at once."""
     ours, theirs = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
     repeat, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
     check_feed(ours, theirs)
     if options.standard is not None and theirs.manifest.fed:
         raise UsageError(
-            f"--accept: judges free-running runs, but {candidate} was fed with golden's values;"
-            " capture it without --feed"
+            f"accept (--accept): judges free-running runs, but {candidate} was fed with golden's"
+            " values;"
+            " capture it without feeding (--feed)"
         )
-    judge, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
+    chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
     tolerances = limits_in_force(options.rules, options.limits, theirs)
+    free = not any((repeat, golden_repeat, chosen.bundle, cluster))
+    columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
     golden_records, candidate_records = (
-        _records(bundle, options.work.keep_going, damage) for bundle in (ours, theirs)
+        _records(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
+        for bundle in (ours, theirs)
     )
+    ranks: list[RankRecords | None] = [None, None]
+    if _spread_otherwise(ours, theirs, golden_records, candidate_records):
+        sides = (ours, golden_records), (theirs, candidate_records)
+        ranks = [
+            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
+            for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
+        ]
+        golden_records, candidate_records = (
+            records if own is None else own.first()
+            for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
+        )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
@@ -247,12 +314,44 @@ def _open(
         theirs,
         repeat,
         golden_repeat,
-        judge,
+        chosen,
         tolerances,
         golden_records,
         candidate_records,
         damage,
+        at_once,
+        *ranks,
     )
+
+
+def _at_once(
+    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
+) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
+    """Every step as columns, if that could be useful; and those that can be judged at once."""
+    imported = [each.manifest.options.imported for each in (golden, candidate)]
+    if (
+        options.renamings
+        or options.auto
+        or options.rules
+        or options.selection != Selection()
+        or options.work.verify
+        or candidate.manifest.fed
+        or imported != [None, None]
+        or max(golden.ranks, candidate.ranks) > 1  # they may lie otherwise on the two sides
+        # threads wait for storage
+        or any(isinstance(bundle.path, Url) for bundle in (golden, candidate))
+    ):
+        return {}, {}
+    columns = {bundle: columns_of(bundle) for bundle in (golden, candidate)}
+    if not all(may_judge_at_once(bundle, columns[bundle]) for bundle in columns):
+        return columns, {}
+    sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
+    progress = options.work.progress or _unseen
+    return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
+
+
+def _unseen(done: int, total: int) -> None:
+    """Shows no progress."""
 
 
 def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
@@ -271,13 +370,55 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
-    return _Paired(
-        pairs,
-        [pair for pair in pairs if options.selection.allows(pair.record.name)],
-        renamings,
-        proposed,
-        parameters,
-    )
+    chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
+    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks, options.layouts)
+    return _Paired(pairs, unified, renamings, proposed, parameters)
+
+
+def _spread_otherwise(
+    golden: Bundle, candidate: Bundle, ours: Iterable[Record], theirs: Iterable[Record]
+) -> bool:
+    """Whether the model is spread over the ranks of the two sides in different ways."""
+    if golden.manifest.ranks == candidate.manifest.ranks == 1:
+        return False
+    if golden.manifest.ranks != candidate.manifest.ranks or any(
+        manifest.mesh != candidate.manifests[rank].mesh
+        for rank, manifest in golden.manifests.items()
+        if rank in candidate.manifests
+    ):
+        return True
+    shards = {record.key: record.shard for record in theirs}
+    return any(shards.get(record.key, record.shard) != record.shard for record in ours)
+
+
+def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
+    """The bundles with manifests of the global model, where one has several ranks."""
+    if opened.golden_ranks is opened.candidate_ranks is None:
+        return opened
+    golden, candidate, pairs = opened.golden, opened.candidate, paired.chosen
+    if opened.golden_ranks is not None:
+        golden = as_one(golden, opened.golden_ranks, pairs, None)
+    if opened.candidate_ranks is not None:
+        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
+    golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
+    baseline = opened.baseline
+    if baseline.bundle is not None:
+        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
+
+
+def _in_parts(whole: _Opened, opened: _Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The parameters that ``_as_one`` left out of the manifests, and no row compares."""
+    names = (opened.models[0].get("parameters") or {}).keys()
+    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    if not left_out:
+        return ()
+    compared = {
+        parameter_of(row.golden)
+        for row in rows
+        if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
+    }
+    return tuple(name for name in left_out if name not in compared)
 
 
 def _assign(
@@ -290,13 +431,15 @@ def _assign(
     precision = PairLimits()
     tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
     of_baseline = (
-        [] if opened.judge.bundle is None else _records(opened.judge.bundle, keep_going, damage)
+        []
+        if opened.baseline.bundle is None
+        else _records(opened.baseline.bundle, keep_going, damage)
     )
     records = opened.golden_records, opened.candidate_records, of_baseline
-    judge, tasks = opened.judge.judging(
+    baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    beside = open_beside(stack, golden, judge.bundle)
+    beside = open_beside(stack, golden, baseline.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
     tasks = with_proofs(
         tasks,
@@ -309,9 +452,15 @@ def _assign(
         _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
-    tasks = with_given(tasks) if options.limits.given or options.rules else tasks
+    tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    return _Assigned(_with_second_runs(tasks, again, steady), judge, beside)
+    tasks = _with_layouts(
+        _with_second_runs(tasks, again, steady),
+        paired.unified,
+        opened.candidate_ranks,
+        baseline.bundle,
+    )
+    return _Assigned(tasks, baseline, beside)
 
 
 def _judge(
@@ -320,48 +469,68 @@ def _judge(
     assigned: _Assigned,
     options: DiffOptions,
     cluster: Cluster | None,
-) -> list[Row]:
+) -> Sequence[Row]:
     """Measure and judge each pair, and trace where its error was made."""
-    tasks, judge, beside = assigned
+    tasks, baseline, beside = assigned
     sides = Sides(
         opened.golden,
         opened.candidate,
-        judge.bundle,
+        baseline.bundle,
         opened.repeat,
         options.work.verify,
         options.work.keep_going,
         opened.golden_repeat,
         beside.proof,
         beside.again,
-        beside.conditioned,
+        beside.rounded,
     )
-    outcomes = _outcomes(sides, tasks, options.work, cluster)
-    if judge.bundle is not None and not opened.fed:
+    outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
+    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
+        again = functools.partial(judge_with, sides)
+        used_as_terms(tasks, outcomes, again)
+        of_own_means(tasks, outcomes, again)
+        left_as_terms(tasks, outcomes, again)
+    if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
-    rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
-    return vouched_for(rows, paired.parameters) + never_called(
-        opened.golden, opened.candidate, options.selection
-    )
+    uncalled = never_called(opened.golden, opened.candidate, options.selection)
+    if not opened.at_once:
+        rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+        return [*vouched_for(rows, paired.parameters), *uncalled]
+    parts = _parts(paired.chosen, outcomes, opened, origins)
+    return DiffRows([*_parts_of(vouched_for(DiffRows(parts), paired.parameters)), uncalled])
 
 
-def _compared(rows: Iterable[Row]) -> list[Row]:
-    return [
-        row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
-    ]
+def _parts(
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: _Opened, origins: Trace
+) -> Iterator[RowsOfStep | list[Row]]:
+    """The rows of pairs and of steps judged at once, in golden's execution order."""
+    steps = [(place, opened.at_once[place]) for place in sorted(opened.at_once)]
+    begin, damage = 0, opened.damage
+    for end, pair in enumerate(pairs):
+        while steps and steps[0][0] < (pair.record.rank, pair.record.step):
+            yield _rows(pairs[begin:end], outcomes[begin:end], damage, origins)
+            begin = end
+            yield steps.pop(0)[1].traced(origins.trace, damage)
+    yield _rows(pairs[begin:], outcomes[begin:], damage, origins)
+    yield from (step.traced(origins.trace, damage) for _, step in steps)
+
+
+def _parts_of(rows: Sequence[Row]) -> Sequence[RowsOfStep | list[Row]]:
+    return rows.parts if isinstance(rows, DiffRows) else [list(rows)]
 
 
 def _findings(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
-    compared: list[Row],
+    baseline: ChosenBaseline,
+    alone: list[Row],
+    compared: int,
     options: DiffOptions,
 ) -> list[PreflightFinding]:
-    """The findings of pre-flight, of maps and of the baseline."""
+    """The findings of pre-flight, of maps and of the baseline, which lacks the rows ``alone``."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
-    alone = [row for row in compared if judge.has_none_of(row)]
     findings = preflight_findings(golden, candidate, renamings)
     findings += unused_options(
         renamings,
@@ -370,19 +539,19 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    return findings + judge.findings(golden, candidate, renamings, alone, len(compared))
+    return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
 def _follow(
     opened: _Opened,
     assigned: _Assigned,
-    rows: list[Row],
+    rows: Sequence[Row],
     findings: list[PreflightFinding],
     options: DiffOptions,
-) -> tuple[TrainingResult | None, list[Row]]:
+) -> tuple[TrainingResult | None, Sequence[Row]]:
     """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
-    baseline, repeat = _manifests(opened.judge.bundle), _manifests(opened.golden_repeat)
+    baseline, repeat = _manifests(opened.baseline.bundle), _manifests(opened.golden_repeat)
     training = climb(
         *opened.series,
         baseline=baseline,
@@ -394,26 +563,27 @@ def _follow(
     if opened.imported:
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
-        judges = _manifests(assigned.judge.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(rows, *opened.series, *judges, opened.tolerances)
+        of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(rows, training.parting, *opened.series, opened.tolerances)
+        rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
     return training, rows
 
 
 def _culprits(
     opened: _Opened,
     paired: _Paired,
-    judge: ChosenBaseline,
-    rows: list[Row],
+    baseline: ChosenBaseline,
+    rows: Sequence[Row],
     training: TrainingResult | None,
 ) -> list[Culprit]:
     """The culprits, ranked and described."""
     updated = training is not None and training.updated
-    found = []
-    if any(row.status is Status.FAIL for row in rows):
-        found = find_culprits(rows, opened.fed, judge.bundle is not None, updated)
-    found = scaled_first(found, rows, opened.fed, updated)
+    if all(row.status is not Status.FAIL for row in but_plain(rows)):
+        return []
+    every = of_failing_steps(rows)
+    found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
+    found = scaled_first(found, every, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
 
 
@@ -449,6 +619,30 @@ def _with_second_runs(
     ]
 
 
+def _with_layouts(
+    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+) -> list[Task]:
+    """The tasks with what else the ranks' records may make up, or why they make up nothing."""
+    if ranks is None and not unified.unknown:
+        return tasks
+    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
+    return [
+        msgspec.structs.replace(
+            task,
+            arranged=unified.others.get(place, ()),
+            unknown=unified.unknown.get(place),
+            means=unified.means,
+            summed=(
+                ranks.adding(record)
+                if ranks is not None and alone and isinstance(record, GlobalRecord)
+                else 1
+            ),
+        )
+        for place, task in enumerate(tasks)
+        for record in [task.pair.candidate]
+    ]
+
+
 def _count(pairs: list[Pair]) -> int:
     return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
 
@@ -463,14 +657,12 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(
-    records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]
-) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
     if not candidate.manifest.fed:
-        return Origins(steps)
+        return Trace(steps=steps)
     # a root that was left out still has inputs
     recorded = {record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)}
     both = [
@@ -485,10 +677,7 @@ def _origins(
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
         for at in not_fed(candidate.manifests)
     }
-    operators = frozenset(
-        (*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests)
-    )
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
+    return Trace(True, values, recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -496,10 +685,18 @@ def _place(key: Key) -> NotFed:
 
 
 def _outcomes(
-    sides: Sides, tasks: list[Task], work: Work, cluster: Cluster | None
+    sides: Sides,
+    tasks: list[Task],
+    work: Work,
+    cluster: Cluster | None,
+    at_once: Mapping[StepOfBundle, JudgedStep],
 ) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, including those that one side did not run or capture."""
-    progress = work.progress or (lambda done, total: None)
+    show, before = work.progress or _unseen, sum(each.nbytes for each in at_once.values())
+
+    def progress(done: int, total: int) -> None:
+        show(before + done, before + total)
+
     outcomes = (
         outcomes_of(sides, tasks, work.workers, progress)
         if cluster is None
@@ -512,12 +709,27 @@ def _outcomes(
     return outcomes
 
 
-def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
-    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``."""
-    records = []
+def _records(
+    bundle: Bundle,
+    keep_going: bool,
+    damage: list[str],
+    columns: ColumnsOfSteps | None = None,
+    but: Collection[StepOfBundle] = (),
+) -> list[Record]:
+    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``.
+
+    Args:
+        columns: steps that were read already.
+        but: steps that are left out.
+    """
+    records: list[Record] = []
     for rank, entry in bundle.steps():
+        place = rank, entry.step
+        if place in but:
+            continue
         try:
-            records += bundle.step_records(rank, entry)
+            known = None if columns is None else columns.get(place)
+            records += bundle.step_records(rank, entry) if known is None else known
         except BundleError as error:
             if not keep_going:
                 raise
@@ -526,34 +738,15 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
 
 
 def _rows(
-    pairs: list[Pair],
-    outcomes: list[PairOutcome | BundleError],
-    damage: list[str],
-    origins: Origins | Fed,
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
-    rows = []
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if isinstance(outcome, BundleError):
-            damage.append(str(outcome))
-            outcome = PairOutcome(
-                None, Verdict(Reason.NOT_COMPARABLE, remarks=(Unreadable(str(outcome)),))
-            )
-        record = pair.record
-        verdict = origins.trace(record, outcome.verdict)
-        metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
-        rows.append(
-            Row(
-                pair.golden,
-                pair.candidate,
-                verdict,
-                metrics,
-                pair.nearest,
-                record.name,
-                baseline,
-                noise,
-            )
-        )
-    return rows
+
+    def traced(record: Record, verdict: Verdict) -> Verdict:
+        return of_ranks(origins.trace(record, verdict))
+
+    return [
+        row_of(pair, outcome, damage, traced) for pair, outcome in zip(pairs, outcomes, strict=True)
+    ]
 
 
 def _has_updates(compared: Iterable[Row]) -> bool:

@@ -269,6 +269,12 @@ class NotFiniteFrom(_Said, frozen=True):
     step: int
 
 
+class NanOnBoth(_Said, frozen=True):
+    """Rows that hold NaN on both sides, in the same places."""
+
+    rows: tuple[Row, ...]
+
+
 class FewerSteps(_Said, frozen=True):
     """One side has more steps than the other."""
 
@@ -295,6 +301,12 @@ class RecordsLeftOut(_Said, frozen=True):
     """Records that the diff's selection left out."""
 
     count: int
+
+
+class WeightsInParts(_Said, frozen=True):
+    """Parameters of which no rank holds all, and no row compares the values."""
+
+    names: tuple[str, ...]
 
 
 class NotCompared(_Said, frozen=True):
@@ -336,6 +348,12 @@ class BaselineNotProved(_Said, frozen=True):
     """No run proves the baseline: it failed, or was not asked for although these differ."""
 
     why: str | tuple[Surrounding, ...]
+
+
+class BaselineNotUsed(_Said, frozen=True):
+    """A baseline that may not judge; nothing needed it."""
+
+    why: RefusedBaseline | PreflightFinding
 
 
 class DigestsAlone(_Said, frozen=True):
@@ -385,15 +403,18 @@ Uncovered: TypeAlias = (
     | WeightsReplaced
     | CaseOverruled
     | NotFiniteFrom
+    | NanOnBoth
     | FewerSteps
     | BuffersNotRecorded
     | CapturedInPart
     | RecordsLeftOut
+    | WeightsInParts
     | NotCompared
     | BroadcastRows
     | AloneRows
     | RowsJudged
     | BaselineNotProved
+    | BaselineNotUsed
     | DigestsAlone
 )
 

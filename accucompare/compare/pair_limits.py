@@ -6,16 +6,19 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
-from accucompare.bundle.reading import Bundle
+from accucompare.bundle.reading import Bundle, Outline
 from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
+    LimitsInForce,
     Rule,
     Tolerance,
-    Tolerances,
     floor,
     is_half,
     product_formats,
@@ -26,7 +29,7 @@ from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES
 
 
-def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
+def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> LimitsInForce:
     """The limits in force; a fed candidate's default depends on its float32 products' format."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
@@ -47,15 +50,16 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
         if kind in sums and (name in trains or kind == "GroupNorm")
     )
     recurrent = frozenset(filter(torchs, RECURRENT))
-    return Tolerances(
+    return LimitsInForce(
         rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent
     )
 
 
 @dataclass
 class PairLimits:
-    """The coarsest floating dtype in which the two sides have differed so far, by step.
+    """The limits of pair after pair in execution order, and what they depend on.
 
+    That is first the coarsest floating dtype in which the two sides have differed so far in a step.
     Values that agree bring no rounding error into later ones; neither do scales (float8_e8m0fnu).
     """
 
@@ -68,7 +72,7 @@ class PairLimits:
     # the largest error so far of a recurrent module's roundings
     _composed: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
+    def tolerance_for(self, pair: Pair, in_force: LimitsInForce) -> Tolerance:
         """The limits for the next pair in execution order."""
         golden, candidate = pair.golden, pair.candidate
         dtypes = _floating(
@@ -86,17 +90,17 @@ class PairLimits:
             dtypes |= self._parameters.setdefault(update, dtypes)
         coarsest = _coarsest_of(before, dtypes)
         alike = (golden.dtype, candidate.dtype, coarsest, candidate.type, candidate.role)
-        tolerance = None if rules.rules else self._of_dtypes.get(alike)
+        tolerance = None if in_force.rules else self._of_dtypes.get(alike)
         if tolerance is None:
-            tolerance = rules.tolerance_for(golden, candidate, coarsest)
+            tolerance = in_force.tolerance_for(golden, candidate, coarsest)
             self._of_dtypes[alike] = tolerance
-        if candidate.name in rules.sums:
+        if candidate.name in in_force.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        if rules.recurrent:
-            tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, rules))
+        if in_force.recurrent:
+            tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
         if golden.role is Role.INPUT:
             self._terms.give(golden)
             return tolerance
@@ -104,15 +108,17 @@ class PairLimits:
             return self._terms.widened(tolerance, golden)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
-        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
+        return self._terms.widened(tolerance, golden).scaled(
+            1.0 if in_force.fed else FREE_GRADIENTS
+        )
 
-    def _of_roundings(self, golden: Record, candidate: Record, rules: Tolerances) -> float:
+    def _of_roundings(self, golden: Record, candidate: Record, in_force: LimitsInForce) -> float:
         """A recurrent module's relative L2 error in half types; free-running, later values' too."""
         step = golden.rank, golden.step
         own = 0.0
-        if golden.type in rules.recurrent and is_half(candidate.dtype):
+        if golden.type in in_force.recurrent and is_half(candidate.dtype):
             own = math.sqrt(self._terms.roundings(golden)) * floor(candidate.dtype)
-        if rules.fed:
+        if in_force.fed:
             return own
         if golden.role not in PARAMETER_GRADIENTS:
             self._composed[step] = max(own, self._composed.get(step, 0.0))
@@ -130,3 +136,44 @@ def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, the same in every run."""
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
+
+
+def limits_of_step(
+    golden: Outline, candidate: Outline, same: NDArray[np.bool_], rules: LimitsInForce
+) -> tuple[list[Tolerance], NDArray[np.uint8]] | None:
+    """The limits of a step's pairs, and the number of each pair's; ``None`` if they depend on more.
+
+    Args:
+        golden, candidate: of a free-running step without updates and writes; the keys are equal.
+        same: which pairs hold the same bits.
+    """
+    if rules.fed or rules.rules or len(golden.records) != len(candidate.records):
+        return None
+    known: dict[tuple[str, str, str, bool, bool], tuple[int, str]] = {}
+    numbers: dict[Tolerance, int] = {}
+    of, before = [], ""
+    for ours, theirs, equal in zip(golden.records, candidate.records, same.tolist(), strict=True):
+        if theirs.name in rules.sums or ours.type in rules.recurrent:
+            return None
+        key = before, ours.dtype, theirs.dtype, ours.role in TRAINING_ROLES, equal
+        found = known.get(key)
+        if found is None:
+            limits, after = _limits_after(ours, theirs, rules, before, equal)
+            found = known[key] = numbers.setdefault(limits, len(numbers)), after
+        of.append(found[0])
+        before = found[1]
+    return list(numbers), np.array(of, np.uint8)
+
+
+def _limits_after(
+    golden: Record, candidate: Record, rules: LimitsInForce, before: str, same: bool
+) -> tuple[Tolerance, str]:
+    """A pair's limits, and the coarsest dtype after it, as ``PairLimits`` has them."""
+    dtypes = _floating(golden.dtype, candidate.dtype)
+    after = before
+    if dtypes and not same:
+        after = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
+    if golden.dtype not in dtypes:
+        return EXACT, after
+    limits = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+    return limits.scaled(FREE_GRADIENTS) if golden.role in TRAINING_ROLES else limits, after

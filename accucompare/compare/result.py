@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.limits import OtherCode, Surrounding, Tolerances
+from accucompare.compare.judging import but_plain, plain_count, reasons_of, whole_steps
+from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.preflight_facts import (
     BesideGolden,
@@ -54,14 +55,15 @@ class Result:
         other_model: what shows that the bundles are of two models; no culprit is named then.
         proposed_maps: renamings that would bring more layers together.
         training: the steps of two training runs, compared; ``None`` if neither bundle has them.
+        weights_in_parts: parameters of which no rank holds all, and no row compares the values.
         acceptance: the result by the standard asked for, which decides in place of the rows.
     """
 
     golden: Side
     candidate: Side
-    rows: list[Row]
+    rows: Sequence[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: Tolerances = field(default_factory=Tolerances)
+    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
@@ -77,6 +79,7 @@ class Result:
     proposed_maps: list[str] = field(default_factory=list)
     training: TrainingResult | None = None
     acceptance: Acceptance | None = None
+    weights_in_parts: tuple[str, ...] = ()
 
     @property
     def fed(self) -> bool:
@@ -86,9 +89,9 @@ class Result:
     @cached_property
     def compared(self) -> int:
         """How many rows have a record on both sides and were compared."""
-        return sum(
+        return plain_count(self.rows) + sum(
             row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED
-            for row in self.rows
+            for row in but_plain(self.rows)
         )
 
     @cached_property
@@ -96,34 +99,39 @@ class Result:
         """The rows of modules' values that could not be compared, for whatever reason."""
         return [
             row
-            for row in self.rows
-            if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)
+            for row in but_plain(self.rows)
+            if row.reason in (Reason.NOT_COMPARABLE, Reason.INCOMPLETE)
+            and not is_operator(row.record)
         ]
 
     @cached_property
     def broadcast(self) -> list[Row]:
         """The rows that one side broadcasts earlier than the other."""
-        return [row for row in self.rows if row.status is Status.PASS and _is_broadcast(row)]
+        return [
+            row for row in but_plain(self.rows) if row.status is Status.PASS and _is_broadcast(row)
+        ]
 
     @cached_property
     def by_statistics(self) -> int:
         """How many rows were judged by statistics alone."""
-        return sum(row.by_statistics for row in self.rows)
+        return sum(row.by_statistics for row in but_plain(self.rows))
 
     @cached_property
     def by_sketch(self) -> int:
         """How many rows were judged by sketches."""
-        return sum(row.by_sketch for row in self.rows)
+        plain = sum(part.by_sketch for part in whole_steps(self.rows))
+        return plain + sum(row.by_sketch for row in but_plain(self.rows))
 
     @cached_property
     def by_digests(self) -> int:
         """How many rows are identical by digests alone, values read at capture but not now."""
         rows = (
             row
-            for row in self.rows
+            for row in but_plain(self.rows)
             if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype
         )
-        return sum(not self.verified or not _values_kept(row) for row in rows)
+        plain = plain_count(self.rows, identical=True)  # none of a diff that verifies
+        return plain + sum(not self.verified or not _values_kept(row) for row in rows)
 
     @property
     def holds_outputs(self) -> bool:
@@ -152,7 +160,15 @@ class Result:
     @cached_property
     def nonfinite_on_both(self) -> int:
         """How many rows hold NaN or Inf on both sides, which agree if their places do."""
-        return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
+        return sum(
+            _nonfinite(row.golden) and _nonfinite(row.candidate) for row in but_plain(self.rows)
+        )
+
+    @cached_property
+    def nan_on_both(self) -> list[Row]:
+        """The rows that hold NaN on both sides; equal if their places are."""
+        sides = ((row, row.golden, row.candidate) for row in but_plain(self.rows))
+        return [row for row, golden, candidate in sides if _nan(golden) and _nan(candidate)]
 
     @property
     def incomplete(self) -> list[BesideGolden]:
@@ -165,9 +181,11 @@ class Result:
         """Whether the only failures lie in steps that an incomplete capture missed or ended in."""
         if not self.incomplete or self.parting is not None:
             return False
-        ours = {(row.golden.rank, row.golden.step) for row in self.rows if row.golden}
-        theirs = {(row.candidate.rank, row.candidate.step) for row in self.rows if row.candidate}
-        for row in self.rows:
+        rows = list(but_plain(self.rows))
+        both = {part.place_of() for part in whole_steps(self.rows)}
+        ours = both | {(row.golden.rank, row.golden.step) for row in rows if row.golden}
+        theirs = both | {(row.candidate.rank, row.candidate.step) for row in rows if row.candidate}
+        for row in rows:
             if row.status is not Status.FAIL:
                 continue
             if row.record is None or (row.golden and row.candidate):
@@ -203,17 +221,17 @@ class Result:
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge every row, so that no baseline is needed."""
-        return self.tolerances.otherwise.given
+        return self.tolerances.otherwise.has_limit
 
     @cached_property
     def unproved(self) -> list[Row]:
         """Rows the baseline may not judge: where it was made, golden's code gives other values."""
-        return [row for row in self.rows if row.verdict.unproved]
+        return [row for row in but_plain(self.rows) if row.verdict.unproved]
 
     @cached_property
     def far_beyond(self) -> Row | None:
         """The first row that is far beyond rounding where the baseline is too."""
-        return next((row for row in self.rows if row.verdict.beyond), None)
+        return next((row for row in but_plain(self.rows) if row.verdict.beyond), None)
 
     @cached_property
     def may_hide(self) -> Unseen | None:
@@ -231,7 +249,11 @@ class Result:
     def first_divergence(self) -> Row | None:
         """The first failing row in execution order; missing and extra records do not diverge."""
         return next(
-            (row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED),
+            (
+                row
+                for row in but_plain(self.rows)
+                if row.status is Status.FAIL and row.reason not in UNMATCHED
+            ),
             None,
         )
 
@@ -270,7 +292,7 @@ class Result:
 
     @cached_property
     def _by_reason(self) -> Counter[Reason]:
-        return Counter(row.verdict.reason for row in self.rows)
+        return reasons_of(self.rows)
 
     def counts(self) -> Counter[Reason]:
         """Number of rows by reason; they add up to ``len(rows)``."""
@@ -284,12 +306,13 @@ class Result:
 
     def worst(self, count: int = 10) -> list[Row]:
         """The rows furthest over tolerance, then the largest relative L2 errors above 0."""
-        different = (row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0))
+        rows = but_plain(self.rows, lambda part: part.furthest(count))
+        different = (row for row in rows if row.metrics and _badness(row)[1:] > (0.0, 0.0))
         return heapq.nlargest(count, different, key=_badness)
 
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
-        return [row for row in self.rows if row.reason in UNMATCHED]
+        return [row for row in but_plain(self.rows) if row.reason in UNMATCHED]
 
 
 def _is_broadcast(row: Row) -> bool:
@@ -314,6 +337,10 @@ def _nonfinite(record: Record | None) -> bool:
         and record.statistics is not None
         and bool(record.statistics.nan or record.statistics.inf)
     )
+
+
+def _nan(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and bool(record.statistics.nan)
 
 
 def _badness(row: Row) -> tuple[int, float, float]:

@@ -83,7 +83,8 @@ class Cpu:
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
         raise UsageError(
-            "--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of"
+            "kernel_dump (--kernel-dump): only an NPU has kernel dumps; level op looks into the"
+            " operators of"
             " every device"
         )
 

@@ -38,7 +38,7 @@ class DeviceName:
         """Read a device name. UsageError if the type is unknown."""
         match = re.fullmatch(r"(cpu|cuda|npu)(?::(\d+))?", text)
         if match is None or (match[1] == "cpu" and match[2]):
-            raise UsageError(f"--device {text}: must be cpu, cuda, cuda:N, npu or npu:N")
+            raise UsageError(f"device {text} (--device): must be cpu, cuda, cuda:N, npu or npu:N")
         return cls(match[1], int(match[2]) if match[2] else None)
 
 

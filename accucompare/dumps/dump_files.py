@@ -23,6 +23,7 @@ import numpy as np
 from accucompare.dumps.items import LoadedItem, UnreadableError
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Array
+from accucompare.text import with_article
 
 _JSON_LIMIT = 1 << 30  # msprobe's index of 100,000 calls has about 200 MB
 _HEADER_LIMIT = 100_000_000  # of a .safetensors, as in its own library
@@ -211,7 +212,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
         for key, part in parts:
             yield from _leaves(part, f"{name}/{key}" if name else str(key))
     elif value is not None:
-        yield name, f"a {type(value).__name__}, and no tensor"
+        yield name, f"{with_article(type(value).__name__)}, and no tensor"
 
 
 def load_pt(path: Path) -> Any:
@@ -256,7 +257,7 @@ def of_tensor(tensor: Any, path: Path) -> LoadedItem:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise UnreadableError(f"{path}: holds a {type(tensor).__name__}, and no tensor")
+        raise UnreadableError(f"{path}: holds {with_article(type(tensor).__name__)}, and no tensor")
     name = str(tensor.dtype).removeprefix("torch.")
     if (
         tensor.layout is not torch.strided

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from accucompare.api import Comparison
-from accucompare.bundle.format import CONDITIONED, PROOF, Manifest
+from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest
 from accucompare.compare.limits import float_dtype, product_formats
 from accucompare.errors import CaptureError, UsageError
 from accucompare.locating.golden_code import GoldenCode
@@ -57,7 +57,7 @@ class BaselineRun:
 
     def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
         """Run the proof again, or golden's code on rounded values, if needed; whether any was."""
-        again = conditioned = False
+        again = on_rounded = False
         if comparison.unproved:
             self.announce("proof: again, since golden's values were not reproduced everywhere")
             again = self._run_as_golden(self.out / PROOF / "repeat1", self.options)
@@ -68,8 +68,8 @@ class BaselineRun:
                 " same?"
             )
             rounded = replace(self.options, round_feed=dtype)
-            conditioned = self._run_as_golden(self.out / CONDITIONED, rounded)
-        return again or conditioned
+            on_rounded = self._run_as_golden(self.out / ROUNDED_RUN, rounded)
+        return again or on_rounded
 
     def _run_as_golden(self, out: Place, options: CaptureOptions) -> bool:
         made = self.golden.options

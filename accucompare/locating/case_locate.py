@@ -97,7 +97,8 @@ def locate_case(setup: LocateSetup) -> Comparison:
     read_maps(maps)
     if maps and golden is None:
         raise UsageError(
-            "--map: needs --golden BUNDLE; without it golden is made from the same case and has the"
+            "map (--map): needs golden (--golden BUNDLE); without it golden is made from the"
+            " same case and has the"
             " same names"
         )
     code = GoldenCode(
@@ -106,10 +107,11 @@ def locate_case(setup: LocateSetup) -> Comparison:
     )
     code.check()
     made_here = golden is None
+    setup.refuse_taken(*(["golden"] if made_here else []), "candidate", "baseline")
     if golden is None:
         golden = _golden_of(setup, code)
     else:
-        cases = {"--golden-case": options.golden_case, "CASE": setup.case}
+        cases = {"golden_case (--golden-case)": options.golden_case, "CASE": setup.case}
         _check(place_of(golden), setup.out, cases)
     with open_bundle(golden) as bundle:
         made_with = bundle.manifest.options
@@ -173,7 +175,7 @@ def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> Non
                 f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with"
             )
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
-        raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
+        raise UsageError(f"{folder}: lies in golden {golden}; choose another place (--out, out=)")
     for option, case in cases.items():
         # with a baseline that golden brings, golden's code is not needed
         if case is not None and file_of(case).suffix == ".py" and not file_of(case).is_file():

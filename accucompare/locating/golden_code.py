@@ -42,7 +42,7 @@ class GoldenCode:
         """Raise UsageError if the other interpreter cannot capture."""
         if self.python is None:
             return
-        option = f"--golden-python {self.python}"
+        option = f"golden_python (--golden-python) {self.python}"
         try:
             done = subprocess.run(
                 [self.python, "-c", _NEEDS], capture_output=True, text=True, check=False

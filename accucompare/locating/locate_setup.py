@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accucompare.asked import LocateOptions
+from accucompare.bundle.writing import refuse_directory
 from accucompare.devices import DeviceName
 from accucompare.locating.baseline_run import Announce
 from accucompare.places import Place
@@ -28,3 +29,8 @@ class LocateSetup:
     overwrite: bool = False
     options: LocateOptions = LocateOptions()
     announce: Announce = lambda doing: None
+
+    def refuse_taken(self, *names: str) -> None:
+        """Raise CaptureError, before anything is captured, if a bundle may not be written."""
+        for name in names:
+            refuse_directory(self.out / name, self.overwrite)

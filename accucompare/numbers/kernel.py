@@ -144,7 +144,7 @@ class Measurement:
 
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
-            atol, rtol: as for ``compare.measuring.measure.measure``.
+            atol, rtol: as for ``compare.measuring.measure_pair``.
             elements: the most that will be added.
 
         Raises:
@@ -243,18 +243,20 @@ class PairForm:
         return self.golden is self.candidate and self.golden.digits > 0
 
 
-#: A pair whose tensors begin at some bytes of two buffers.
-PlacedPair = tuple[int, int, PairForm]
-
-
 def measure_pairs(
-    golden: bytes, candidate: bytes, pairs: Sequence[PlacedPair]
+    golden: bytes,
+    candidate: bytes,
+    starts: NDArray[np.int64],
+    forms: Sequence[PairForm],
+    form_of: NDArray[np.intp],
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """A ``Measurement``'s results for many small pairs, in a single call.
 
     Args:
         golden, candidate: the buffers.
-        pairs: those to measure, each of one kind, with types for which ``can_measure`` holds.
+        starts: where each pair's two tensors begin in them, of shape (pairs, 2).
+        forms: of one kind each, with types for which ``can_take`` holds.
+        form_of: the number of each pair's form.
 
     Returns:
         Results of the type ``RESULT``, -1 for the index of nothing, and the sums of their only
@@ -263,19 +265,11 @@ def measure_pairs(
     Raises:
         ValueError: if a pair lies outside of its buffers or has more than a chunk.
     """
-    ours, theirs, forms = zip(*pairs, strict=True)
-    number_of = {form: number for number, form in enumerate(dict.fromkeys(forms))}
-    numbers = np.array([number_of[form] for form in forms])
-    places = np.empty((len(pairs), 5), np.int64)
-    places[:, 0], places[:, 1] = ours, theirs
-    places[:, 2:] = np.array(
-        [(form.reals, _TYPES[form.golden.name], _TYPES[form.candidate.name]) for form in number_of]
-    )[numbers]
-    limits = np.array([_limits(form.candidate, form.atol, form.rtol) for form in number_of])[
-        numbers
-    ]
-    results = np.empty(len(pairs), RESULT)
-    found = np.empty((len(pairs), Measurement.SUMS))
+    sizes = [(form.reals, _TYPES[form.golden.name], _TYPES[form.candidate.name]) for form in forms]
+    limits = np.array([_limits(form.candidate, form.atol, form.rtol) for form in forms])[form_of]
+    places = np.ascontiguousarray(np.hstack([starts, np.array(sizes, np.int64)[form_of]]))
+    results = np.empty(len(starts), RESULT)
+    found = np.empty((len(starts), Measurement.SUMS))
     _kernel.measure_pairs(golden, candidate, places, limits, results, found, sums.CHUNK)
     return results, found
 

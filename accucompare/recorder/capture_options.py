@@ -60,7 +60,7 @@ class CaptureOptions(AskedOfCapture):
             object.__setattr__(self, "roles", _checked(RoleGroup.parse, "roles", self.roles))
             if self.level == Level.OP and RoleGroup.FORWARD not in self.groups:
                 raise UsageError(
-                    "--roles: --level op records operators of the forward; add forward to --roles"
+                    "roles (--roles): level op records operators of the forward; add forward"
                 )
         if self.queue_bytes < 1:
             raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
@@ -76,7 +76,7 @@ class CaptureOptions(AskedOfCapture):
             )
         if self.sketch_size != SKETCH_SIZE and self.mode != Mode.SKETCH:
             raise UsageError(
-                f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode"
+                f"sketch_size (--sketch-size): mode {Mode(self.mode)} makes no sketches; give mode"
                 " sketch, too"
             )
         if self.level not in list(Level):

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from accucompare.live.modules import unwrapped
+from accucompare.text import with_article
 
 #: What nn.Module itself keeps, and frameworks' notes on a module that do not change its results.
 _BOOKKEEPING = {
@@ -52,7 +53,7 @@ def _own_difference(live: nn.Module, made: nn.Module) -> str | None:
     if parametrize.type_before_parametrizations(
         live
     ) is not parametrize.type_before_parametrizations(made):
-        return f"is a {type(made).__name__} and not a {type(live).__name__}"
+        return f"is {with_article(type(made).__name__)} and not {with_article(type(live).__name__)}"
     for kind in ("_parameters", "_buffers"):
         shapes, others = (
             {

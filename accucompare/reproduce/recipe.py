@@ -38,6 +38,7 @@ from accucompare.reproduce.constructor_arguments import (
     is_default,
 )
 from accucompare.reproduce.likeness import attributes, is_transformers_config, same, unlike
+from accucompare.text import with_article
 
 _WIDTH = 100
 
@@ -304,7 +305,8 @@ class _Writer:
                 [f"{key}={self.value(child, name)}" for key, child in vars(value).items()],
             )
         raise CannotRebuildError(
-            f"its attribute {name!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be"
+            f"its attribute {name!r} is"
+            f" {with_article(f'{kind.__module__}.{kind.__qualname__}')}, which cannot be"
             " written down"
         )
 

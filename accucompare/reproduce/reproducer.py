@@ -38,6 +38,7 @@ from accucompare.reproduce.module_outcome import (
     looking_inside,
 )
 from accucompare.reproduce.snapshot import SnapshotDescription, always
+from accucompare.text import with_article
 
 calls_models(__file__)
 
@@ -153,7 +154,8 @@ class Reproducer:
             missing = self._saved.missing
             reason = f" ({missing})" if missing else ""
             raise CaptureError(
-                f"build() in {self.bundle.path.name}.py must make the module: a {self._saved.kind};"
+                f"build() in {self.bundle.path.name}.py must make the module:"
+                f" {with_article(self._saved.kind)};"
                 f" how that is done could not be told{reason}"
             )
         return module
@@ -218,12 +220,14 @@ class Reproducer:
         ):
             if names:
                 raise CaptureError(
-                    f"build() made a {kind} that {words} {min(names)!r} ({len(names)} such in all)"
+                    f"build() made {with_article(kind)} that {words} {min(names)!r}"
+                    f" ({len(names)} such in all)"
                 )
         for name, record in saved.items():
             if tensors[name][0] == "parameters" and tuple(tensors[name][1].shape) != record.shape:
                 raise CaptureError(
-                    f"build() made a {kind} whose {name!r} is {list(tensors[name][1].shape)} and"
+                    f"build() made {with_article(kind)} whose {name!r} is"
+                    f" {list(tensors[name][1].shape)} and"
                     f" not {list(record.shape)}"
                 )
 

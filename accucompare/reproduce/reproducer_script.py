@@ -8,6 +8,7 @@ from pathlib import Path
 from accucompare.findings.log import Finding, Site
 from accucompare.reproduce.recipe import Recipe
 from accucompare.reproduce.snapshot import Snapshot
+from accucompare.text import with_article
 
 _SCRIPT = '''\
 """{headline}
@@ -60,7 +61,7 @@ def _headline(finding: Finding, snapshot: Snapshot) -> str:
         f"; {finding.cause.value}" if finding.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
     )
     return textwrap.fill(
-        f"{kinds} in {finding.place}, a {type(snapshot.module).__name__}, in step"
+        f"{kinds} in {finding.place}, {with_article(type(snapshot.module).__name__)}, in step"
         f" {finding.step}{cause}{made}{where}.",
         120,
     )
@@ -79,7 +80,8 @@ def _build(making: Recipe | str, snapshot: Snapshot) -> str:
         )
     kind = type(snapshot.module)
     wanted = textwrap.fill(
-        f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be"
+        "MISSING: write here how to make"
+        f" {with_article(f'{kind.__module__}.{kind.__qualname__}')}. It could not be"
         f" told: {' '.join(making.split())}",
         110,
         initial_indent="# ",

@@ -38,6 +38,7 @@ from accucompare.reproduce.class_import import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
 from accucompare.reproduce.reproducer_script import script_text
 from accucompare.reproduce.snapshot import Autocast, Snapshot, SnapshotDescription
+from accucompare.text import with_article
 
 _Entry = tuple[Record, Callable[[], Array]]
 
@@ -319,7 +320,7 @@ def _problem(tensor: torch.Tensor) -> str | None:
     finding."""
     try:
         if hasattr(tensor, "full_tensor"):
-            return f"a {type(tensor).__name__}, of which this rank has a part"
+            return f"{with_article(type(tensor).__name__)}, of which this rank has a part"
         layout = layout_of(tensor)
         if layout is not Layout.STRIDED:
             return f"a {layout.value} tensor"
@@ -328,9 +329,9 @@ def _problem(tensor: torch.Tensor) -> str | None:
         if tensor.numel() and tensor.untyped_storage().size() == 0:
             return "a tensor whose memory was given back, as FSDP does between calls"
         if type(tensor) not in (torch.Tensor, nn.Parameter) and to_host(tensor).array is None:
-            return f"a {type(tensor).__name__}"
+            return with_article(type(tensor).__name__)
     except Exception as error:  # a tensor subclass may raise anything
-        return f"a {type(tensor).__name__}, {type(error).__name__}"
+        return f"{with_article(type(tensor).__name__)}, {type(error).__name__}"
     return None
 
 

@@ -13,7 +13,13 @@ import msgspec
 
 from accucompare.api import Comparison, diff
 from accucompare.bundle.reading import open_bundle
-from accucompare.bundle.writing import forget_previous, locked, prepare_directory, restore_previous
+from accucompare.bundle.writing import (
+    forget_previous,
+    locked,
+    prepare_directory,
+    refuse_directory,
+    restore_previous,
+)
 from accucompare.compare.limits import own_baseline, suggested
 from accucompare.errors import CaptureError, UsageError
 from accucompare.places import Place, is_file, place_of, whole
@@ -118,6 +124,8 @@ def locate_script(
         CaptureError: if a capture failed, or ran on another device.
         UsageError, BundleError: as from capturing and comparing.
     """
+    for name in (*(["golden"] if golden is None else []), "candidate"):
+        refuse_directory(out / name, overwrite)
     if golden is None:
         golden = out / "golden"
         announce("golden: the script with all accelerators hidden from it, so on the CPU")

@@ -27,7 +27,8 @@ def install() -> None:
 def _tell(error: Exception) -> None:
     """Report what went wrong, if possible."""
     try:
-        from accucompare.scripts.plan import Seen, read_plan
+        from accucompare.scripts.handshake import Seen
+        from accucompare.scripts.plan import read_plan
 
         seen = Seen(pid=os.getpid(), error=f"{type(error).__name__}: {error}")
         seen.write(read_plan(os.environ[VARIABLE]).folder)

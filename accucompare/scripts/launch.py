@@ -17,7 +17,8 @@ import msgspec
 
 from accucompare.errors import UsageError
 from accucompare.scripts.entry import VARIABLE
-from accucompare.scripts.plan import Plan, Seen, read_seen
+from accucompare.scripts.handshake import Seen, read_seen
+from accucompare.scripts.plan import Plan
 
 #: Signals handed on to the script, where the system has them.
 _HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.modules import unwrapped
-from accucompare.scripts.plan import SeenModel
+from accucompare.scripts.handshake import SeenModel
 
 
 class Together(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from accucompare.scripts.plan import Plan, Seen, SeenModel
+from accucompare.scripts.handshake import Seen, SeenModel
+from accucompare.scripts.plan import Plan
 from accucompare.text import counted, printable
 
 #: Longest command line shown, in characters.

@@ -9,11 +9,10 @@ import os
 import random
 import shutil
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
@@ -28,6 +27,8 @@ from accucompare.live.operators import entrances
 from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
+from accucompare.scripts.exits import before_os_exit
+from accucompare.scripts.handshake import Claim, Seen, SeenModel, claim, started_by
 from accucompare.scripts.models import (
     Models,
     Optimizers,
@@ -36,20 +37,9 @@ from accucompare.scripts.models import (
     is_one_being_made,
     whole_of,
 )
-from accucompare.scripts.plan import (
-    Action,
-    Claim,
-    Plan,
-    Seen,
-    SeenModel,
-    claim,
-    read_plan,
-    started_by,
-)
+from accucompare.scripts.plan import Action, Plan, read_plan
 from accucompare.selection import Steps
 
-#: Seconds that ``os._exit`` waits for us at most.
-_PATIENCE = 60.0
 #: Errors that the script itself gets, since the user has asked for them.
 _MEANT = (NonFiniteError, WatchEndedError)
 
@@ -139,7 +129,7 @@ class Script:
         self._listen_to_updates()
         self._calls.install()
         atexit.register(self.end)
-        self._end_before_os_exit()
+        before_os_exit(self.end, lambda: not self._gone and not self._ended)
         os.register_at_fork(after_in_child=self._go_on_in_copy)
 
     # what happens in the script
@@ -458,24 +448,6 @@ class Script:
             entrances.observe_function(*place)
 
     # the end
-
-    def _end_before_os_exit(self) -> None:
-        """Write everything before ``os._exit``, which skips Python's end; for a limited time."""
-        leave = os._exit
-
-        def end() -> None:
-            with contextlib.suppress(BaseException):  # nobody is left to tell
-                self.end()
-
-        @functools.wraps(leave)
-        def leave_after_us(status: int) -> NoReturn:
-            if not self._gone and not self._ended:
-                ending = threading.Thread(target=end, daemon=True)
-                ending.start()
-                ending.join(_PATIENCE)
-            leave(status)
-
-        os._exit = leave_after_us
 
     def end(self) -> None:
         """Write everything at Python's end."""

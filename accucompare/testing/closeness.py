@@ -16,7 +16,7 @@ from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.report.words import failure, nan_on_both
-from accucompare.text import printable
+from accucompare.text import printable, with_article
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,8 +159,8 @@ def captured(
     case = Case(side) if isinstance(side, nn.Module) else side
     if not isinstance(case, Case):
         raise UsageError(
-            f"{name} must be a model, a Case, a bundle or the session of a capture, but is a"
-            f" {type(side).__name__}"
+            f"{name} must be a model, a Case, a bundle or the session of a capture, but is"
+            f" {with_article(type(side).__name__)}"
         )
     if case.inputs is None and inputs is None:
         raise UsageError(

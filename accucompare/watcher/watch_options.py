@@ -10,6 +10,7 @@ from accucompare.asked import AskedOfWatch, Loop
 from accucompare.bundle.format import display_name
 from accucompare.errors import UsageError
 from accucompare.selection import Level, OnFinding, Selection
+from accucompare.text import with_article
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class WatchOptions(AskedOfWatch):
         ):
             for value in values:
                 if value is not None and not hasattr(value, needed):
-                    raise UsageError(f"{name} must be {cure}, but is a {type(value).__name__}")
+                    raise UsageError(
+                        f"{name} must be {cure}, but is {with_article(type(value).__name__)}"
+                    )
 
     def _all(self, name: str, kind: type, meant: str) -> tuple[Any, ...]:
         """The values of an option that may hold several."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.compare.pairing import align
+from accucompare.compare.pairing import renames
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 
@@ -28,7 +28,7 @@ SLOW = {
 def test_a_pattern_that_goes_back_for_ever_is_given_up(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    monkeypatch.setattr(align, "PATTERN_PATIENCE", 0.05)
+    monkeypatch.setattr(renames, "PATTERN_PATIENCE", 0.05)
     name = "a" * 300 + "!"
     for bundle in ("golden", "npu"):
         write(tmp_path / bundle, [item(name, [1.0])])
@@ -46,7 +46,7 @@ def test_patterns_are_as_they_were() -> None:
         (r"re:(?P<a>x)|y=\g<a>z", "y", "z"),
         ("a[0]=b", "a[0]", "b"),
     ):
-        assert align.Renaming.parse(text).apply(name) == new
+        assert renames.Renaming.parse(text).apply(name) == new
 
 
 # Parts of a tensor

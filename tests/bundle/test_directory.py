@@ -27,7 +27,7 @@ def test_a_directory_with_other_things_is_never_touched(tmp_path: Path, overwrit
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(
         CaptureError,
-        match="is not empty and holds no bundle, so it is not touched; choose another --out",
+        match=r"is not empty and holds no bundle, so it is not touched; choose another",
     ):
         prepare_directory(tmp_path, overwrite)
     assert files(tmp_path) == ["thesis.tex"]

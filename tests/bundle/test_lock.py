@@ -39,7 +39,7 @@ def test_a_directory_takes_one_capture_at_a_time_and_a_killed_one_blocks_nobody(
                     CaptureError,
                     match=(
                         "b: another capture is writing to it; wait for its end or choose another"
-                        " --out"
+                        " place"
                     ),
                 ),
                 locked(tmp_path / "b"),
@@ -60,7 +60,9 @@ def test_a_lock_ends_with_its_context(tmp_path: Path) -> None:
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("x")
     with (
-        pytest.raises(CaptureError, match="b: exists and is not a directory; choose another --out"),
+        pytest.raises(
+            CaptureError, match=r"b: exists and is not a directory; choose another place"
+        ),
         locked(tmp_path / "b"),
     ):
         pass

@@ -173,7 +173,7 @@ def test_a_record_without_data_cannot_be_loaded(tmp_path: Path) -> None:
 def test_a_bundle_without_saved_state_says_how_to_get_one(directory: Path) -> None:
     with (
         ac.open_bundle(directory) as bundle,
-        pytest.raises(BundleError, match="holds no model state; capture it with --save-state"),
+        pytest.raises(BundleError, match=r"holds no model state; capture it with save_state=True"),
     ):
         list(bundle.state())
 

@@ -348,7 +348,7 @@ def test_another_capture_into_the_same_url_is_noticed(storage: Storage, tmp_path
 
     with pytest.raises(
         CaptureError,
-        match=r"another capture has written to it meanwhile.*capture again with another --out",
+        match=r"another capture has written to it meanwhile.*capture again to another place",
     ) as raised:
         disturbed()
     assert "aws s3 cp" not in str(raised.value)  # which would mix the two

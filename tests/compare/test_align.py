@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.format.records import Record
-from accucompare.compare.pairing.align import (
-    _NEAREST_FOR,
-    Pair,
-    Renaming,
-    claims,
-    counterparts,
-    pair_records,
-    rename_parameter,
-    tupled,
-)
+from accucompare.compare.pairing.align import _NEAREST_FOR, Pair, pair_records, tupled
+from accucompare.compare.pairing.renames import Renaming, claims, counterparts, rename_parameter
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 

@@ -19,9 +19,9 @@ from accucompare.api import Comparison
 from accucompare.compare.judging import small_pairs
 from accucompare.compare.limits.baseline import Expected, excess, floor, limit, ratio_limit
 from accucompare.compare.measuring.measure import Metrics
+from accucompare.compare.measuring.small import PlacedPair
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
-from accucompare.numbers.kernel import PlacedPair
 from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, set_fields, write
 
@@ -694,8 +694,8 @@ def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path:
             (golden, free),
             stats,
             (
-                f"{stats}: holds no values (--mode stats) to tell an error by; capture the baseline"
-                " with --mode tensors"
+                f"{stats}: holds no values (mode stats) to tell an error by; capture the baseline"
+                " in mode tensors"
             ),
         ),
         (

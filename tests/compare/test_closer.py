@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.limits.brought import keep_errors
+from accucompare.compare.limits.golden_baselines import keep_errors
 from accucompare.compare.rows.rows import Reason, Row
 from accucompare.report.words import verdict_words
 from accucompare.selection import Mode

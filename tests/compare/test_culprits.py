@@ -14,7 +14,10 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.compare.limits.tolerance import Tolerances
+from accucompare.compare.limits import LimitsInForce
+from accucompare.compare.origins.describing import differing_choices
+from accucompare.compare.remarks import OtherChoices
+from accucompare.compare.shape_facts import ErrorShape
 from accucompare.report.words import verdict_words
 from tests.compare.builder import Item, item, write
 
@@ -136,11 +139,10 @@ def test_fed_every_error_is_its_own(
     assert comparison.conclusion == f"bug: {named}, excess 30"
 
 
-def test_the_shape_of_a_culprits_error_is_put_into_words(
-    compared: Callable[..., Comparison],
-) -> None:
+def test_the_shape_of_a_culprits_error_is_described(compared: Callable[..., Comparison]) -> None:
     (culprit,) = compared({"a.fc output": 3e-2}).culprits
-    assert culprit.words
+    assert isinstance(culprit.shape, ErrorShape)
+    assert culprit.shape.patterns
 
 
 def test_two_faults_at_once_are_both_named(compared: Callable[..., Comparison]) -> None:
@@ -235,7 +237,7 @@ def test_fed_without_baseline_coarse_types_may_round_4_times_and_fine_ones_32(
     rounding: float, limit: float
 ) -> None:
     dtype = {2.0**-8: "bfloat16", 2.0**-53: "float64"}.get(rounding, "float32")
-    tolerances = Tolerances(fed=True, rounding=rounding)
+    tolerances = LimitsInForce(fed=True, rounding=rounding)
     record = item("fc", np.zeros(1, np.float32)).record
     assert tolerances.tolerance_for(record, record, dtype).rel_l2 == limit
 
@@ -446,7 +448,8 @@ def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
     assert (
         comparison.conclusion == "different: a, 3 of 1000 differ; by fixed limits: a baseline tells"
     )
-    assert comparison.culprits[0].words == ("3 of 1000 differ",)
+    assert comparison.culprits[0].shape == OtherChoices()
+    assert differing_choices(comparison.culprits[0].row) == 3
 
 
 def test_the_conclusion_names_its_answer_whatever_the_module_is_called(tmp_path: Path) -> None:
@@ -812,6 +815,13 @@ def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:
                 "everything is within fixed limits, which miss small faults, and the baseline "
             )
             assert comparison.conclusion == f"not sure: {comparison.trouble}"
+            same = ac.diff(
+                golden, write(tmp_path / "same", net({}, 0.0), **feed), baseline=baseline
+            )
+            assert same.exit_code == 0
+            assert same.conclusion.startswith(
+                "identical; the baseline was not used: it does not run golden's code (net "
+            )
         else:
             assert (comparison.trouble, comparison.conclusion) == ("", "rounding")
 

@@ -16,9 +16,9 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.decide import Answer, Decision, decide
+from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.limits.provenance import OtherCode
-from accucompare.compare.limits.suggest import Suggestion
-from accucompare.compare.limits.tolerance import Tolerance, Tolerances
+from accucompare.compare.limits.suggested_baseline import Suggestion
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.preflight_facts import (
     About,
@@ -103,7 +103,7 @@ def comparisons(draw: st.DrawFn) -> Comparison:
         *sides,
         found,
         preflight=about,
-        tolerances=Tolerances(otherwise=Tolerance(atol=draw(st.sampled_from((None, 1.0))))),
+        tolerances=LimitsInForce(otherwise=Tolerance(atol=draw(st.sampled_from((None, 1.0))))),
         damage=draw(st.sampled_from(([], ["x"]))),
         baseline=baseline,
         culprits=find_culprits(found, False, baseline is not None),

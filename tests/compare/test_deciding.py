@@ -18,12 +18,12 @@ import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
 from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
+from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.limits.baseline import Expected
-from accucompare.compare.limits.tolerance import Tolerance, Tolerances
 from accucompare.compare.measuring.masks import is_masked
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.culprits import find_culprits
-from accucompare.compare.origins.reasons import Fed
+from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
@@ -76,10 +76,10 @@ def judged(
     **limits: Any,
 ) -> Verdict:
     """The verdict on a relative L2 error in so many elements, by a baseline's error if there is
-    one; ``limits``: of ``Tolerances``.
+    one; ``limits``: of ``LimitsInForce``.
     """
     record = item("fc", dtype=dtype, shape=(4,), type=limits.pop("type", "Linear")).record
-    tolerance = Tolerances(**limits).tolerance_for(record, record)
+    tolerance = LimitsInForce(**limits).tolerance_for(record, record)
     metrics = Metrics(rel_l2=error, compared=elements)
     return judge_pair(
         record, record, metrics, tolerance, None if expected is None else Expected(expected)
@@ -204,7 +204,7 @@ decides("constants.NEAR_LOWEST", -0.9896, -0.9904)(
 @decides("constants.SMALLEST_COSINE", 0.49, 0.51)
 def a_similarity(cosine: float, _: Path) -> bool:
     try:
-        return Tolerance(cosine=cosine).given
+        return Tolerance(cosine=cosine).has_limit
     except UsageError:
         return False
 
@@ -236,7 +236,7 @@ def record(
 
 def second_error(first: Record, second: Record, times: float) -> bool:
     """Whether a fed call's second error, so many times as far over its limit, is one of its own."""
-    fed = Fed(not_fed=())
+    fed = Trace(fed=True)
     assert fed.trace(first, Verdict(Reason.OVER, used=1.5)).reason is Reason.GLUE
     return fed.trace(second, Verdict(Reason.OVER, used=1.5 * times)).reason is Reason.GLUE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from accucompare.bundle.format.records import OPERATOR_ROLES, Layout, Record, Ro
 from accucompare.compare.judging.judge import judge_pair, judge_without_data
 from accucompare.compare.limits.tolerance import EXACT, Tolerance
 from accucompare.compare.measuring.measure import measure_pair
-from accucompare.compare.origins.reasons import Fed, Origins
+from accucompare.compare.origins.trace import Trace
 from accucompare.compare.rows.rows import STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.report.words import verdict_words
+from accucompare.text import with_article
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
 ONES = np.ones(4, np.float32)
@@ -63,14 +63,12 @@ def test_every_reason_has_a_status_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     "role", [Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT]
 )
-@pytest.mark.parametrize("origins", [Origins, lambda: Fed(not_fed=())])
-def test_what_is_over_its_limit_is_given_a_reason_when_it_is_traced(
-    origins: Callable[[], Origins | Fed], role: Role
-) -> None:
+@pytest.mark.parametrize("fed", [False, True])
+def test_what_is_over_its_limit_is_given_a_reason_when_it_is_traced(fed: bool, role: Role) -> None:
     path = "aten.mul.Tensor#0.self" if role in OPERATOR_ROLES else ""
     record = Record(0, 0, "a", 0, role, path, 0, "Linear", ("", 0), (2,), "float32", Layout.STRIDED)
     own = {Role.INPUT: Reason.GLUE, Role.OP_INPUT: Reason.GLUE}.get(role, Reason.INTRODUCED)
-    assert origins().trace(record, Verdict(Reason.OVER)) == Verdict(own)
+    assert Trace(fed).trace(record, Verdict(Reason.OVER)) == Verdict(own)
 
 
 # One pair
@@ -248,7 +246,7 @@ def test_values_without_data_are_listed_as_not_comparable(tmp_path: Path, layout
     golden = item("fc", dtype="float32", layout=layout, shape=(2, 3))
     row = only_row(tmp_path, golden, golden)
     assert (row.reason, row.status) == (Reason.NOT_COMPARABLE, Status.NOT_COMPARED)
-    assert verdict_words.detail(row) == f"a {layout} float32 tensor"
+    assert verdict_words.detail(row) == f"{with_article(layout)} float32 tensor"
 
 
 def test_meta_tensors_of_different_shapes_fail(tmp_path: Path) -> None:
@@ -501,7 +499,7 @@ def test_without_its_parent_an_input_is_inherited_if_anything_was_over_before(
 
 def test_origins_leave_verdicts_that_pass_as_they_are() -> None:
     passed = Verdict(Reason.OK)
-    assert Origins().trace(item(values=ONES, role=Role.INPUT.value).record, passed) is passed
+    assert Trace().trace(item(values=ONES, role=Role.INPUT.value).record, passed) is passed
 
 
 @pytest.mark.parametrize("apart", [{"rank": 1}, {"step": 1}])

@@ -12,7 +12,7 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest, StepSeries
 from accucompare.compare.decide import Answer
-from accucompare.compare.runs.ladder import JudgedBy, Rung
+from accucompare.compare.runs import JudgedBy, Rung
 from accucompare.compare.runs.step_pairs import Setting
 from accucompare.compare.runs.wander import Wander
 from accucompare.errors import BundleError

@@ -10,9 +10,8 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
-from accucompare.compare.pairing.align import Renaming
 from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.pairing.renames import advice, check_maps
+from accucompare.compare.pairing.renames import Renaming, advice, check_maps
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to

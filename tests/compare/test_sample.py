@@ -1,4 +1,4 @@
-"""Errors of tensors that are too large to be looked at whole, in words."""
+"""Errors of tensors that are too large to be looked at whole."""
 
 from __future__ import annotations
 
@@ -13,19 +13,28 @@ from hypothesis import strategies as st
 import accucompare as ac
 from accucompare.compare.measuring.sample import Sample
 from accucompare.compare.origins.describing import MOST_ELEMENTS, SAMPLED
+from accucompare.compare.shape_facts import (
+    Axis,
+    ErrorPlace,
+    ErrorShape,
+    NamedSlices,
+    Pattern,
+    PatternKind,
+)
 from tests.compare.builder import item, write
 
 SHAPE = (8, 4096, 640)  # tokens of channels, over the limit
 VALUES = np.resize(np.random.default_rng(0).normal(size=1_000_003).astype(np.float16), SHAPE)
 
 
-def words(tmp_path: Path, candidate: np.ndarray) -> tuple[str, ...]:
+def shape(tmp_path: Path, candidate: np.ndarray) -> ErrorShape:
     sides = [
         write(tmp_path / name, [item("fc", values)])
         for name, values in (("golden", VALUES), ("candidate", candidate))
     ]
     (culprit,) = ac.diff(*sides).culprits
-    return culprit.words
+    assert isinstance(culprit.shape, ErrorShape)
+    return culprit.shape
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,34 +54,33 @@ def test_a_scale_of_a_tensor_over_the_limit_is_named_from_a_sample_in_bounded_me
     (culprit,) = ac.diff(*sides).culprits
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert culprit.words == ("in a sample of 1 in 8 elements: the candidate is about 1.5 × golden",)
+    factor = Pattern(PatternKind.SCALE, low=pytest.approx(1.5))
+    assert culprit.shape == ErrorShape(patterns=(factor,), dtype="float16", one_in=8)
     assert peak < 14 * 8 * SAMPLED, "a few arrays of the sample, none of the whole"
 
 
 def test_a_channel_of_a_tensor_over_the_limit_is_named(tmp_path: Path) -> None:
     candidate = VALUES.copy()
     candidate[..., 17] = 0
-    where, what = words(tmp_path, candidate)
-    assert (
-        where == "in a sample of 1 in 8 elements: all of the squared error is in channel 17 of 640"
-        " (dimension 2)"
-    )
-    assert what == "the candidate is exactly zero there"
+    found = shape(tmp_path, candidate)
+    assert found.place == ErrorPlace(1.0, (NamedSlices(Axis(2, 3), 640, 1, (17,), 17),))
+    assert found.patterns == (Pattern(PatternKind.ZERO),)
 
 
-def test_of_a_token_it_is_said_that_its_neighbours_were_not_looked_at(tmp_path: Path) -> None:
+def test_of_a_token_it_is_known_that_its_neighbours_were_not_looked_at(tmp_path: Path) -> None:
     candidate = VALUES.copy()
     candidate[3, 1234] += 50
-    assert (
-        "token 1234 of 4096 (dimension 1, of which 1 in 8 was looked at)"
-        in words(tmp_path, candidate)[0]
-    )
+    place = shape(tmp_path, candidate).place
+    assert place is not None
+    assert NamedSlices(Axis(1, 3), 4096, 1, (1234,), 1234, step=8) in place.slices
 
 
 def test_an_element_keeps_its_index_in_the_whole(tmp_path: Path) -> None:
     candidate = VALUES.copy()
     candidate[7, 4001, 639] = 500
-    assert words(tmp_path, candidate)[0].endswith("in one element, at (7, 4001, 639)")
+    place = shape(tmp_path, candidate).place
+    assert place is not None
+    assert place.index == (7, 4001, 639)
 
 
 @given(

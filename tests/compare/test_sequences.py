@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import accucompare as ac
 from accucompare.bundle.format.records import Record
 from accucompare.compare.pairing import sequences
-from accucompare.compare.pairing.align import Renaming
+from accucompare.compare.pairing.renames import Renaming
 from accucompare.compare.pairing.sequences import align_operators, numbered_as
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import summarize

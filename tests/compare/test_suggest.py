@@ -224,12 +224,18 @@ def test_a_baseline_of_other_weights_or_inputs_is_said(tmp_path: Path) -> None:
     paths = {
         name: write(tmp_path / name, [item("a", [1.0])], **table) for name, table in tables.items()
     }
-    comparison = ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"])
+    other = write(tmp_path / "other", [item("a", [1.0 + 1e-15])], **tables["candidate"])
+    comparison = ac.diff(paths["golden"], other, baseline=paths["baseline"])
     assert [(finding.message, finding.serious) for finding in comparison.preflight] == [
         ("baseline: 1 of 1 parameters differ: w", True),
         ("baseline: 1 of 1 inputs of step 0 differ: x", True),
     ]
     assert comparison.conclusion == "not sure: baseline: 1 of 1 parameters differ: w"
+    same = ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"])
+    assert same.conclusion.startswith(
+        "identical; the baseline was not used: 1 of 1 parameters differ: w; "
+    )
+    assert (same.answer.value, same.exit_code) == ("identical", 0)
 
 
 def test_a_baseline_in_full_precision_of_a_candidate_that_may_round_products_is_said(

@@ -17,7 +17,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.limits.tolerance import Tolerance
-from accucompare.compare.origins.training_trace import Terms
+from accucompare.compare.origins.terms import Terms
 from tests.compare.builder import item
 
 Made = Callable[[], nn.Module]

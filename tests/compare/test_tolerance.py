@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accucompare.bundle.format.records import Record
-from accucompare.compare.limits.tolerance import DEFAULT_REL_L2, Tolerance, Tolerances, read_rules
+from accucompare.compare.limits import DEFAULT_REL_L2, LimitsInForce, Tolerance, read_rules
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.report.words import verdict_words
@@ -23,10 +23,10 @@ def record(
     return item(name, [1.0], dtype, type=type, role=role).record
 
 
-def rules_of(tmp_path: Path, text: str) -> Tolerances:
+def rules_of(tmp_path: Path, text: str) -> LimitsInForce:
     path = tmp_path / "limits.toml"
     path.write_text(text, encoding="utf-8")
-    return Tolerances(read_rules(path))
+    return LimitsInForce(read_rules(path))
 
 
 def error_of(tmp_path: Path, text: str) -> str:
@@ -79,7 +79,7 @@ def test_a_tolerance_is_written_as_its_limits(limits: dict[str, float], text: st
     "dtype", [dtype.name for dtype in DTYPES.values() if dtype.kind in (Kind.FLOAT, Kind.COMPLEX)]
 )
 def test_every_floating_type_has_a_default_limit(dtype: str) -> None:
-    tolerance = Tolerances().tolerance_for(record(dtype=dtype), record(dtype=dtype))
+    tolerance = LimitsInForce().tolerance_for(record(dtype=dtype), record(dtype=dtype))
     assert (tolerance.rel_l2, verdict_words.source(tolerance.source)) == (
         DEFAULT_REL_L2[dtype],
         f"default for {dtype}",
@@ -101,7 +101,7 @@ def test_every_floating_type_has_a_default_limit(dtype: str) -> None:
 def test_the_default_is_that_of_the_coarser_type(golden: str, candidate: str, judged: str) -> None:
     assert (
         verdict_words.source(
-            Tolerances().tolerance_for(record(dtype=golden), record(dtype=candidate)).source
+            LimitsInForce().tolerance_for(record(dtype=golden), record(dtype=candidate)).source
         )
         == f"default for {judged}"
     )
@@ -220,10 +220,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_what_is_in_force_is_told_in_one_line(tmp_path: Path) -> None:
     rules = read_rules_text(tmp_path)
-    assert verdict_words.tolerances(Tolerances()) == "default relative L2 limit of each dtype"
-    assert verdict_words.tolerances(Tolerances((), Tolerance(atol=1e-3))) == "atol 0.001"
+    assert verdict_words.tolerances(LimitsInForce()) == "default relative L2 limit of each dtype"
+    assert verdict_words.tolerances(LimitsInForce((), Tolerance(atol=1e-3))) == "atol 0.001"
     assert (
-        verdict_words.tolerances(Tolerances(rules, Tolerance(rtol=0.5)))
+        verdict_words.tolerances(LimitsInForce(rules, Tolerance(rtol=0.5)))
         == f"1 rule(s) from {tmp_path / 'limits.toml'}, then rtol 0.5"
     )
 

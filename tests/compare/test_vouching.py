@@ -14,6 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.decide import Answer
+from accucompare.compare.origins.describing import differing_choices
 from accucompare.compare.rows.rows import Reason
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -157,7 +158,7 @@ def test_a_mask_of_another_form_with_one_wrong_position_is_named_where_it_is_mad
     found = compared(tmp_path, Net(eager), Net(not eager, wrong), fed)
     assert found.exit_code == 1
     assert found.culprits[0].place == "(root) (glue, before layers.0)"
-    assert found.culprits[0].words == ("a mask that lets through other positions: 1 of 25 differ",)
+    assert differing_choices(found.culprits[0].row) == 1
 
 
 def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_goldens(

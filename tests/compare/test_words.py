@@ -15,20 +15,10 @@ FILES = sorted(COMPARE.rglob("*.py"))
 
 #: Files and functions that make words, and why.
 EXCEPTIONS = {
-    "marginals": "the shape of an error is still put into words where it is found",
-    "patterns": "the same",
-    "transforms": "the same",
-    "cluster": "errors of a cluster, and the names of its tasks",
-    "worker": "the same",
-    "baseline.check_baseline": "parts of an error",
-    "baseline.check_dtypes": "parts of an error",
-    "sample.Sample.share": "a part of the shape of an error",
-    "sequences._sequences": "a token that no line of a sequence equals",
+    "cluster": "a log message, and names of processes in errors",
+    "worker.introduce": "what a process has for a kernel, in errors",
     "renames.advice": "words of an error that the recorder raises",
-    "limits.SmallestLimit.__str__": "a limit as it is given, with its name",
-    "rows.Row.__repr__": "for whoever debugs",
     "acceptance": "the title of a standard, as its authors write it",
-    "suggest": "a command, and the words of an example",
 }
 
 #: Two words or more.

@@ -14,6 +14,8 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.records import Layout
 from accucompare.compare.decide import Answer
+from accucompare.compare.origins.describing import differing_choices
+from accucompare.compare.remarks import OtherChoices
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import AccucompareError
 from tests.conftest import Run
@@ -73,7 +75,8 @@ def test_the_first_layer_and_step_whose_experts_differ_is_named_and_how_many(
     record = found.first_divergence.record
     assert record is not None
     assert (record.step, record.rank, record.name) == (1, 0, "decoder.layers.2.mlp.router")
-    assert found.culprits[0].words == ("2 of 12 differ", "in 1 of 6 rows, the first [4]")
+    assert found.culprits[0].shape == OtherChoices(off=1, rows=6, first=(4,))
+    assert differing_choices(found.culprits[0].row) == 2
 
 
 def test_the_order_in_which_a_token_s_experts_are_listed_is_no_difference(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.analysis.analysis import Ranks, analyse, read
+from accucompare.findings.analysis.analysis import Ranks, analyse, read_logs
 from accucompare.findings.log.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.log.log import log_path
 from accucompare.findings.origins import operator_name
@@ -330,7 +330,7 @@ def test_a_run_without_an_end_was_killed() -> None:
 def directory(path: Path, *runs: list[Any]) -> Ranks:
     for rank, run in enumerate(runs):
         write(log_path(path, rank), start(rank=rank, ranks=len(runs)), *run)
-    return read(path)
+    return read_logs(path)
 
 
 def test_the_first_origin_of_all_ranks_is_by_step_and_then_by_order(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_rank_that_ends_before_the_others_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_without_a_log_makes_silence_no_pass(tmp_path: Path) -> None:
     write(log_path(tmp_path, 1), start(rank=1, ranks=6), step(0), end())
-    ranks = read(tmp_path)
+    ranks = read_logs(tmp_path)
     assert list(map(said, ranks.notes)) == ["no log of rank 0, 2-5 of 6"]
     assert ranks.trouble is not None
     assert "not in every rank's log" in said(ranks.trouble)
@@ -367,7 +367,7 @@ def test_a_rank_without_a_log_makes_silence_no_pass(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_is_noted_and_the_others_are_told(tmp_path: Path) -> None:
     write(log_path(tmp_path, 0), start(rank=0, ranks=2), found(), step(0), end())
     log_path(tmp_path, 1).write_bytes(b"")
-    ranks = read(tmp_path)
+    ranks = read_logs(tmp_path)
     assert len(ranks.findings) == 1
     assert "rank1.jsonl: holds no events" in said(ranks.notes[0])
 
@@ -382,7 +382,7 @@ def test_logs_of_an_earlier_run_with_more_ranks_are_left_out(tmp_path: Path) -> 
             end(),
         )
     write(log_path(tmp_path, 0), start(time="2026-01-02T00:00:00Z"), step(0), end())
-    ranks = read(tmp_path)
+    ranks = read_logs(tmp_path)
     assert ([run.start.ranks for run in ranks.ranks], ranks.findings, ranks.trouble) == (
         [1],
         [],
@@ -393,23 +393,23 @@ def test_logs_of_an_earlier_run_with_more_ranks_are_left_out(tmp_path: Path) -> 
 
 def test_of_two_runs_the_last_is_told(tmp_path: Path) -> None:
     log = write(tmp_path / "x.jsonl", start(), found(), step(0), end(), start(), step(0), end())
-    assert (read(log).findings, read(log).trouble) == ([], None)
+    assert (read_logs(log).findings, read_logs(log).trouble) == ([], None)
 
 
 def test_no_watched_step_proves_nothing(tmp_path: Path) -> None:
-    trouble = read(write(tmp_path / "x", start(), end(5, 0))).trouble
+    trouble = read_logs(write(tmp_path / "x", start(), end(5, 0))).trouble
     assert trouble is not None
     assert "no step was watched" in said(trouble)
 
 
 def test_an_overflow_flag_without_a_finding_is_no_silence(tmp_path: Path) -> None:
-    ranks = read(write(tmp_path / "x", start(), step(0), step(1, overflowed=True), end(2)))
+    ranks = read_logs(write(tmp_path / "x", start(), step(0), step(1, overflowed=True), end(2)))
     assert [one.step for _, one in ranks.unexplained] == [1]
 
 
 def test_a_directory_without_a_log_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no log of a watch"):
-        read(tmp_path)
+        read_logs(tmp_path)
 
 
 def test_abs_max_of_what_holds_a_nan_is_nan() -> None:

@@ -12,6 +12,7 @@ import pytest
 from accucompare.errors import UsageError
 from accucompare.findings.log.events import End, Event, Step
 from accucompare.findings.log.log import Log, read_log
+from tests.compare.builder import item, write
 from tests.findings.logs import NASTY, end, found, start, step
 
 
@@ -140,3 +141,10 @@ def test_a_byte_that_is_not_utf_8_is_damage_of_its_line(tmp_path: Path, place: i
     path.write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match="line 2: is no event of a watch"):
         read_log(path)
+
+
+def test_a_log_is_not_written_into_a_bundle(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "golden", [item("fc1", [1.0])])
+    with pytest.raises(UsageError, match=r"lies in the bundle .*golden; .* \(--out, out=\)"):
+        Log(bundle / "watch" / "rank0.jsonl")
+    assert not (bundle / "watch").exists()

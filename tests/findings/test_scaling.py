@@ -11,12 +11,12 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError
-from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read
+from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read_logs
 from accucompare.findings.analysis.scaling import Scaling
 from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
 from accucompare.report.watch_words import said
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from tests.asked import looking
 from tests.watcher.watched import events
 
@@ -119,7 +119,7 @@ def test_a_step_that_was_skipped_is_not_called_finite_and_is_no_difference(tmp_p
     assert [(step.grad_norm == "inf", step.finite, step.skipped) for step in steps] == [
         (True, False, True)
     ] * 5 + [(False, True, False)]
-    assert read(tmp_path).unexplained == []
+    assert read_logs(tmp_path).unexplained == []
 
 
 def test_overflows_at_any_scale_end_the_loop(tmp_path: Path) -> None:

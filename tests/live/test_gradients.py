@@ -33,12 +33,12 @@ class Calls(Listener[Call]):
     def idle(self) -> bool:
         return not self.listening
 
-    def began(self, call: Call, args: Any, kwargs: Any) -> None:
+    def call_began(self, call: Call, args: Any, kwargs: Any) -> None:
         if call.parent is None:
             self.gradients.begin()
         self._firsts[call] = torch._C._autograd._get_sequence_nr(), []
 
-    def ended(self, call: Call, output: Any) -> None:
+    def call_ended(self, call: Call, output: Any) -> None:
         first, children = self._firsts.pop(call)
         tensors = [(path, part) for path, part in leaves(output) if part.requires_grad]
         self.gradients.follow(call.name, first, children, [tensor for _, tensor in tensors])

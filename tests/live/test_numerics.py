@@ -92,7 +92,7 @@ def test_emulation_beside_another_dtype_is_refused(cli: Run, tmp_path: Path) -> 
 
 def test_emulation_is_only_for_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match="--emulate hf32: only on the CPU; cuda computes as it does"
+        UsageError, match=r"emulate hf32 \(--emulate\): only on the CPU; cuda computes as it does"
     ):
         Numerics(torch.device("cuda"), emulate="hf32")
 
@@ -283,7 +283,7 @@ def test_a_model_that_moves_while_it_is_captured_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
-    for name in ("session", "start"):
+    for name in ("capture_context", "start"):
         module = sys.modules[f"accucompare.recorder.session.{name}"]
         monkeypatch.setattr(module, "device_of", lambda _: next(places))
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:

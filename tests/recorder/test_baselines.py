@@ -12,7 +12,7 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.records import Record
 from accucompare.bundle.reading.reader import open_bundle
-from accucompare.compare.limits.brought import parse_precisions
+from accucompare.compare.limits.golden_baselines import parse_precisions
 from accucompare.compare.rows.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError

@@ -323,7 +323,7 @@ def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Pa
         ("optimizer=object()", "has an optimizer but no loss"),
         (
             "loss=lambda y: y.sum(), optimizer=3",
-            "the case's optimizer must be an optimizer, or a list of them, but is a int",
+            "the case's optimizer must be an optimizer, or a list of them, but is an int",
         ),
         ("loss=lambda y: y.sum(), scheduler=object()", "has a scheduler but no optimizer"),
         ("loss=lambda y: y.sum(), scaler=object()", "has a scaler but no optimizer"),

@@ -21,6 +21,7 @@ from accucompare.recorder.session.case_capture import capture_case
 from accucompare.report.words import verdict_words
 from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
+from tests.conftest import Run
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
 
@@ -117,7 +118,7 @@ def test_steps_are_a_number_or_a_list(
         ({"roles": []}, "roles: '' is none of forward"),
         (
             {"roles": "grads", "level": "op"},
-            "--roles: --level op records operators of the forward; add forward to --roles",
+            "roles (--roles): level op records operators of the forward; add forward",
         ),
     ],
 )
@@ -220,12 +221,12 @@ def test_like_takes_over_the_chosen_steps(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "asked", "message"),
     [
-        (2, 5, "--steps 5: {golden} holds only 2 step(s) to feed; give --steps 2, or leave it out"),
+        (2, 5, "steps 5 (--steps): {golden} holds only 2 step(s) to feed; give 2, or leave it out"),
         (
             "0,3",
             "0-1",
             (
-                "--steps 0-1: {golden} holds no step 1 to feed, of 0,3; give --steps 0,3, or leave"
+                "steps 0-1 (--steps): {golden} holds no step 1 to feed, of 0,3; give 0,3, or leave"
                 " it out"
             ),
         ),
@@ -315,7 +316,7 @@ def test_golden_without_a_forward_cannot_feed(target: str, tmp_path: Path, roles
         UsageError,
         match=(
             r"holds no inputs and outputs to feed \(--roles\); capture it with forward among its"
-            r" --roles"
+            r" roles \(--roles\)"
         ),
     ):
         captured(target, tmp_path / "fed", feed=tmp_path / "golden")
@@ -448,6 +449,21 @@ def test_an_optimizer_of_other_parameters_is_an_error_of_the_case(tmp_path: Path
     )
     with pytest.raises(UsageError, match="the AdamW holds no parameter of the model"):
         captured(str(tmp_path / "other_case.py"), tmp_path / "golden")
+
+
+@pytest.mark.parametrize("roles", ["series", "grads,update"])
+def test_roles_that_follow_from_a_loss_are_refused_without_one(
+    cli: Run, tmp_path: Path, roles: str
+) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "def case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
+    )
+    done = cli("capture", "plain.py", "--device", "cpu", "--roles", roles)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the case has none; give Case(…, loss=…)" in done.stderr
+    assert f"--roles forward,{roles}" in done.stderr
+    assert not (tmp_path / "cpu").exists()
 
 
 def test_the_command_line_reads_both(target: str, tmp_path: Path, cli: Any) -> None:

@@ -43,19 +43,23 @@ def fewer(loop: Loop) -> Any:
         (
             sgd,
             (
-                r"--like: optimizer 0 is a torch\.optim\.sgd\.SGD here, but a"
+                r"start \(--like\): optimizer 0 is a torch\.optim\.sgd\.SGD here, but a"
                 r" torch\.optim\.adamw\.AdamW in "
             ),
         ),
-        (two_groups, r"--like: optimizer 0 has 2 parameter group\(s\) here, but 1 in "),
+        (two_groups, r"start \(--like\): optimizer 0 has 2 parameter group\(s\) here, but 1 in "),
         (
             fewer,
             (
-                r"--like: optimizer 0: other parameter groups: 'first\.weight' is in group 0 in .*"
+                r"start \(--like\): optimizer 0: other parameter groups: 'first\.weight' is in"
+                r" group 0 in .*"
                 r" only"
             ),
         ),
-        (lambda loop: [sgd(loop), sgd(loop)], r"--like: there are 2 optimizers here, but 1 in "),
+        (
+            lambda loop: [sgd(loop), sgd(loop)],
+            r"start \(--like\): there are 2 optimizers here, but",
+        ),
     ],
     ids=["class", "groups", "parameters", "number"],
 )
@@ -169,8 +173,7 @@ def test_a_flipped_bit_in_a_saved_moment_is_found_and_named(
 def test_steps_before_the_state_are_refused(golden: tuple[Path, Loop], tmp_path: Path) -> None:
     with (
         pytest.raises(
-            UsageError,
-            match=r"--steps 2-4: the state of .* is that before step 3; choose steps from 3 on",
+            UsageError, match=r"steps 2-4 \(--steps\): the state of .* is that before step 3"
         ),
         ac.capture(Loop.new().model, tmp_path / "out", steps="2-4", start=golden[0]),
     ):
@@ -184,8 +187,8 @@ def test_a_golden_of_a_later_step_is_not_fed_to_the_weights_of_the_first(
         pytest.raises(
             UsageError,
             match=(
-                r"begins with the weights of step 3, and the model has those of step 0: give"
-                rf" --like {golden[0]}"
+                r"begins with the weights of step 3, and the model has those of step 0: start"
+                rf" from it \(start=, --like {golden[0]}\)"
             ),
         ),
         ac.capture(Loop.new().model, tmp_path / "out", feed=golden[0]),

@@ -954,8 +954,8 @@ def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(
         pass
     refused(saved(golden), out, tmp_path / "empty", "no finished step")
     refused(saved(golden), out, tmp_path / "nowhere", "no such directory", AccucompareError)
-    refused(saved(golden), out, golden, "--steps 2: .* holds only 1 step", steps=2)
-    refused(saved(golden), golden, golden, "choose another --out", overwrite=True)
+    refused(saved(golden), out, golden, r"steps 2 \(--steps\): .* holds only 1 step", steps=2)
+    refused(saved(golden), golden, golden, "choose another place", overwrite=True)
 
 
 def test_a_golden_of_another_model_is_refused(golden: Path, tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_no_mode_is_left_behind_even_if_the_forward_raises(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "op"}, "--level op: give the modules"),
+        ({"level": "op"}, "level op (--level): name the modules"),
         ({"level": "layer"}, "level must be 'module' or 'op', but is 'layer'"),
         (
             {"level": "op", "only": "fc", "feed": "golden"},

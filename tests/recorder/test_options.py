@@ -30,7 +30,7 @@ from accucompare.watcher.watch_options import WatchOptions
         ),
         ({"level": "kernel"}, "level must be 'module' or 'op', but is 'kernel'"),
         ({"map": "a=b"}, "--map: renames the layers of the bundle that --like or --feed names"),
-        ({"map": ["a"], "like": "golden"}, "--map 'a': must be OLD=NEW"),
+        ({"map": ["a"], "like": "golden"}, "map 'a' (--map): must be OLD=NEW"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
@@ -77,7 +77,7 @@ def test_a_group_is_given_whole_or_by_its_first_field() -> None:
         ({"start": {}}, "start", "StartFrom('golden'", "a dict"),
         ({"record": {"mode": "stats"}}, "record", "Recorded('sketch'", "a dict"),
         ({"numerics": "hf32"}, "numerics", "Arithmetic(deterministic=True)", "a str"),
-        ({"loop": 5}, "loop", "Loop(optimizer", "a int"),
+        ({"loop": 5}, "loop", "Loop(optimizer", "an int"),
     ],
 )
 def test_another_group_is_refused(

@@ -320,7 +320,7 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
         for record in caplog.records
         if "could not record 6 module call" in record.message
     ]
-    assert told == ["accucompare.recorder.session.running"]
+    assert told == ["accucompare.recorder.session.session"]
     assert torch.equal(result, expected)
     bundle = ac.open_bundle(tmp_path / "out")
     assert not bundle.complete

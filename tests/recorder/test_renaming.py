@@ -238,14 +238,16 @@ def test_a_golden_that_cannot_feed_is_refused_with_the_maps_to_give(tmp_path: Pa
         (
             "decoder.*=model.layers.*",
             (
-                r"--map 'decoder\.\*=model\.layers\.\*': matches none of golden's layers \(such as"
+                r"map 'decoder\.\*=model\.layers\.\*' \(--map\): matches none of golden's layers"
+                r" \(such as"
                 r" encoder, encoder\.0, "
             ),
         ),
         (
             "encoder.*=blocks.*",
             (
-                r"--map 'encoder\.\*=blocks\.\*': leads to no layer that the model has \('blocks',"
+                r"map 'encoder\.\*=blocks\.\*' \(--map\): leads to no layer that the model has"
+                r" \('blocks',"
                 r" for one\)"
             ),
         ),
@@ -253,7 +255,7 @@ def test_a_golden_that_cannot_feed_is_refused_with_the_maps_to_give(tmp_path: Pa
             ["encoder.*=model.layers.*", "head=model.layers"],
             r"'encoder' and 'head' of golden both become 'model\.layers'",
         ),
-        ("abc", r"--map 'abc': must be OLD=NEW"),
+        ("abc", r"map 'abc' \(--map\): must be OLD=NEW"),
     ],
 )
 def test_a_map_that_nobody_can_mean_is_refused(

@@ -83,9 +83,10 @@ def test_weights_that_golden_replaced_are_named(golden: Path, tmp_path: Path) ->
         "identical; 1 of the case's own weights were not golden's, and were replaced by them"
         " (embed.weight)"
     )
-    assert "candidate: --like: 1 of the model's weights held other values before: embed.weight" in [
-        finding.message for finding in other.preflight
-    ]
+    assert (
+        "candidate: start (--like): 1 of the model's weights held other values before: embed.weight"
+        in [finding.message for finding in other.preflight]
+    )
 
 
 def test_a_case_that_has_only_the_models_code_repeats_the_golden_run(
@@ -277,7 +278,7 @@ def test_a_buffer_on_one_side_only_is_noted(tmp_path: Path, opened: Opened) -> N
 def test_a_bundle_without_state_says_how_to_make_one(tmp_path: Path) -> None:
     with ac.capture(nn.Linear(1, 1), tmp_path / "golden"):
         pass
-    with pytest.raises(BundleError, match="holds no model state; capture it with --save-state"):  # noqa: SIM117
+    with pytest.raises(BundleError, match="holds no model state; capture it with save_state=True"):  # noqa: SIM117
         with ac.capture(nn.Linear(1, 1), tmp_path / "out", start=tmp_path / "golden"):
             pass
 
@@ -292,7 +293,7 @@ def test_a_bundle_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_inputs_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     inputs = [((torch.ones(1), {"mask": {1, 2}}), {})]
-    message = r"--save-state: inputs of step 0, 0, 1, 'mask': cannot save a set"
+    message = r"save_state \(--save-state\): inputs of step 0, 0, 1, 'mask': cannot save a set"
     with (
         pytest.raises(CaptureError, match=message),
         recording(
@@ -310,7 +311,7 @@ def test_inputs_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
 def test_weights_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     model = nn.Linear(1, 1, device="meta")
     with (
-        pytest.raises(CaptureError, match=r"--save-state: param 'weight' is meta"),
+        pytest.raises(CaptureError, match=r"save_state \(--save-state\): param 'weight' is meta"),
         ac.capture(model, tmp_path / "out", save_state=True),
     ):
         pass

@@ -156,7 +156,7 @@ CANNOT_BE_SAVED: dict[str, tuple[Callable[[Loop], None], Component, str]] = {
     "opaque": (
         opaque_in_the_optimizer,
         Component.OPTIMIZER,
-        "optimizer 0 first.weight, 'cache': a object cannot be saved",
+        "optimizer 0 first.weight, 'cache': an object cannot be saved",
     ),
     "subclass": (
         subclass_in_the_optimizer,
@@ -227,7 +227,9 @@ def test_what_cannot_be_saved_is_listed_with_its_reason(what: str, tmp_path: Pat
         if entry.component is component and entry.reason.startswith(reason)
     ]
     assert any(
-        note.startswith(f"--save-state: not all of the {component} could be saved: {reason}")
+        note.startswith(
+            f"save_state (--save-state): not all of the {component} could be saved: {reason}"
+        )
         for note in notes
     )
 
@@ -384,7 +386,7 @@ def test_what_no_step_has_changed_is_code_and_not_taken_from_the_state(tmp_path:
     assert other.optimizer.param_groups[0]["lr"] == 3e-2
     with ac.open_bundle(tmp_path / "out") as bundle:
         assert (
-            "--like: optimizer 0 has 0.lr 0.03 here, 0.01 in the state; it keeps its own"
+            "start (--like): optimizer 0 has 0.lr 0.03 here, 0.01 in the state; it keeps its own"
             in bundle.manifest.notes
         )
 

@@ -28,7 +28,7 @@ from openpyxl.utils.indexed_list import IndexedList
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
@@ -39,9 +39,10 @@ from accucompare.compare.preflight_facts import (
     SettingDiffers,
     VersionDiffers,
 )
-from accucompare.compare.remarks import DefaultOfDtype, ErrorShape
+from accucompare.compare.remarks import DefaultOfDtype
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.shape_facts import ErrorShape, Pattern, PatternKind
 from accucompare.errors import ReportError
 from accucompare.files import written_whole
 from accucompare.numbers.statistics import Statistics
@@ -153,6 +154,9 @@ def every_reason() -> list[Row]:
         replace(pair("not comparable"), verdict=Verdict(Reason.NOT_COMPARABLE), metrics=None),
         pair("over-precise", reason=Reason.OVER_PRECISE),
         pair("not deterministic", 1e-2, Reason.NOT_DETERMINISTIC),
+        pair("ranks disagree", 1e-2, Reason.RANKS_DISAGREE),
+        pair("unreduced", 1e-2, Reason.UNREDUCED),
+        replace(pair("incomplete"), verdict=Verdict(Reason.INCOMPLETE), metrics=None),
     ]
 
 
@@ -396,7 +400,8 @@ def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
         "dtype": red,
         "non-finite": dark,
         "missing": grey, "extra": grey, "one-sided": grey, "not called": grey,
-        "not comparable": grey,
+        "not comparable": grey, "incomplete": grey,
+        "ranks disagree": red, "unreduced": red,
         "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 
@@ -971,7 +976,7 @@ def test_libreoffice_opens_it_and_finds_no_formula(tmp_path: Path) -> None:
         pair("fc", 31.0),
         31.0,
         Reason.INTRODUCED,
-        shape=ErrorShape(("in channel 3",)),
+        shape=ErrorShape(patterns=(Pattern(PatternKind.SIGN),)),
     )
     with_culprits = write_excel(
         comparison(culprit.row, culprits=[culprit]), tmp_path / "culprits.xlsx"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.findings.analysis.analysis import Ranks, read
+from accucompare.findings.analysis.analysis import Ranks, read_logs
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log import remark
@@ -21,7 +21,7 @@ from tests.findings.logs import training, write
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
-    return read(write(tmp_path / "watch" / "rank0.jsonl", *training(0, 1)).parent)
+    return read_logs(write(tmp_path / "watch" / "rank0.jsonl", *training(0, 1)).parent)
 
 
 def _sheet(path: Path) -> str:

@@ -23,7 +23,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.checklist.health_checklist import judge_log
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
@@ -128,7 +128,7 @@ def log(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def log_page(folder: Path) -> Path:
-    return write_log_page(read(log(folder / "watch")), folder / "watch.html")
+    return write_log_page(read_logs(log(folder / "watch")), folder / "watch.html")
 
 
 # The file
@@ -532,7 +532,7 @@ def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) ->
         step(0, finite=False),
         end(1),
     )
-    browser.open(write_log_page(read(path), folder / "evil.html"))
+    browser.open(write_log_page(read_logs(path), folder / "evil.html"))
     assert browser.column("place", "#findings") == [printable(name) for name in EVIL]
     assert browser.run("return document.querySelectorAll('img').length") == 0
     assert "taken" not in browser.run("return document.title")
@@ -593,7 +593,7 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(
 def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(
     browser: Browser, folder: Path
 ) -> None:
-    ranks = read(log(folder / "checked"))
+    ranks = read_logs(log(folder / "checked"))
     health = judge_log(ranks)
     browser.open(write_health_page(ranks, health, folder / "health.html"))
     assert browser.text(".verdict") == headline(health)
@@ -617,7 +617,7 @@ def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(
         *(step(number, grad_norm=1.0) for number in range(3)),
         end(3),
     )
-    browser.open(write_log_page(read(path), folder / "seen.html"))
+    browser.open(write_log_page(read_logs(path), folder / "seen.html"))
     assert browser.texts("#charts figcaption") == [
         "loss",
         "gradient norm (logarithmic)",
@@ -653,7 +653,7 @@ def test_a_click_on_a_heat_map_shows_the_curves_of_that_parameter(
     )
     names += browser.texts("#curves figcaption b")
     assert names == [
-        fact.name for fact in read(log_page.parent / "watch").ranks[0].setups[0].parameters[:2]
+        fact.name for fact in read_logs(log_page.parent / "watch").ranks[0].setups[0].parameters[:2]
     ]
     assert browser.texts("#curves .legend span") == [measure.title for measure in MEASURES]
     assert len(browser.texts("#curves figure")) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import openpyxl
 import pytest
 from openpyxl import load_workbook
 
@@ -125,7 +126,7 @@ def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(
 ) -> None:
     comparison = write_both(tmp_path, [X, A, B, Y], [X, A, item("b", [1.0, 4.0 + 1e-15]), Y])
     assert comparison.passed
-    assert comparison.identical_until is comparison.rows[2]
+    assert comparison.identical_until == comparison.rows[2]
 
 
 def test_of_a_fed_comparison_no_row_is_the_first_with_other_bits(tmp_path: Path) -> None:
@@ -175,6 +176,27 @@ def test_values_that_are_not_finite_on_both_sides_are_counted_and_told(
         json.loads(comparison.to_json(tmp_path / "x.json").read_text())["nonfinite_on_both"] == rows
     )
     assert (f"{rows} hold" in meaning(comparison)) == (rows > 0)
+
+
+@pytest.mark.parametrize("atol", [None, 1e-3])
+def test_the_verdict_line_of_a_pass_says_where_nan_stands_on_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], atol: float | None
+) -> None:
+    paths = [
+        write(
+            tmp_path / name, [item("a", [1.0 + off]), item("b", [NAN, 2.0 + off]), item("c", [INF])]
+        )
+        for name, off in (("golden", 0.0), ("npu", 0.0 if atol is None else 1e-4))
+    ]
+    comparison = ac.diff(*paths, atol=atol)
+    assert (comparison.passed, comparison.exit_code) == (True, 0)
+    said = "NaN on both sides in 1 row, first in b output"
+    print_comparison(comparison, [], quiet=True)
+    assert said in capsys.readouterr().out
+    assert said in json.loads(comparison.to_json(tmp_path / "x.json").read_text())["conclusion"]
+    assert said in comparison.to_html(tmp_path / "x.html").read_text()
+    sheet = openpyxl.load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"]
+    assert any(said in str(cell.value) for row in sheet.iter_rows() for cell in row)
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -12,7 +12,7 @@ from openpyxl import load_workbook
 from rich.console import Console
 
 from accucompare.errors import ReportError
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log import remark
@@ -57,12 +57,12 @@ from tests.findings.test_health import no_weight_moved, sound
 def printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *events: Event, quiet: bool = False
 ) -> str:
-    print_analysis(read(write(tmp_path / "log", *events)), None, [Path("x.xlsx")], quiet)
+    print_analysis(read_logs(write(tmp_path / "log", *events)), None, [Path("x.xlsx")], quiet)
     return capsys.readouterr().out
 
 
 def reported(tmp_path: Path, *events: Event) -> Path:
-    return write_watch(read(write(tmp_path / "log", *events)), tmp_path / "out" / "x.xlsx")
+    return write_watch(read_logs(write(tmp_path / "log", *events)), tmp_path / "out" / "x.xlsx")
 
 
 def cells(path: Path, sheet: str) -> list[list[object]]:
@@ -82,7 +82,7 @@ def test_why_a_run_has_failed_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], show: Any
 ) -> None:
     failed = End(1, 1, "ValueError: no such file", Ending.FAILED)
-    show(read(write(tmp_path / "log", start(), step(0), failed)), None, False)
+    show(read_logs(write(tmp_path / "log", start(), step(0), failed)), None, False)
     assert capsys.readouterr().out.count("no such file") == 1
 
 
@@ -229,7 +229,7 @@ def test_quiet_prints_the_verdict_line_only(
 def test_the_verdict_is_a_bare_finite_only_where_no_check_fails(
     tmp_path: Path, events: list[Event], status: CheckStatus
 ) -> None:
-    ranks = read(write(tmp_path / "log", start(), *events))
+    ranks = read_logs(write(tmp_path / "log", start(), *events))
     health = Health([Checklist(CHECKS[0], CheckOutcome(status, remark("one-rank")), {})])
     line, without = verdict_line(ranks, health), verdict_line(ranks, None)
     if without.plain.startswith("FINITE") and status is CheckStatus.FAIL:
@@ -358,13 +358,13 @@ def test_more_rows_than_a_sheet_holds_go_on_in_the_next(
 def test_both_ranks_are_in_the_report(tmp_path: Path) -> None:
     for rank in range(2):
         write(log_path(tmp_path, rank), *training(rank))
-    rows = cells(write_watch(read(tmp_path), tmp_path / "x.xlsx"), "Findings")
+    rows = cells(write_watch(read_logs(tmp_path), tmp_path / "x.xlsx"), "Findings")
     assert {row[2] for row in rows if isinstance(row[0], int)} == {0, 1}
 
 
 def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ranks = read(write(tmp_path / "log", start(), step(0), end()))
+    ranks = read_logs(write(tmp_path / "log", start(), step(0), end()))
     with pytest.raises(ReportError, match="cannot be written"):
         write_watch(ranks, tmp_path / "file" / "x.xlsx")
     with pytest.raises(ReportError, match="is a directory"):

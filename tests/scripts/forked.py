@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from accucompare.scripts.plan import Action, Plan, Seen, read_seen
+from accucompare.scripts.handshake import Seen, read_seen
+from accucompare.scripts.plan import Action, Plan
 from tests.forkserver import MODULES, Forkserver, with_torch
 
 Server = Callable[[], Callable[..., subprocess.CompletedProcess[str]]]

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import accucompare as ac
-from accucompare.scripts.plan import Action, Claim, Plan, claim
+from accucompare.scripts.handshake import Claim, claim
+from accucompare.scripts.plan import Action, Plan
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
 from tests.scripts import forked_python

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.scripts.outcome import others
 from accucompare.scripts.plan import Action
 from tests.scripts.forked import UNEDITED, Ran, run
@@ -501,7 +501,7 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     }
     ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
     assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
-    assert read(tmp_path / "watch").findings
+    assert read_logs(tmp_path / "watch").findings
 
 
 #: Steps of a net, whose first gradients overflow in float16 at a scale of 2.0**18.
@@ -531,7 +531,7 @@ def watched_scales(
         **options,
     }
     run(tmp_path, BEGINNING + SCALED + training, plan=plan)
-    log = read(tmp_path / "watch").ranks[0]
+    log = read_logs(tmp_path / "watch").ranks[0]
     return [each.scale for each in log.steps], [each.step for each in log.scaled if each.skipped]
 
 

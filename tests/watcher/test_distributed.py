@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.log.events import (
     Alert,
     Cause,
@@ -209,7 +209,7 @@ def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: st
     assert [(found.site, found.origin) for found in ranks.of(check, 0, Finding)] == [
         (Site.RANK, False)
     ]
-    first = read(ranks.folder / check).first
+    first = read_logs(ranks.folder / check).first
     assert first is not None
     assert (first[0].start.rank, first[1].name) == (1, "second")
 
@@ -260,7 +260,7 @@ def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_mad
     [
         ("none", [{}, {}]),
         ("mesh", [{"pp": 0, "tp": 0}, {"pp": 0, "tp": 1}]),
-        ("dtensor", [{"axis 0": 0}, {"axis 0": 1}]),
+        ("dtensor", [{"dim 0": 0}, {"dim 0": 1}]),
         ("megatron", [{"tp": 0, "pp": 0, "dp": 3}, {"tp": 1, "pp": 0, "dp": 3}]),
     ],
 )
@@ -284,6 +284,6 @@ def test_each_process_of_the_command_tells_its_own_rank(ranks: Ranks, rank: int)
 
 def test_an_error_says_on_which_rank(ranks: Ranks) -> None:
     assert "NonFiniteError: NaN in second, backward (Layer), step 1, rank 1 (dp 1)" in ranks.stderr
-    first = read(ranks.folder / "raised").first
+    first = read_logs(ranks.folder / "raised").first
     assert first is not None
     assert (first[0].start.rank, first[1].parameters) == (1, ["second.weight"])

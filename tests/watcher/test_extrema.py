@@ -105,7 +105,7 @@ def test_shares_of_zeros_and_subnormals_are_those_of_all_elements(dtype: torch.d
 def _looked(x: torch.Tensor, **what: bool) -> Extrema:
     meter = Meter()
     extrema = meter.look(x, **(what or {"underflow": True}))
-    meter.read()
+    meter.fetch()
     assert extrema is not None
     return extrema
 
@@ -182,7 +182,7 @@ def test_nothing_is_read_through_the_dispatcher_until_it_is_asked_for() -> None:
         norms = meter.norm([x, x.half(), x * 1j])
     assert counting.reads == []
     assert extrema is not None
-    meter.read()
+    meter.fetch()
     assert extrema.low == x.min()
     assert norms[0].low == pytest.approx(float(x.norm()))
 
@@ -201,7 +201,7 @@ def test_a_tensor_is_looked_at_once_until_it_is_written_into() -> None:
     assert meter.look(x) is first
     x.mul_(3)
     second = meter.look(x)
-    meter.read()
+    meter.fetch()
     assert first is not None
     assert second is not None
     assert (first.high, second.high) == (1.0, 3.0)
@@ -219,7 +219,7 @@ def test_what_was_not_asked_for_before_is_looked_for_again(first: dict[str, bool
     meter, x = Meter(), torch.tensor([0.0, 2.0])
     meter.look(x, **first)
     extrema = meter.look(x, frames=True, underflow=True)
-    meter.read()
+    meter.fetch()
     assert extrema is not None
     assert (extrema.abs_min, extrema.zero) == (0.0, 0.5)
 
@@ -231,7 +231,7 @@ def test_a_tensor_of_inference_mode_is_looked_at_each_time() -> None:
         first = meter.look(x)
         x.fill_(5.0)
         second = meter.look(x)
-    meter.read()
+    meter.fetch()
     assert first is not None
     assert second is not None
     assert (first.high, second.high) == (1.0, 5.0)
@@ -242,7 +242,7 @@ def test_what_is_looked_at_in_inference_mode_and_outside_of_it_is_read_together(
     with torch.inference_mode():
         first = meter.look(torch.full((2,), 1.0))
     second = meter.look(torch.full((2,), 2.0))
-    meter.read()
+    meter.fetch()
     assert [each.low for each in (first, second) if each is not None] == [1.0, 2.0]
 
 
@@ -250,7 +250,7 @@ def test_more_is_read_than_one_row_of_numbers_holds() -> None:
     meter = Meter()
     tensors = [torch.full((2,), float(number)) for number in range(5000)]
     looked = [meter.look(tensor) for tensor in tensors]
-    meter.read()
+    meter.fetch()
     assert [each.low for each in looked if each is not None] == [
         float(number) for number in range(5000)
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.log.events import Alert, Event, Finding, Step, WatchStart
 from accucompare.findings.log.log import read_log
 from accucompare.report.watch_words import said
@@ -391,4 +391,4 @@ def test_the_report_of_a_watch_on_an_npu(ordinary: Machine) -> None:
         "+Inf and -Inf in inner (Cube), forward, step 1",
     )
     assert (ordinary.folder / "reports" / "reported-overflow.xlsx").is_file()
-    assert read(ordinary.folder / "reported").first is not None
+    assert read_logs(ordinary.folder / "reported").first is not None

@@ -16,7 +16,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import UsageError, WatchEndedError
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.log.events import Ending
 from tests.asked import looking
 from tests.conftest import Run
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_the_saved_state_with_the_same_bits(
     ):
         paused.steps(watch, 0, LAST, lost)
     state = tmp_path / f"state-before-step{BAD}"
-    end = read(tmp_path).ranks[0].end
+    end = read_logs(tmp_path).ranks[0].end
     assert end is not None
     assert (end.ending, end.state) == (Ending.PAUSED, str(state))
     plain = training()
@@ -112,7 +112,9 @@ def test_a_run_goes_on_from_the_saved_state_with_the_same_bits(
     )
     assert again.scheduler.get_last_lr() == plain.scheduler.get_last_lr()
     assert again.scaler.state_dict() == plain.scaler.state_dict()
-    assert [step.step for step in read(tmp_path / "again").ranks[0].steps] == list(range(BAD, LAST))
+    assert [step.step for step in read_logs(tmp_path / "again").ranks[0].steps] == list(
+        range(BAD, LAST)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -164,7 +166,7 @@ def test_a_case_is_paused_and_goes_on_by_two_commands(cli: Run, tmp_path: Path) 
         "watch", "case.py", "--like", "watch/state-before-step3", "--steps", "2", "--out", "again"
     )
     assert again.returncode == 0, again.stderr
-    assert [step.step for step in read(tmp_path / "again").ranks[0].steps] == [3, 4]
+    assert [step.step for step in read_logs(tmp_path / "again").ranks[0].steps] == [3, 4]
 
 
 @pytest.mark.parametrize("options", [{"on_finding": "raise"}, {"every": 2}, {"checks_every": 0}])

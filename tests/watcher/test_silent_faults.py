@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import judge_log
 
@@ -51,7 +51,9 @@ def outcome(build: Build, check: str, out: Path) -> CheckOutcome:
                 watch.step()
     except (IndexError, ValueError, KeyboardInterrupt):
         pass
-    return next(each.outcome for each in judge_log(read(out)).results if each.check.id == check)
+    return next(
+        each.outcome for each in judge_log(read_logs(out)).results if each.check.id == check
+    )
 
 
 def net(outputs: int = CLASSES) -> nn.Sequential:

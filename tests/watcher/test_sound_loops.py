@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import judge_log
 from accucompare.report.watch_words import said
@@ -54,7 +54,7 @@ STEPS = 45
 )
 def test_a_sound_training_is_left_alone(name: str, tmp_path: Path) -> None:
     watch_loop(name, tmp_path, STEPS)
-    health = judge_log(read(tmp_path))
+    health = judge_log(read_logs(tmp_path))
     assert {
         each.check.id: said(each.outcome.measured)
         for each in health.of(CheckStatus.WARN, CheckStatus.FAIL)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
-from accucompare.findings.analysis.analysis import Analysis, read
+from accucompare.findings.analysis.analysis import Analysis, read_logs
 from accucompare.findings.checklist.checks import CheckStatus
 from accucompare.findings.checklist.health_checklist import Health, judge_log
 from accucompare.live.autograd import Parameter
@@ -99,7 +99,7 @@ def watched(
         loop.model, **looking(optimizer=loop.optimizer, out=out, **{**given, **options})
     ) as watch:
         loop.run(watch)
-    ranks = read(out)
+    ranks = read_logs(out)
     return ranks.ranks[0], judge_log(ranks)
 
 
@@ -321,7 +321,7 @@ def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: P
         norm = model.weight.grad.double().norm().item()
         optimizer.step()
         watch.step()
-    (vitals,) = read(tmp_path).ranks[0].vitals
+    (vitals,) = read_logs(tmp_path).ranks[0].vitals
     assert vitals.layers["update"] == [pytest.approx(1e-25 * norm / before.norm().item(), rel=0.05)]
 
 
@@ -354,7 +354,7 @@ def test_labels_that_count_are_told_apart_whatever_the_default_type(tmp_path: Pa
             watch.step()
     finally:
         torch.set_default_dtype(torch.float32)
-    (vitals,) = read(tmp_path).ranks[0].vitals
+    (vitals,) = read_logs(tmp_path).ranks[0].vitals
     assert [(each.count, each.present) for each in vitals.labels] == [(3, 1 | 1 << 12 | 1 << 23)]
 
 
@@ -380,7 +380,7 @@ def test_a_loader_of_a_stream_is_not_asked_for_its_length(tmp_path: Path) -> Non
             for x in loader:
                 model(x).sum().backward()
                 watch.step()
-    found = [each.loaded for each in read(tmp_path).ranks[0].vitals]
+    found = [each.loaded for each in read_logs(tmp_path).ranks[0].vitals]
     assert [(each.number, each.begun, each.batches) for each in found if each is not None] == [
         (0, 1, 0)
     ] * 3 + [(0, 2, 0)] * 3
@@ -407,7 +407,7 @@ def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
             output = model(torch.ones(1, 3))
             (loss_of(step, model[0](torch.ones(1, 3))) + output.sum()).backward()
             watch.step()
-    run = read(tmp_path).ranks[0]
+    run = read_logs(tmp_path).ranks[0]
     assert [list(each.outputs) for each in run.vitals] == [["0"], ["0"]]
     assert [None if each.targets is None else each.targets.entropy for each in run.vitals] == [
         None,

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
-from accucompare.findings.analysis.analysis import read
+from accucompare.findings.analysis.analysis import read_logs
 from accucompare.findings.log.events import Alert, End, Finding, Frames, Step, WatchStart
 from accucompare.report.watch_words import said
 from fixtures.cnn import Net
@@ -460,7 +460,7 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
         torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
         watch.step()
     assert watch.findings == []
-    trouble = read(tmp_path).trouble
+    trouble = read_logs(tmp_path).trouble
     assert trouble is not None
     assert (
         said(trouble)
@@ -472,7 +472,7 @@ def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_see
 def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
     _, watch = run(gradient_inside, tmp_path)
     assert watch is not None
-    assert read(tmp_path).trouble is None
+    assert read_logs(tmp_path).trouble is None
 
 
 def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> None:
@@ -941,9 +941,9 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
         ({"allow": 5}, "allow must hold globs of names, but is 5"),
         (
             {"optimizer": 5},
-            r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int",
+            r"optimizer must be a torch.optim.Optimizer, or a list of them, but is an int",
         ),
-        ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is a int"),
+        ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is an int"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

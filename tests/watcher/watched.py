@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import accucompare as ac
 from accucompare.findings.log.events import Event, Finding
 from accucompare.findings.log.log import read_log
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from tests.asked import looking
 from tests.recorded import Glue as Glue
 

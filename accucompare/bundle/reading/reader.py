@@ -11,11 +11,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
     OPERATOR_ROLES,
     STATE_ROLES,
     WRITTEN_ROLES,
+    GlobalRecord,
     Key,
     Manifest,
     Record,
@@ -28,7 +30,9 @@ from accucompare.bundle.format import (
     open_lines,
 )
 from accucompare.bundle.reading.archive import Archive
+from accucompare.bundle.reading.global_tensor import GlobalTensor
 from accucompare.bundle.reading.notebook_bundle import bundle_html
+from accucompare.bundle.reading.step_columns import StepColumns
 from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
 from accucompare.errors import BundleError, RecordError, UsageError
@@ -42,6 +46,8 @@ _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its head
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 # a record takes a few hundred bytes; a longer line is no honest record
 _LINE_LIMIT = 1 << 20
+# a step with longer lines on average, or with more bytes, is read line by line
+_USUAL_LINE, _MOST_BYTES = 1 << 12, 1 << 28
 
 
 class _Sketches(NamedTuple):
@@ -58,6 +64,7 @@ class Bundle:
         path: its directory, or its URL.
         manifest: rank 0's manifest.
         manifests: every rank's manifest, by rank.
+        ranks: how many captured together.
     """
 
     def __init__(self, path: Place) -> None:
@@ -65,9 +72,8 @@ class Bundle:
         self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest, **manifests_of(path, self.manifest.ranks)}
-        self.missing_ranks = [
-            rank for rank in range(self.manifest.ranks) if rank not in self.manifests
-        ]
+        self.ranks = self.manifest.ranks
+        self.missing_ranks = [rank for rank in range(self.ranks) if rank not in self.manifests]
         self._order = [(rank, entry.step) for rank, entry in self.steps()]
         self._places = {step: place for place, step in enumerate(self._order)}
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
@@ -141,7 +147,28 @@ class Bundle:
 
     def step_records(self, rank: int, entry: StepEntry) -> list[Record]:
         """The records of one finished step, in execution order. Errors as ``records``."""
+        columns = self.step_columns(rank, entry)
+        if columns is not None:
+            return list(columns)
         return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=attrgetter("order"))
+
+    def step_columns(self, rank: int, entry: StepEntry) -> StepColumns | None:
+        """The same as columns; ``None`` if ``step_records`` must look at each line, which raises
+        the errors too."""
+        path = self.path / f"rank{rank}" / f"step{entry.step}.jsonl"
+        self._expect_after(rank, entry)
+        most = min(entry.records * _USUAL_LINE, _MOST_BYTES)
+        try:
+            with open_lines(path, self._windows) as file:
+                content = file.read(most + 1)
+        except (OSError, BundleError):
+            return None
+        if len(content) > most or xxhash.xxh3_128_hexdigest(content) != entry.digest:
+            return None
+        columns = StepColumns.of_lines(content, rank, entry.step)
+        if columns is None or len(columns) != entry.records:
+            return None
+        return None if columns.outline.roles.intersection(STATE_ROLES) else columns
 
     def state(self, rank: int = 0) -> Iterator[Record]:
         """The records of the state that a rank saved with ``--save-state``: parameters, buffers,
@@ -149,7 +176,9 @@ class Bundle:
         it is damaged."""
         state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
-            raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
+            raise BundleError(
+                f"{self.path}: holds no model state; capture it with save_state=True (--save-state)"
+            )
         yield from self._read_lines(rank, "state", StepEntry(0, **state))
 
     def load(
@@ -230,6 +259,8 @@ class Bundle:
     def raw(self, record: Record) -> Array:
         """A record's stored bits in its own shape, verified against the digest. Raises RecordError
         if it has no data or is damaged."""
+        if isinstance(record, GlobalRecord):
+            return GlobalTensor(record, self._stored).part()
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
@@ -237,8 +268,13 @@ class Bundle:
         check_digest(archive, record, digest(raw))
         return raw
 
-    def stored(self, record: Record) -> StoredTensor:
+    def stored(self, record: Record) -> StoredTensor | GlobalTensor:
         """A record's data on disk, to be read in parts. Errors as ``locate``."""
+        if isinstance(record, GlobalRecord):
+            return GlobalTensor(record, self._stored)
+        return self._stored(record)
+
+    def _stored(self, record: Record) -> StoredTensor:
         archive, offset = self.locate(record)
         return StoredTensor(record, archive, offset, self._buffer)
 
@@ -279,6 +315,28 @@ class Bundle:
             pieces.append(content)
             length += len(content)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), places
+
+    def small_columns(self, columns: StepColumns) -> tuple[bytes, NDArray[np.int64]]:
+        """``small_data`` of all records of a step; also -1 for those without a member."""
+        members = columns.outline.members
+        nowhere = b"", np.full(len(columns), -1)
+        if not members.names:
+            return nowhere
+        try:
+            content, found = self._archive(columns[0]).small_members(members.names, _SMALL)
+        except BundleError:
+            return nowhere
+        starts, digests, view = [], [], memoryview(content)
+        for name, form in zip(members.names, members.forms, strict=True):
+            member = found.get(name)
+            start = end = -1
+            if member is not None and (member.shape, member.dtype) == form:
+                start, end = member.offset, member.offset + member.nbytes
+            starts.append(start)
+            digests.append(xxhash.xxh3_128_digest(view[start:end]))
+        known = np.frombuffer(b"".join(digests), np.uint8).reshape(len(starts), -1)[members.of]
+        intact = (known == columns.digests).all(axis=1) & (members.of >= 0)
+        return content, np.where(intact, np.array(starts)[members.of], -1)
 
     def sketch_facts(self, record: Record) -> SketchFacts:
         """How a record's sketch was made. Raises RecordError if the manifest does not say, or says
@@ -352,7 +410,7 @@ class Bundle:
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte. Raises
         RecordError if it has no data, or its member disagrees with it."""
-        if record.member is None:
+        if record.member is None or isinstance(record, GlobalRecord):
             raise RecordError(
                 f"{self.path}: {record.key} has no data ({self._why_without(record)})"
             )

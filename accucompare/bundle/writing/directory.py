@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from accucompare.bundle.format import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
+from accucompare.bundle.format import BASELINES, PREVIOUS, PROOF, ROUNDED_RUN, holds_bundle
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
 from accucompare.storage_errors import NoBucketError, cure_of
@@ -20,23 +20,25 @@ def refuse_directory(directory: Place, overwrite: bool) -> None:
         _refuse_url(directory, overwrite)
         return
     if directory.exists() and not directory.is_dir():
-        raise CaptureError(f"{directory}: exists and is not a directory; choose another --out")
+        raise CaptureError(
+            f"{directory}: exists and is not a directory; choose another place (--out, out=)"
+        )
     if not directory.is_dir() or _hardly_begun(directory) or _left_behind(directory):
         return
     if not (directory / "manifest.json").is_file():
         raise CaptureError(
             f"{directory}: is not empty and holds no bundle, so it is not touched; choose another"
-            " --out"
+            " place (--out, out=)"
         )
     if not holds_bundle(directory):
         raise CaptureError(
             f"{directory}: its manifest.json is no bundle's, or damaged, so nothing there is"
-            " touched; choose another --out or remove it"
+            " touched; choose another place (--out, out=) or remove it"
         )
     if not overwrite:
         raise CaptureError(
             f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or"
-            " choose another --out"
+            " choose another place (--out, out=)"
         )
 
 
@@ -123,12 +125,12 @@ def _refuse_url(url: Url, overwrite: bool) -> None:
     if not holds_bundle(url):
         raise CaptureError(
             f"{url}: its manifest.json is no bundle's, or damaged, so nothing there is touched;"
-            " choose another --out"
+            " choose another place (--out, out=)"
         )
     if not overwrite:
         raise CaptureError(
             f"{url}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose"
-            " another --out"
+            " another place (--out, out=)"
         )
 
 
@@ -140,7 +142,8 @@ def _refuse_other_objects(url: Url) -> None:
         raise CaptureError(f"{url}: cannot be looked into ({error.strerror})") from None
     if others:
         raise CaptureError(
-            f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out"
+            f"{url}: is not empty and holds no bundle, so it is not touched; choose another"
+            " place (--out, out=)"
         )
 
 
@@ -196,7 +199,7 @@ def _remove_empty(folder: Path, directory: Path) -> None:
 #: removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
-_BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")
+_BESIDE = re.compile(rf"repeat\d+|{PROOF}|{ROUNDED_RUN}")
 _OWN = re.compile(
     rf"(({_BESIDE.pattern})/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))"
 )

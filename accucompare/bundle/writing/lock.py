@@ -27,7 +27,7 @@ def locked(directory: Place) -> Iterator[None]:
         descriptor = os.open(directory, os.O_RDONLY)
     except FileExistsError:
         raise CaptureError(
-            f"{directory}: exists and is not a directory; choose another --out"
+            f"{directory}: exists and is not a directory; choose another place (--out, out=)"
         ) from None
     except OSError as error:
         raise CaptureError(
@@ -40,7 +40,7 @@ def locked(directory: Place) -> Iterator[None]:
         except BlockingIOError:
             raise CaptureError(
                 f"{directory}: another capture is writing to it; wait for its end or choose another"
-                " --out"
+                " place (--out, out=)"
             ) from None
         except OSError:  # a file system without locks, as on some networks
             pass

@@ -110,7 +110,7 @@ class Uploads:
         if isinstance(self.failure, _TakenError):
             return (
                 f"{self.url}: not all was uploaded ({reason}); what was not sent is in"
-                f" {self.folder}; capture again with another --out"
+                f" {self.folder}; capture again to another place (--out, out=)"
             )
         command = _COMMANDS.get(self.url.scheme, "").format(folder=folder, url=url)
         cure = f"to finish: {command}" if command else "copy it there to finish"

@@ -25,10 +25,10 @@ from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcom
 from accucompare.compare.cluster.worker import (
     Job,
     Located,
+    check_same,
     forget,
     introduce,
     judge_parcel,
-    refusal,
 )
 from accucompare.compare.judging import Sides
 from accucompare.compare.rows import PairOutcome, Task, nbytes
@@ -104,12 +104,10 @@ def open_cluster(where: str) -> Iterator[Cluster]:
         except Exception as error:  # a wrong address fails in many ways
             why = printable(str(error))
             if local is not None:
-                cure = (
-                    'in a script, compare under `if __name__ == "__main__":`, because each of them'
-                    " imports the script first"
-                )
                 raise ClusterError(
-                    f"--cluster {where}: its processes could not be started ({why}); {cure}"
+                    f"--cluster {where}: its processes could not be started ({why}); in a script,"
+                    ' compare under `if __name__ == "__main__":`, because each of them imports the'
+                    " script first"
                 ) from None
             raise ClusterError(
                 f"--cluster {where}: cannot be reached ({why}); is `dask scheduler` running there,"
@@ -215,17 +213,15 @@ class Cluster:
                     f" ({type(theirs).__name__}: {printable(str(theirs))}); install it there: pip"
                     f" install 'accucompare[cluster]=={ours['accucompare']}'"
                 ) from None
-            if why := refusal(
-                {**ours, "accucompare": theirs["accucompare"]} if who == _SCHEDULER else theirs,
-                ours,
-            ):
-                raise ClusterError(f"--cluster {self._where}: {who} {why}")
+            if who == _SCHEDULER:  # it measures nothing
+                theirs = {**ours, "accucompare": theirs["accucompare"]}
+            check_same(f"--cluster {self._where}: {who}", theirs, ours)
             other = [
                 f"{name} {theirs[name]} ({ours[name]} here)"
                 for name in ours
                 if theirs[name] != ours[name]
             ]
-            if other and who != _SCHEDULER:  # which measures nothing
+            if other:
                 _LOGGER.warning(
                     "%s has %s; the last digits of some results may differ from those of a diff at"
                     " home",

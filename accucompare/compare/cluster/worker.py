@@ -67,20 +67,20 @@ def introduce() -> dict[str, str]:
     }
 
 
-def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """Why a worker's results may differ from the client's, and the cure; ``""`` if they do not."""
+def check_same(who: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
+    """Raise ClusterError if a process's results may differ from the client's."""
     if theirs["accucompare"] != ours["accucompare"]:
-        return (
-            f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
-            f"install the same there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
+        raise ClusterError(
+            f"{who} has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares"
+            " here; install the same there:"
+            f" pip install 'accucompare[cluster]=={ours['accucompare']}'"
         )
     if theirs["kernel"] != ours["kernel"]:
-        return (
-            f"has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last digits"
-            " would differ; install accucompare there as it is here (`accucompare doctor` says why"
-            " a kernel is not used)"
+        raise ClusterError(
+            f"{who} has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last"
+            " digits would differ; install accucompare there as it is here (`accucompare doctor`"
+            " says why a kernel is not used)"
         )
-    return ""
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
@@ -124,8 +124,7 @@ def _opened(job: Job) -> Sides:
     """
     with _opening:
         if job.token not in _sides:
-            if why := refusal(introduce(), job.client):
-                raise ClusterError(f"worker {_own_address()} {why}")
+            check_same(f"worker {_own_address()}", introduce(), job.client)
             opened = {name: _open(place) for name, place in job.bundles.items()}
             while len(_sides) >= _JOBS_HELD:
                 del _sides[next(iter(_sides))]
@@ -139,7 +138,7 @@ def _opened(job: Job) -> Sides:
                 opened.get("golden_repeat"),
                 opened.get("proof"),
                 opened.get("proof_again"),
-                opened.get("conditioned"),
+                opened.get("rounded"),
             )
         return _sides[job.token]
 

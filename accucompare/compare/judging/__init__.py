@@ -1,20 +1,53 @@
 """Whether the error of a pair is within its limit."""
 
+from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
-from accucompare.compare.judging.judging import judge_task, judge_tasks
+from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
+from accucompare.compare.judging.rank_verdicts import (
+    left_as_terms,
+    of_own_means,
+    of_ranks,
+    used_as_terms,
+)
+from accucompare.compare.judging.row_columns import (
+    DiffRows,
+    MetricColumns,
+    RowsOfStep,
+    but_plain,
+    of_failing_steps,
+    plain_count,
+    reasons_of,
+    whole_steps,
+)
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
 
 __all__ = [
     "Beside",
+    "DiffRows",
+    "EstimatedMetrics",
+    "MetricColumns",
+    "RowsOfStep",
     "Sides",
+    "but_plain",
+    "estimate_columns",
     "is_noise",
     "judge_pair",
     "judge_task",
     "judge_tasks",
+    "judge_with",
+    "left_as_terms",
+    "of_failing_steps",
+    "of_own_means",
+    "of_ranks",
     "open_beside",
+    "plain_count",
+    "reasons_of",
+    "room",
+    "used_as_terms",
+    "whole_steps",
     "why_not_proved",
     "with_given",
     "with_proofs",

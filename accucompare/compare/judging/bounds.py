@@ -53,15 +53,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from accucompare.bundle.format import Record
 from accucompare.compare.limits import EXACT, Tolerance
 from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Verdict
-from accucompare.numbers import CHUNK, DTYPES, Kind, Statistics
+from accucompare.numbers import CHUNK, DTYPES, Float64, Kind, Statistics
 
 #: Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute error
 #: near 0, where floats are coarse.
@@ -154,6 +156,72 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
         rmse=rmse,
         bias=bias if right.mean.least > left.mean.least else 0.0 - bias,  # never -0
     )
+
+
+class BoundColumns(NamedTuple):
+    """``lower_bounds`` of many pairs, as columns."""
+
+    rel_l2: Float64
+    max_abs: Float64
+    mean_abs: Float64
+    rmse: Float64
+    bias: Float64
+
+
+def bound_columns(golden: Float64, candidate: Float64, counts: Float64) -> BoundColumns:
+    """``lower_bounds`` of many pairs of floating tensors, all finite, bit for bit.
+
+    Args:
+        golden, candidate: smallest and largest value, mean, L2 norm of each, of shape (pairs, 4).
+        counts: how many values each has.
+    """
+    (low, high, mean, l2), (other_low, other_high, other_mean, other_l2) = golden.T, candidate.T
+    largest, other_largest = (
+        np.maximum(np.abs(side[:, 0]), np.abs(side[:, 1])) for side in (golden, candidate)
+    )
+    most, means, spread = _ranges(mean, l2, largest, counts)
+    _, others, other_spread = _ranges(other_mean, other_l2, other_largest, counts)
+    extremes = np.maximum(np.abs(other_low - low), np.abs(other_high - high))
+    one = np.minimum(extremes, sys.float_info.max)
+    bias = _apart(means, others)
+    across = np.array(list(map(math.hypot, bias.tolist(), _apart(spread, other_spread).tolist())))
+    rmse = np.maximum(across, _lower(one / np.sqrt(counts)))
+    zeros = np.where(extremes > 0.0, np.inf, 0.0)
+    return BoundColumns(
+        np.where(largest > 0.0, np.minimum(rmse, sys.float_info.max) / most, zeros),
+        np.maximum(extremes, rmse),
+        np.maximum(bias, _lower(one / counts)),
+        rmse,
+        np.where(others[0] > means[0], bias, 0.0 - bias),
+    )
+
+
+#: Least and most of many numbers.
+_Ranges = tuple[Float64, Float64]
+
+
+def _ranges(
+    mean: Float64, l2: Float64, largest: Float64, counts: Float64
+) -> tuple[Float64, _Ranges, _Ranges]:
+    """The largest root mean square, and the ranges of mean and spread; as ``_profile``."""
+    root = np.maximum(l2, 0.0) / np.sqrt(counts)
+    least, most = _lower(root), root + _ERROR * root + _TINY
+    error = _ERROR * np.minimum(most, largest) + _TINY
+    nearest, furthest = np.maximum(np.abs(mean) - error, 0.0), np.abs(mean) + error
+    return most, (mean - error, mean + error), (_legs(least, furthest), _legs(most, nearest))
+
+
+def _apart(one: _Ranges, other: _Ranges) -> Float64:
+    return np.maximum(np.maximum(one[0] - other[1], other[0] - one[1]), 0.0)
+
+
+def _legs(hypotenuse: Float64, other: Float64) -> Float64:
+    share = other / hypotenuse
+    return np.where(other >= hypotenuse, 0.0, hypotenuse * np.sqrt((1.0 - share) * (1.0 + share)))
+
+
+def _lower(values: Float64) -> Float64:
+    return np.maximum(values - _ERROR * values - _TINY, 0.0)
 
 
 class _Range(msgspec.Struct, frozen=True, gc=False):

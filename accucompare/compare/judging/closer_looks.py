@@ -152,20 +152,20 @@ def _common_factor(
     run: Run,
 ) -> Verdict:
     """The verdict on a gradient that may be off by one common factor."""
-    ours = common_factor(metrics.one_minus_cosine, golden.statistics, candidate.statistics)
-    theirs = common_factor(expected.one_minus_cosine, golden.statistics, baseline.statistics)
-    theirs = baseline.error.factor if baseline.error is not None else theirs
-    if ours is None or theirs is None or golden.statistics is None or sides.baseline is None:
+    own = common_factor(metrics.one_minus_cosine, golden.statistics, candidate.statistics)
+    usual = common_factor(expected.one_minus_cosine, golden.statistics, baseline.statistics)
+    usual = baseline.error.factor if baseline.error is not None else usual
+    if own is None or usual is None or golden.statistics is None or sides.baseline is None:
         return verdict
-    allowed = common_limit(DTYPES[candidate.dtype].rounding, theirs)
-    if not abs(ours - theirs) > allowed:  # nearly always
+    allowed = common_limit(DTYPES[candidate.dtype].rounding, usual)
+    if not abs(own - usual) > allowed:  # nearly always
         return verdict
     norm = golden.statistics.l2 or 0.0
     if baseline.statistics is None:  # it keeps no tensors
         apart = (
             math.hypot(
-                at_right_angles(metrics.rel_l2, ours) + at_right_angles(expected.rel_l2, theirs),
-                ours - theirs,
+                at_right_angles(metrics.rel_l2, own) + at_right_angles(expected.rel_l2, usual),
+                own - usual,
             )
             * norm
         )
@@ -185,14 +185,14 @@ def _common_factor(
         + uncertain
         + STANDARD_ERRORS
         * room(metrics)
-        * standard_error(apart, (ours - theirs) * norm, largest, norm)
+        * standard_error(apart, (own - usual) * norm, largest, norm)
     )
-    if not abs(ours - theirs) > most:
+    if not abs(own - usual) > most:
         return verdict
     return Verdict(
         Reason.OVER,
         LimitOfKind(LimitKind.FACTOR, most),
-        used=abs(ours - theirs) / most,
-        remarks=(OneFactor(1.0 + ours, 1.0 + theirs),),
+        used=abs(own - usual) / most,
+        remarks=(OneFactor(1.0 + own, 1.0 + usual),),
         evident=True,
     )

@@ -27,14 +27,18 @@ this alone may put between sketches is subtracted from the estimate.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record
-from accucompare.bundle.reading import Bundle, numbers_of
+from accucompare.bundle.reading import Bundle, StepColumns, numbers_of
 from accucompare.bundle.writing import SKETCHES_A_MEMBER
-from accucompare.compare.judging.bounds import lower_bounds
+from accucompare.compare.judging.bounds import bound_columns, lower_bounds
 from accucompare.compare.limits import NORMAL, ratio_limit
 from accucompare.compare.measuring import Metrics, masks_may_explain
 from accucompare.errors import RecordError
@@ -88,7 +92,6 @@ class Estimates:
         Raises:
             RecordError: if a sketch is damaged, or the two were made in different ways.
         """
-        bounds = lower_bounds(golden, candidate, cosine=False)
         assert golden.statistics is not None
         assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
@@ -100,6 +103,7 @@ class Estimates:
             raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
+        bounds = lower_bounds(golden, candidate, cosine=False)
         if (
             blur := golden.statistics.rounding * lengths[0]
             + candidate.statistics.rounding * lengths[1]
@@ -180,6 +184,105 @@ class Estimates:
                 self._held.pop(old, None)  # another thread may have taken it away
             self._held[key] = held
         return held
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedMetrics:
+    """What sketches of ``size`` numbers estimate about many pairs, as columns.
+
+    Attributes:
+        columns: elements, relative L2 error, 1 - cosine, the largest and the mean difference, RMSE
+            and bias, of shape (pairs, 7); NaN where ``Estimates`` must look at the pair.
+    """
+
+    size: int
+    columns: Float64
+
+    @property
+    def rel_l2(self) -> Float64:
+        return self.columns[:, 1]
+
+    def each(self, some: slice = slice(None)) -> Iterator[Metrics]:
+        """The metrics of one pair after the other."""
+        return map(self._metrics, self.columns[some].tolist())
+
+    def those(self, places: NDArray[Any]) -> EstimatedMetrics:
+        """Some of the pairs."""
+        return EstimatedMetrics(self.size, self.columns[places])
+
+    def _metrics(self, numbers: list[float]) -> Metrics:
+        elements, rel_l2, angle, max_abs, mean_abs, rmse, bias = numbers
+        return Metrics(
+            elements=int(elements),
+            compared=int(elements),
+            rel_l2=rel_l2,
+            one_minus_cosine=angle,
+            max_abs=max_abs,
+            max_rel=None,
+            mean_abs=mean_abs,
+            rmse=rmse,
+            bias=bias,
+            over_1e3=None,
+            over_5e3=None,
+            saturated=None,
+            masked=None,
+            deviation=deviation(self.size),
+        )
+
+
+@np.errstate(all="ignore")
+def estimate_columns(
+    bundles: tuple[Bundle, Bundle], golden: StepColumns, candidate: StepColumns
+) -> EstimatedMetrics:
+    """The metrics of a step's pairs whose sketches tell them, as ``Estimates`` has them.
+
+    Errors as ``Bundle.sketches``."""
+    elements, sketches = golden.outline.reals, golden.sketches
+    found = np.full((len(golden), 7), math.nan)
+    if sketches is None or candidate.sketches is None:
+        return EstimatedMetrics(1, found)
+    size = bundles[0].sketch_facts(golden[0]).size
+    if bundles[1].sketch_facts(candidate[0]).size != size:
+        return EstimatedMetrics(1, found)
+    of_all = np.full((len(golden), 3), math.nan)
+    places = np.flatnonzero((sketches == candidate.sketches) & (sketches >= 0))
+    for own in np.split(places, np.flatnonzero(np.diff(sketches[places] // SKETCHES_A_MEMBER)) + 1):
+        if len(own):
+            first, at = int(own[0]), sketches[own] % SKETCHES_A_MEMBER
+            sides = bundles[0].sketches(golden[first]), bundles[1].sketches(candidate[first])
+            rows = min(map(len, sides))
+            of_member = np.stack(products(sides[0][:rows], sides[1][:rows]), 1)
+            of_all[own[at < rows]] = of_member[at[at < rows]]
+    squares, along, length = of_all.T
+    lengths = golden.numbers[:, 3], candidate.numbers[:, 3]
+    longer = (lengths[1] - lengths[0]) / lengths[0]
+    angle = (squares - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0
+    least, root = np.minimum(*lengths), np.sqrt(elements)
+    bounds = bound_columns(golden.numbers, candidate.numbers, elements)
+    apart = np.sqrt(squares)
+    rmse = np.maximum(apart / root, bounds.rmse)
+    says = (
+        (squares > _SQUARES[0])
+        & (squares < _SQUARES[1])
+        & (length < _SQUARES[1])
+        & (angle <= 1.0)
+        & (least > 0.0)
+        & (elements > 0)
+        # else a bound may be larger
+        & (np.sqrt(np.maximum(angle, 0.0)) >= 2.0 * bounds.rmse * root / least)
+    )
+    columns = (
+        elements,
+        np.maximum(apart / lengths[0], bounds.rel_l2),
+        np.maximum(angle, 0.0),
+        np.maximum(bounds.max_abs, rmse / (1.0 + 3.0 * deviation(size))),
+        bounds.mean_abs,
+        rmse,
+        bounds.bias,
+    )
+    found[says] = np.stack(columns, 1)[says]
+    found[~np.isfinite(found).all(axis=1)] = math.nan
+    return EstimatedMetrics(size, found)
 
 
 def _each(of_all: Products) -> list[tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""The verdict on a pair alone; ``compare.origins.reasons`` says where a difference came from."""
+"""The verdict on a pair alone; ``compare.origins.trace`` says where a difference came from."""
 
 from __future__ import annotations
 
@@ -210,15 +210,15 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
     nothing; their distance is judged likewise."""
     count = differing(metrics)
     if 2 * expected.different > metrics.compared and math.isfinite(expected.rmse):
-        apart, theirs = (
+        apart, usual = (
             rmse * math.sqrt(metrics.compared) for rmse in (metrics.rmse, expected.rmse)
         )
-        if apart > (most := most_changed(theirs)):
+        if apart > (most := most_changed(usual)):
             return Verdict(
                 Reason.OVER,
                 LimitOfKind(LimitKind.APART, most),
                 used=apart / most,
-                remarks=(ChoicesApart(count, metrics.compared, apart, theirs),),
+                remarks=(ChoicesApart(count, metrics.compared, apart, usual),),
                 evident=True,
             )
     most = most_changed(expected.different)

@@ -20,9 +20,9 @@ The last two explain nothing over the ceiling of golden's precision.
 
 If nothing explains it and two runs of the proof differ as much, golden's value is no reference.
 
-**Conditioned.** A second run of golden's code, in golden's precision, on golden's values rounded to
-the candidate's type, shows how far that rounding alone drives a result: sin(3500 x 1.001). If it is
-as far off as the candidate, the error is rounding, however large."""
+**Rounded values.** A second run of golden's code, in golden's precision, on golden's values rounded
+to the candidate's type, shows how far that rounding alone drives a result: sin(3500 x 1.001). If it
+is as far off as the candidate, the place is ill-conditioned: any such error is rounding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from accucompare.bundle.flags import roundoff
-from accucompare.bundle.format import CONDITIONED, PROOF, Manifest, Record
+from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
 from accucompare.compare.judging.sides import Sides
@@ -69,13 +69,13 @@ class Beside:
     Attributes:
         proof: on golden's values.
         again: the proof's second run.
-        conditioned: on golden's values, rounded to the candidate's type.
+        rounded: on golden's values, rounded to the candidate's type.
         share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
     """
 
     proof: Bundle | None = None
     again: Bundle | None = None
-    conditioned: Bundle | None = None
+    rounded: Bundle | None = None
     share: float = 0.0
 
 
@@ -100,7 +100,7 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
     again = found(baseline.path / PROOF / "repeat1", False)
     ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
     share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, HIDES_NOTHING) if theirs > ours else 0.0
-    return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
+    return Beside(proof, again, found(baseline.path / ROUNDED_RUN, True), share)
 
 
 def why_not_proved(
@@ -142,10 +142,10 @@ def with_proofs(
         golden: its records.
         fixed: the limits of a fed capture in golden's precision.
     """
-    if beside.proof is None and beside.conditioned is None:
+    if beside.proof is None and beside.rounded is None:
         return tasks
-    runs = (beside.proof, beside.again, beside.conditioned)
-    proof, again, conditioned = (
+    runs = (beside.proof, beside.again, beside.rounded)
+    proof, again, rounded = (
         {} if run is None else partners(golden, list(run.records()), renamings) for run in runs
     )
 
@@ -153,7 +153,7 @@ def with_proofs(
         ours = task.pair.golden
         if ours is None:
             return task
-        found, other = proof.get(ours.key), conditioned.get(ours.key)
+        found, other = proof.get(ours.key), rounded.get(ours.key)
         # of every pair, for limits of gradients depend on earlier ones
         limits = fixed(Pair(ours, found))
         doubtful = (
@@ -174,7 +174,7 @@ def with_proofs(
                 if doubtful
                 else None
             ),
-            conditioned=None if same_bits(ours, other) else other,
+            rounded=None if same_bits(ours, other) else other,
         )
 
     return [with_proof(task) for task in tasks]
@@ -293,7 +293,7 @@ def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
     return ours / theirs if theirs else (math.inf if ours else 0.0)
 
 
-def conditioned(
+def limit_on_rounded(
     sides: Sides,
     task: Task,
     golden: Record,
@@ -311,10 +311,10 @@ def conditioned(
         error: the candidate's relative L2 error.
         run: as for ``Sides.measure``.
     """
-    record, ceiling = task.conditioned, task.tolerance.ceiling
+    record, ceiling = task.rounded, task.tolerance.ceiling
     if (
         record is None
-        or sides.conditioned is None
+        or sides.rounded is None
         or ceiling is None
         or not (task.tolerance.fed and ceiling < error < math.inf)
     ):
@@ -326,7 +326,7 @@ def conditioned(
     if kept is not None:
         driven = kept.rel_l2 or 0.0
     elif golden.member is not None and record.member is not None and record.shape == golden.shape:
-        metrics = sides.measure(sides.golden, golden, sides.conditioned, record, EXACT, run)
+        metrics = sides.measure(sides.golden, golden, sides.rounded, record, EXACT, run)
         driven = 0.0 if metrics.nonfinite_mismatch else metrics.rel_l2
     else:
         return None

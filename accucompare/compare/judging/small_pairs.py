@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import GlobalRecord, Record
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.sides import KnownMetrics, Sides, elementwise
 from accucompare.compare.limits import EXACT, Tolerance
 from accucompare.compare.measuring import (
+    PlacedPair,
     may_hold_masks,
     measure_identical,
     measure_small,
@@ -73,7 +74,7 @@ def _measure(
     ours, our_places = left.small_data(golden for golden, _, _ in asked)
     theirs, their_places = right.small_data(candidate for _, candidate, _ in asked)
     measured: list[tuple[int, int]] = []
-    placed: list[kernel.PlacedPair] = []
+    placed: list[PlacedPair] = []
     for (golden, candidate, form), ours_at, theirs_at in zip(
         asked, our_places, their_places, strict=True
     ):
@@ -100,6 +101,8 @@ def _measure(
 def _form(golden: Record, candidate: Record, tolerance: Tolerance) -> kernel.PairForm | None:
     """What measuring a pair must know; ``None`` if it has to be measured alone."""
     if golden.member is None or candidate.member is None or golden.shape != candidate.shape:
+        return None
+    if isinstance(golden, GlobalRecord) or isinstance(candidate, GlobalRecord):
         return None
     limits = elementwise(golden, tolerance)
     return small_form(golden.dtype, candidate.dtype, golden.shape, *limits)

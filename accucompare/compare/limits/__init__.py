@@ -1,4 +1,6 @@
-"""How large an error may be: by tolerances, or by what a baseline shows of rounding."""
+"""How large an error may be: by tolerances, or by what a baseline shows of rounding.
+
+The numbers themselves are in ``compare.constants``."""
 
 from accucompare.compare.limits.baseline import (
     NORMAL,
@@ -17,14 +19,19 @@ from accucompare.compare.limits.baseline import (
     ratio_limit,
     why_not,
 )
-from accucompare.compare.limits.brought import (
+from accucompare.compare.limits.golden_baselines import (
     BASELINE_ERRORS,
     PRECISIONS,
     keep_errors,
     own_baseline,
     parse_precisions,
 )
-from accucompare.compare.limits.limits import SmallestLimit
+from accucompare.compare.limits.limits_in_force import (
+    CEILING,
+    COPIES,
+    DEFAULT_REL_L2,
+    LimitsInForce,
+)
 from accucompare.compare.limits.provenance import (
     OtherCode,
     Surrounding,
@@ -33,25 +40,16 @@ from accucompare.compare.limits.provenance import (
     other_optimizer,
     other_surroundings,
 )
-from accucompare.compare.limits.suggest import (
+from accucompare.compare.limits.rules import Rule, read_rules
+from accucompare.compare.limits.smallest_limit import SmallestLimit
+from accucompare.compare.limits.suggested_baseline import (
     Suggestion,
     float_dtype,
     product_formats,
     suggest_baseline,
     suggested,
 )
-from accucompare.compare.limits.tolerance import (
-    CEILING,
-    COARSE,
-    COPIES,
-    DEFAULT_REL_L2,
-    EXACT,
-    Rule,
-    Tolerance,
-    Tolerances,
-    read_rules,
-    with_ceiling,
-)
+from accucompare.compare.limits.tolerance import COARSE, EXACT, Tolerance, with_ceiling
 
 __all__ = [
     "BASELINE_ERRORS",
@@ -63,13 +61,13 @@ __all__ = [
     "NORMAL",
     "PRECISIONS",
     "Expected",
+    "LimitsInForce",
     "OtherCode",
     "Rule",
     "SmallestLimit",
     "Suggestion",
     "Surrounding",
     "Tolerance",
-    "Tolerances",
     "check_baseline",
     "check_beside",
     "check_dtypes",

@@ -20,7 +20,7 @@ from functools import cache
 
 from accucompare.bundle.format import Error, Key, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import HALF, SINGLE, PrecisionOfBaseline
+from accucompare.compare.constants import HALF, SINGLE, SUMS_OF_RANKS, PrecisionOfBaseline
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, PairRemark
@@ -57,6 +57,7 @@ class Expected:
         different: how many integers or booleans differ.
         dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
         one_minus_cosine: ``None`` if the baseline keeps its errors only.
+        growth: how many times larger than measured ``rel_l2`` and ``rmse`` are.
     """
 
     rel_l2: float
@@ -64,6 +65,7 @@ class Expected:
     different: int = 0
     dtype: str = ""
     one_minus_cosine: float | None = None
+    growth: float = 1.0
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
@@ -78,6 +80,19 @@ class Expected:
         return cls(metrics.rel_l2, metrics.rmse, differing(metrics), one_minus_cosine=angle)._cast(
             candidate, baseline
         )
+
+    def of_sums_over(self, ranks: int, dtype: str) -> Expected:
+        """As large as where so many ranks' partial sums are rounded to a type and added up."""
+        if ranks == 1 or not is_half(dtype):
+            return self
+        first, power = SUMS_OF_RANKS
+        growth = first * ranks**power
+        return replace(self, rel_l2=self.rel_l2 * growth, rmse=self.rmse * growth, growth=growth)
+
+    @property
+    def measured(self) -> float:
+        """The baseline's own relative L2 error."""
+        return self.rel_l2 / self.growth
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
         """The same, with ``dtype`` set if the candidate computes in a wider type."""
@@ -151,9 +166,11 @@ def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
     """Whether the candidate's type holds all of the baseline's and more: a cast may be missing."""
-    ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
+    own, expected = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
     return (
-        ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+        own.kind is expected.kind
+        and own.digits > expected.digits
+        and own.largest >= expected.largest
     )
 
 
@@ -186,7 +203,7 @@ def partners(
     """The baseline's record for each of golden's, by the same name or else by a renaming.
 
     Args:
-        signatures: as for ``align``.
+        signatures: as for ``pairing.pair_records``.
         narrowed: modules that only ran in golden's type; their outputs show no rounding.
     """
     pairs: dict[Key, Record] = {}
@@ -236,8 +253,8 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
     if (mode := baseline.manifest.options.mode) in (Mode.STATS, Mode.DIGEST):
         raise UsageError(
-            f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the"
-            " baseline with --mode tensors or sketch"
+            f"{baseline.path}: holds no values (mode {mode}) to tell an error by; capture the"
+            " baseline in mode tensors or sketch"
         )
     if baseline.manifest.options.round_feed is not None:
         raise UsageError(
@@ -247,16 +264,14 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:
-        words = {True: "fed", False: "free-running"}
-        kinds = words[baseline.manifest.fed], words[candidate.manifest.fed]
-        cure = (
-            f"capture it with --feed {golden.path}"
-            if candidate.manifest.fed
-            else "capture it without --feed"
-        )
+        if candidate.manifest.fed:
+            raise UsageError(
+                f"{baseline.path}: is a free-running baseline, but the candidate {candidate.path}"
+                f" is fed; capture it with --feed {golden.path}"
+            )
         raise UsageError(
-            f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is"
-            f" {kinds[1]}; {cure}"
+            f"{baseline.path}: is a fed baseline, but the candidate {candidate.path} is"
+            " free-running; capture it without --feed"
         )
     if not _fed_with(golden, baseline):
         raise UsageError(
@@ -325,10 +340,9 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Plac
             wrong[pair.golden.dtype, pair.candidate.dtype, third.dtype] += 1
     if sum(wrong.values()) > right:
         golden, candidate, baseline = max(wrong, key=wrong.__getitem__)
-        other = " or float64" if golden == candidate else ""
         raise UsageError(
             f"{path}: the baseline computes in {baseline}, but the candidate in {candidate};"
-            f" capture it with --dtype {candidate}{other}"
+            f" capture it with --dtype {candidate}{' or float64' if golden == candidate else ''}"
         )
 
 

@@ -25,14 +25,22 @@ from accucompare.compare.measuring.measure import (
 )
 from accucompare.compare.measuring.norms import Run
 from accucompare.compare.measuring.sample import Sample
-from accucompare.compare.measuring.small import measure_small, small_form
+from accucompare.compare.measuring.small import (
+    PlacedPair,
+    SmallMetrics,
+    measure_columns,
+    measure_small,
+    small_form,
+)
 
 __all__ = [
     "Blocks",
     "Metrics",
     "PairOfTensors",
+    "PlacedPair",
     "Run",
     "Sample",
+    "SmallMetrics",
     "Values",
     "are_masks_of_two_kinds",
     "at_right_angles",
@@ -45,6 +53,7 @@ __all__ = [
     "masks_may_explain",
     "may_hold_masks",
     "measure_broadcast",
+    "measure_columns",
     "measure_identical",
     "measure_masks",
     "measure_pair",

@@ -39,6 +39,10 @@ class Sample:
             shape, tuple(at % step for at, step in zip(around, steps, strict=True)), tuple(steps)
         )
 
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Sample:
+        return cls(shape, (0,) * len(shape), (1,) * len(shape))
+
     @property
     def slices(self) -> tuple[slice, ...]:
         """The sample as an index of the whole."""
@@ -50,6 +54,7 @@ class Sample:
         """The slices that are read, for each dimension."""
         return [np.arange(*each) for each in zip(self.starts, self.shape, self.steps, strict=True)]
 
-    def share(self) -> str:
-        """``a sample of 1 in 32 elements``."""
-        return f"a sample of 1 in {math.prod(self.steps):,} elements"
+    @property
+    def one_in(self) -> int:
+        """Of so many elements one is read."""
+        return math.prod(self.steps)

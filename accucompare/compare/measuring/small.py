@@ -6,11 +6,13 @@ A small tensor has a single chunk, so the kernel's sums are the totals. A pair t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accucompare.compare.measuring.measure import Metrics, index_in
 from accucompare.compare.measuring.norms import LEAST_LEFT, NEAR_LENGTHS
@@ -36,9 +38,63 @@ def small_form(
     return kernel.PairForm(ours, theirs, shape, atol, rtol) if small else None
 
 
-@np.errstate(all="ignore")
+#: A pair whose tensors begin at some bytes of two buffers.
+PlacedPair = tuple[int, int, kernel.PairForm]
+
+
+@dataclass(frozen=True, eq=False)
+class SmallMetrics:
+    """The metrics of many small pairs, as columns.
+
+    Attributes:
+        forms: what pairs share.
+        form_of: the number of each pair's form.
+        known: whether the pair is measured; ``measure_pair`` must look at others.
+        columns: of numbers, in the order in which ``_metrics`` takes them.
+    """
+
+    forms: Sequence[kernel.PairForm]
+    form_of: NDArray[np.intp]
+    known: NDArray[np.bool_]
+    columns: tuple[NDArray[Any], ...]
+
+    @property
+    def rel_l2(self) -> Float64:
+        return self.column("rel_l2")
+
+    def column(self, name: str) -> NDArray[Any]:
+        return self.columns[_COLUMNS.index(name)]
+
+    def those(self, places: NDArray[Any]) -> SmallMetrics:
+        """Some of the pairs. A number that is the same for all takes no memory."""
+        columns = [column[places] for column in self.columns]
+        kept = (
+            np.broadcast_to(each[:1].copy(), each.shape)
+            if len(each) and (each == each[0]).all()
+            else each
+            for each in columns
+        )
+        return SmallMetrics(self.forms, self.form_of[places], self.known[places], tuple(kept))
+
+    def each(self, some: slice = slice(None)) -> Iterator[Metrics | None]:
+        """The metrics of one pair after the other; ``None`` if it is not measured."""
+        numbers = zip(*(column[some].tolist() for column in self.columns), strict=True)
+        for number, known, own in zip(
+            self.form_of[some].tolist(), self.known[some].tolist(), numbers, strict=True
+        ):
+            yield _metrics(self.forms[number], own) if known else None
+
+
+_COLUMNS = (
+    "compared", "rel_l2", "one_minus_cosine", "max_abs", "max_abs_index", "golden_at_max",
+    "candidate_at_max", "max_rel", "mean_abs", "rmse", "bias", "max_ulp", "over_tolerance",
+    "tolerance_used", "needed_atol", "over_1e3", "over_5e3", "golden_nan", "candidate_nan",
+    "golden_inf", "candidate_inf", "nonfinite_mismatch", "nonfinite_index", "saturated",
+)  # fmt: skip
+
+
 def measure_small(
-    golden: bytes, candidate: bytes, pairs: Sequence[kernel.PlacedPair]
+    golden: bytes, candidate: bytes, pairs: Sequence[PlacedPair]
 ) -> list[Metrics | None]:
     """Measure pairs that have a ``small_form``; ``None`` where ``measure_pair`` must look.
 
@@ -46,7 +102,24 @@ def measure_small(
         golden, candidate: buffers of stored bits.
         pairs: places in them, and forms.
     """
-    found, sums = kernel.measure_pairs(golden, candidate, pairs)
+    *starts, forms = zip(*pairs, strict=True)
+    number_of = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+    numbers = np.array([number_of[form] for form in forms])
+    return list(
+        measure_columns(golden, candidate, np.array(starts).T, list(number_of), numbers).each()
+    )
+
+
+@np.errstate(all="ignore")
+def measure_columns(
+    golden: bytes,
+    candidate: bytes,
+    starts: NDArray[np.int64],
+    forms: Sequence[kernel.PairForm],
+    form_of: NDArray[np.intp],
+) -> SmallMetrics:
+    """The same as columns. Arguments as for ``kernel.measure_pairs``."""
+    found, sums = kernel.measure_pairs(golden, candidate, starts, forms, form_of)
     norms = np.sqrt(sums[:, :3])
     rel_l2 = norms[:, 2] / norms[:, 0]
     rel_l2[norms[:, 2] == 0.0] = 0.0
@@ -58,42 +131,20 @@ def measure_small(
         (magnitudes > chunked.SQUARES_FIT[0]) & (magnitudes < chunked.SQUARES_FIT[1])
     )
     count = np.maximum(found["compared"], 1)
-    columns = (
-        unscaled.all(axis=0) & ~np.isnan(angle),
-        found["compared"],
-        rel_l2,
-        angle,
-        found["max_abs"],
-        found["max_abs_index"],
-        found["golden_at_max"],
-        found["candidate_at_max"],
-        found["max_rel"],
-        sums[:, 4] / count,
-        norms[:, 2] / np.sqrt(count),
-        (sums[:, 5] + 0.0) / count,
-        found["max_ulp"],
-        found["over_tolerance"] / count,
-        found["tolerance_used"],
-        found["needed_atol"],
-        found["over_1e3"] / count,
-        found["over_5e3"] / count,
-        found["golden_nan"],
-        found["candidate_nan"],
-        found["golden_inf"],
-        found["candidate_inf"],
-        found["nonfinite_mismatch"],
-        found["nonfinite_index"],
-        found["saturated"],
-    )
-    return [
-        _metrics(form, numbers) if known else None
-        for (_, _, form), known, *numbers in zip(
-            pairs, *(column.tolist() for column in columns), strict=True
-        )
-    ]
+    made = {
+        "rel_l2": rel_l2,
+        "one_minus_cosine": angle,
+        "mean_abs": sums[:, 4] / count,
+        "rmse": norms[:, 2] / np.sqrt(count),
+        "bias": (sums[:, 5] + 0.0) / count,
+        **{name: found[name] / count for name in ("over_tolerance", "over_1e3", "over_5e3")},
+    }
+    columns = tuple(made[name] if name in made else found[name] for name in _COLUMNS)
+    known: NDArray[np.bool_] = unscaled.all(axis=0) & ~np.isnan(angle)
+    return SmallMetrics(forms, form_of, known, columns)
 
 
-def _metrics(form: kernel.PairForm, numbers: list[Any]) -> Metrics:
+def _metrics(form: kernel.PairForm, numbers: Iterable[Any]) -> Metrics:
     """``numbers``: the columns' values, in order."""
     (
         compared, rel_l2, angle, max_abs, place, golden_at_max, candidate_at_max, max_rel, mean_abs,

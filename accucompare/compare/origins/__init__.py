@@ -11,10 +11,10 @@ from accucompare.compare.origins.describing import (
 from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.origins.outside_changes import small_changes
 from accucompare.compare.origins.producers import with_producers
-from accucompare.compare.origins.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.training_trace import PARAMETER_GRADIENTS, Terms
+from accucompare.compare.origins.terms import PARAMETER_GRADIENTS, Terms
+from accucompare.compare.origins.trace import NotFed, Trace, not_fed
 from accucompare.compare.origins.unseen import Unseen, unseen_rows, without_output
 from accucompare.compare.origins.vouching import vouched_for
 
@@ -23,12 +23,11 @@ __all__ = [
     "STRUCTURAL",
     "Culprit",
     "FactorCause",
-    "Fed",
     "NotFed",
-    "Origins",
     "ScaledGradients",
     "Stage",
     "Terms",
+    "Trace",
     "Unseen",
     "are_masks",
     "differing_choices",
@@ -36,7 +35,6 @@ __all__ = [
     "is_choice",
     "is_of_glue",
     "not_fed",
-    "operators_not_fed",
     "parameter_of",
     "scaled_first",
     "small_changes",

@@ -13,7 +13,7 @@ anything that went in.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from accucompare.bundle.format import (
@@ -21,6 +21,7 @@ from accucompare.bundle.format import (
     SERIES_ROLES,
     TRAINING_ROLES,
     UPDATE_ROLES,
+    Record,
     Role,
 )
 from accucompare.compare.constants import ALIKE, CLEAR, MANY, SMALLEST_JUMP
@@ -28,7 +29,14 @@ from accucompare.compare.judging import is_noise
 from accucompare.compare.limits import differing
 from accucompare.compare.origins.describing import are_masks, is_choice
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
+from accucompare.compare.origins.module_calls import (
+    CallKey,
+    call_of,
+    caller_of,
+    parameter_of,
+    receiver_of,
+    source_of,
+)
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.rows import (
@@ -175,13 +183,23 @@ def _operators(rows: list[Row]) -> list[Culprit]:
     return culprits
 
 
+_MADE_HERE = (
+    Reason.INTRODUCED,
+    Reason.GLUE,
+    Reason.SHAPE,
+    Reason.DTYPE,
+    Reason.UNREDUCED,
+    Reason.RANKS_DISAGREE,
+)
+
+
 def _own_error(row: Row) -> bool:
     """Whether a row shows an error made there."""
     if not _may_be_culprit(row):
         return False
     if row.reason is Reason.NON_FINITE or row.lost:
         return row.verdict.begins
-    return row.reason in (Reason.INTRODUCED, Reason.GLUE, Reason.SHAPE, Reason.DTYPE)
+    return row.reason in _MADE_HERE
 
 
 def _may_be_culprit(row: Row) -> bool:
@@ -329,47 +347,28 @@ def is_of_glue(culprit: Culprit) -> bool:
 
 def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess relative to that of what went in."""
-    # by call: the largest excess of its inputs, and of its children's outputs
-    incoming: dict[CallKey, float] = {}
-    # by rank and module: the largest excess of its buffers until now
-    buffers: dict[tuple[int, str], float] = {}
-    culprits = []
+    largest: dict[
+        Hashable, float
+    ] = {}  # the largest excess of what goes on, by who goes on with it
+    culprits, backward = list[Culprit](), list[Culprit]()
     for row in rows:
         record = row.record
-        if record is None:
+        if record is None or record.role in SERIES_ROLES:
             continue
-        if record.role in (*TRAINING_ROLES, *SERIES_ROLES):
+        of_backward = record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost
+        if record.role in TRAINING_ROLES and not of_backward:
             continue
-        if is_buffer(record):
-            place = record.rank, owner_of(record)
-            went_in = max(incoming.get(call_of(record), 0.0), buffers.get(place, 0.0), 1.0)
-            made = (
-                _jump(row, went_in)
-                if row.reason is not Reason.INHERITED or record.role is Role.BUFFER_UPDATE
-                else None
-            )
-            if _may_be_culprit(row) and made is not None:
-                culprits.append(_culprit(row, children, made))
-            buffers[place] = (
-                math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
-            )
-            continue
-        call, parent = call_of(record), caller_of(record)
-        # the call whose code made it, and the one that goes on with it
-        source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)
-        went_in = (
-            1.0
-            if source is None
-            else max(incoming.get(source, 0.0), buffers.get((source[0], source[2]), 0.0), 1.0)
-        )
-        jump = _jump(row, went_in)
-        if _may_be_culprit(row) and jump is not None:
-            culprits.append(_culprit(row, children, jump))
-        if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
-            # after another choice values may be entirely different without an error of the code
-            incoming[receiver] = (
-                math.inf if is_choice(row) else max(incoming.get(receiver, 0.0), _excess(row))
-            )
+        made_of, goes_to = _flow(record)
+        jump = _jump(row, max(1.0, *(largest.get(each, 0.0) for each in made_of)))
+        still_wrong = record.role in (Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+        passed_on = still_wrong and row.reason is Reason.INHERITED
+        if _may_be_culprit(row) and jump is not None and not passed_on:
+            (backward if of_backward else culprits).append(_culprit(row, children, jump))
+        # after another choice values may be entirely different without an error of the code
+        choice = is_choice(row)
+        if goes_to is not None and (choice or row.verdict.excess is not None or is_buffer(record)):
+            size = math.inf if choice else _excess(row)
+            largest[goes_to] = max(largest.get(goes_to, 0.0), size)
     culprits.sort(
         key=lambda culprit: (
             culprit.reason in STRUCTURAL,
@@ -377,10 +376,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
             -(culprit.jump or 0.0),
         )
     )
-    backward = sorted(
-        _by_jump_backwards(rows, children),
-        key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)),
-    )
+    backward.sort(key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
     begun = _step(backward[0]) if backward else math.inf
     # later steps have weights made of wrong gradients
     kept = [culprit for culprit in culprits if _step(culprit) <= begun]
@@ -402,32 +398,20 @@ def _behind(culprit: Culprit) -> bool:
     return culprit.stage is not Stage.LOSS
 
 
-def _by_jump_backwards(rows: Iterable[Row], children: set[CallKey | None]) -> Iterator[Culprit]:
-    """The same for the backward, where errors go from outputs to inputs."""
-    # by call: the largest excess of gradients that arrived at it and at its children
-    incoming: dict[CallKey | None, float] = {}
-    parameters: dict[tuple[int, int, str], float] = {}
-    for row in rows:
-        record = row.record
-        if record is None or not (record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost):
-            continue
-        call, parent = call_of(record), caller_of(record)
-        arrives = record.role is Role.GRAD_OUTPUT
-        part = (record.rank, record.step, parameter_of(record))
-        before = (
-            parameters.get(part, 1.0)
-            if record.role is Role.PARAM_GRAD
-            else incoming.get(parent if arrives else call, 1.0)
-        )
-        jump = _jump(row, max(before, 1.0))
-        if _may_be_culprit(row) and jump is not None:
-            yield _culprit(row, children, jump)
-        if row.verdict.excess is not None:
-            if record.role is Role.CALL_GRAD:
-                parameters[part] = max(parameters.get(part, 0.0), _excess(row))
-            elif record.role is not Role.PARAM_GRAD:
-                receiver = call if arrives else parent
-                incoming[receiver] = max(incoming.get(receiver, 0.0), _excess(row))
+def _flow(record: Record) -> tuple[tuple[Hashable, ...], Hashable | None]:
+    """Whose values a value was made of, and who goes on with it: forward or backward of a call, a
+    module's buffers, a parameter's gradient."""
+    source, receiver = source_of(record), receiver_of(record)
+    gradient = record.rank, record.step, parameter_of(record)
+    if record.role is Role.PARAM_GRAD:
+        return (gradient,), None
+    if record.role in TRAINING_ROLES:
+        return ((source, True),), gradient if record.role is Role.CALL_GRAD else (receiver, True)
+    if is_buffer(record):
+        buffers = record.rank, owner_of(record)
+        return ((source, False), buffers), buffers
+    made_of = ((source, False), (source or ())[::2])
+    return made_of, None if receiver is None else (receiver, False)
 
 
 def _jump(row: Row, before: float) -> float | None:

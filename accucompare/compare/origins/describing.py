@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace as replaced
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
@@ -14,7 +15,7 @@ from accucompare.compare.limits import differing, other_configuration
 from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.pairing import Renaming
-from accucompare.compare.remarks import ErrorShape, OtherChoices
+from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
@@ -77,7 +78,7 @@ def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
     if culprit.stage is not Stage.FORWARD or is_buffer(ours):
-        shape = ErrorShape(shape.words)  # hints are about what a forward gives
+        shape = replaced(shape, causes=())  # they are of what a forward gives
     return replace(culprit, shape=shape)
 
 

@@ -1,16 +1,15 @@
-"""The module calls and parameters that records belong to, and how far off a call's own code was."""
+"""The module calls and parameters that records belong to."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-
-from accucompare.bundle.format import Record
-from accucompare.compare.constants import MUCH_FURTHER
-from accucompare.compare.rows import Verdict
+from accucompare.bundle.format import Record, Role
 
 #: (rank, step, name, call index).
 CallKey = tuple[int, int, str, int]
+
+
+#: What a call takes, made by the code around it or the backward behind it.
+_ARRIVES = (Role.INPUT, Role.GRAD_OUTPUT)
 
 
 def call_of(record: Record) -> CallKey:
@@ -23,6 +22,16 @@ def caller_of(record: Record) -> CallKey | None:
     return None if record.parent is None else (record.rank, record.step, *record.parent)
 
 
+def source_of(record: Record) -> CallKey | None:
+    """The call whose own code, or backward, made a value; ``None`` for the code around a model."""
+    return (caller_of if record.role in _ARRIVES else call_of)(record)
+
+
+def receiver_of(record: Record) -> CallKey | None:
+    """The call whose own code, or backward, goes on with a value."""
+    return (call_of if record.role in _ARRIVES else caller_of)(record)
+
+
 def parameter_of(record: Record) -> str:
     """The qualified name of a parameter, from a record of its gradient, value or update."""
     # under its first name; the module that used it has another, or none
@@ -30,19 +39,3 @@ def parameter_of(record: Record) -> str:
         return record.path[1:].partition("#")[0]
     own = record.path.partition("#")[0]  # without the number of a gradient that was recorded again
     return f"{record.name}.{own}" if record.name else own
-
-
-@dataclass
-class GlueSoFar:
-    """How far over its limit each call's own code, or its backward, has been so far."""
-
-    _used: dict[CallKey | None, float] = field(default_factory=dict)
-
-    def passes_on(self, source: CallKey | None, verdict: Verdict) -> bool:
-        """Whether an earlier value of a call's code was about as wrong."""
-        before, now = self._used.get(source), verdict.used or 0.0
-        # another choice, or something tiny where golden is zero, says nothing about later values
-        if math.isinf(now):
-            return False
-        self._used[source] = max(before or 0.0, now)
-        return before is not None and now <= MUCH_FURTHER * before

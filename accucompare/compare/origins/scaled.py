@@ -173,10 +173,10 @@ def _dtypes(row: Row) -> list[str]:
 
 def _factor(row: Row) -> tuple[float, float] | None:
     """The least-squares factor on golden, and what is left relative to the candidate."""
-    ours, theirs, metrics = row.golden, row.candidate, row.metrics
+    golden, candidate, metrics = row.golden, row.candidate, row.metrics
     if (
-        ours is None
-        or theirs is None
+        golden is None
+        or candidate is None
         or metrics is None
         or metrics.nonfinite_mismatch
         or metrics.nothing_finite
@@ -185,13 +185,13 @@ def _factor(row: Row) -> tuple[float, float] | None:
     if len(_dtypes(row)) < 2:
         return None
     if (
-        ours.statistics is None
-        or theirs.statistics is None
-        or not ours.statistics.l2
-        or theirs.statistics.l2 is None
+        golden.statistics is None
+        or candidate.statistics is None
+        or not golden.statistics.l2
+        or candidate.statistics.l2 is None
     ):
         return None
-    ratio = theirs.statistics.l2 / ours.statistics.l2
+    ratio = candidate.statistics.l2 / golden.statistics.l2
     if row.by_statistics:
         return _by_extrema(row, ratio)
     apart = metrics.one_minus_cosine
@@ -202,11 +202,18 @@ def _by_extrema(row: Row, ratio: float) -> tuple[float, float] | None:
     """The same by statistics: the ratio of the norms, if the extrema have it too."""
     assert row.golden is not None
     assert row.candidate is not None
-    ours, theirs = row.golden.statistics, row.candidate.statistics
-    if ours is None or theirs is None or None in (ours.min, ours.max, theirs.min, theirs.max):
+    golden, candidate = row.golden.statistics, row.candidate.statistics
+    if (
+        golden is None
+        or candidate is None
+        or None in (golden.min, golden.max, candidate.min, candidate.max)
+    ):
         return None
-    for sign, ends in ((1.0, (theirs.min, theirs.max)), (-1.0, (theirs.max, theirs.min))):
-        pairs = zip((ours.min, ours.max), ends, strict=True)
+    for sign, ends in (
+        (1.0, (candidate.min, candidate.max)),
+        (-1.0, (candidate.max, candidate.min)),
+    ):
+        pairs = zip((golden.min, golden.max), ends, strict=True)
         if all(
             math.isclose(
                 sign * ratio * float(own or 0.0), float(other or 0.0), rel_tol=_allowed(row)

@@ -45,6 +45,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.compare.constants import FREE_GRADIENTS
+from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import Reason, Row, Status, is_operator
@@ -71,11 +72,12 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
         rows: in execution order.
         dtype: the coarsest floating type that a side computes in.
     """
-    if far := _too_far(rows, dtype):
+    if far := _too_far(but_plain(rows), dtype):
         return Unseen(far[0], len(far))
-    suspects = [row for row in rows if _holds_values(row)]
+    suspects = [row for row in but_plain(rows) if _holds_values(row)]
     if not suspects:
         return None
+    rows = list(rows)
     proven = _Proven(rows, fed)
     suspects = [
         row for row in suspects if _is_gradient(row) or (fed and _is_update(row)) or not proven(row)
@@ -131,8 +133,8 @@ def without_output(rows: Iterable[Row]) -> Row | None:
     gradients; writes through ``.data`` are not seen."""
     given: dict[CallKey, Row] = {}
     returned: set[CallKey] = set()
-    trained: set[tuple[int, int]] = set()
-    for row in rows:
+    trained = {part.place_of() for part in whole_steps(rows) if part.has_plain(TRAINING_ROLES)}
+    for row in but_plain(rows, lambda part: part.places_of(_is_of_model)):
         record = row.record
         if record is None:
             continue
@@ -152,18 +154,23 @@ def without_output(rows: Iterable[Row]) -> Row | None:
     )
 
 
+def _is_of_model(record: Record) -> bool:
+    """Whether it is what the model was given or returned."""
+    return not record.name and record.role not in TRAINING_ROLES
+
+
 def _holds_values(row: Row) -> bool:
     """Whether a row without data may hold computed values, not one-sided or an input object."""
-    ours, theirs = row.golden, row.candidate
-    if row.verdict.chosen:
+    golden, candidate = row.golden, row.candidate
+    if row.verdict.by_rounding:
         return True
-    if row.reason is not Reason.NOT_COMPARABLE or ours is None or theirs is None:
+    if row.reason is not Reason.NOT_COMPARABLE or golden is None or candidate is None:
         return False
-    if is_operator(ours) or ours.role is Role.COMPUTED_BUFFER:
+    if is_operator(golden) or golden.role is Role.COMPUTED_BUFFER:
         return False
-    if ours.layout is Layout.OPAQUE:
-        return ours.role is Role.OUTPUT
-    return ours.layout is not Layout.META
+    if golden.layout is Layout.OPAQUE:
+        return golden.role is Role.OUTPUT
+    return golden.layout is not Layout.META
 
 
 def _is_gradient(row: Row) -> bool:
@@ -209,7 +216,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
     for row in suspects:
         record = row.record
         assert record is not None
-        if row.verdict.chosen:
+        if row.verdict.by_rounding:
             hiding.append(row)
             continue
         if _is_gradient(row):

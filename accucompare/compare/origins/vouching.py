@@ -22,7 +22,7 @@ leaves behind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -36,8 +36,15 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.judging import but_plain
 from accucompare.compare.measuring import are_masks_of_two_kinds
-from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
+from accucompare.compare.origins.module_calls import (
+    CallKey,
+    call_of,
+    caller_of,
+    parameter_of,
+    receiver_of,
+)
 from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
@@ -54,7 +61,7 @@ _Module = tuple[int, int, str]
 _Value = tuple[CallKey, Role, str]
 
 
-def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
+def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[Row]:
     """The rows; those vouched for become ``ONE_SIDED`` or ``NOT_COMPARABLE`` and fail nothing.
 
     Args:
@@ -63,11 +70,12 @@ def vouched_for(rows: list[Row], parameters: Mapping[str, str]) -> list[Row]:
     """
     asked = [
         row
-        for row in rows
+        for row in but_plain(rows)
         if row.reason in (Reason.MISSING, Reason.EXTRA) or _is_of_another_form(row)
     ]
     if not asked:
         return rows
+    rows = list(rows)
     calls = _Calls(rows)
     alone = {
         _value(row.record)
@@ -167,8 +175,8 @@ def _content(row: Row) -> tuple[str | None, str | None] | int:
         for record in sides
     ):
         return id(row)
-    ours, theirs = (None if record is None else record.digest for record in sides)
-    return ours, theirs
+    golden, candidate = (None if record is None else record.digest for record in sides)
+    return golden, candidate
 
 
 def _value(record: Record) -> _Value:
@@ -177,19 +185,19 @@ def _value(record: Record) -> _Value:
 
 def _is_of_another_form(row: Row) -> bool:
     """Whether a row fails because each side gives an argument in its own form."""
-    ours, theirs = row.golden, row.candidate
+    golden, candidate = row.golden, row.candidate
     if (
-        ours is None
-        or theirs is None
-        or ours.role is not Role.INPUT
-        or ours.parent is None
+        golden is None
+        or candidate is None
+        or golden.role is not Role.INPUT
+        or golden.parent is None
         or row.status is not Status.FAIL
     ):
         return False
     return (
         row.reason in (Reason.DTYPE, Reason.SHAPE)
-        or are_masks_of_two_kinds(ours, theirs)
-        or _is_flag(ours, theirs)
+        or are_masks_of_two_kinds(golden, candidate)
+        or _is_flag(golden, candidate)
     )
 
 
@@ -214,21 +222,21 @@ class _Calls:
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
-            ours, theirs = row.golden, row.candidate
-            for callers, record in zip(self._callers, (ours, theirs), strict=True):
+            golden, candidate = row.golden, row.candidate
+            for callers, record in zip(self._callers, (golden, candidate), strict=True):
                 if record is not None and not is_operator(record):
                     callers.setdefault(call_of(record), caller_of(record))
             if (
-                ours is not None
-                and theirs is not None
-                and not is_operator(ours)
-                and ours.role not in _AFTERWARDS
+                golden is not None
+                and candidate is not None
+                and not is_operator(golden)
+                and golden.role not in _AFTERWARDS
             ):
-                self._golden[call_of(theirs)] = call_of(ours)
-                for called, record in zip(self._called, (ours, theirs), strict=True):
+                self._golden[call_of(candidate)] = call_of(golden)
+                for called, record in zip(self._called, (golden, candidate), strict=True):
                     called.add(call_of(record)[:3])
                 if row.reason is not Reason.NOT_COMPARABLE and not _is_of_another_form(row):
-                    self._note(row, ours)
+                    self._note(row, golden)
 
     def _note(self, row: Row, record: Record) -> None:
         """Note whether a value agrees, for the call whose code made it."""
@@ -269,8 +277,7 @@ class _Calls:
             return False  # of a value that both have
         if self._shared(call, golden) is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
-        if record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
-            call = caller_of(record)
+        call = receiver_of(record)
         while call is not None and self._shared(call, golden) is None:
             call = self._callers[not golden].get(call)
         shared = self._shared(call, golden)

@@ -2,14 +2,9 @@
 
 from accucompare.compare.pairing.align import (
     Pair,
-    Renaming,
-    Signatures,
     argument_path,
     by_argument,
-    counterparts,
     pair_records,
-    rename,
-    rename_parameter,
     tupled,
     with_parameter,
 )
@@ -24,11 +19,16 @@ from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
 from accucompare.compare.pairing.proposals import propose
 from accucompare.compare.pairing.renames import (
     Model,
+    Renaming,
+    Signatures,
     advice,
     check_maps,
     clashes,
+    counterparts,
     options,
     read_maps,
+    rename,
+    rename_parameter,
     renamed_model,
     renaming_leads,
     renaming_matches,

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
-from accucompare.errors import UsageError
+from accucompare.compare.pairing.renames import Renaming, Signatures, rename
 
-#: Seconds that a pattern may take for one name; backtracking could take years.
-PATTERN_PATIENCE = 1.0
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
-
-#: ``forward``'s positional parameters by class: a manifest's ``model["signatures"]``.
-Signatures = Mapping[str, Sequence[str]]
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -34,78 +26,6 @@ class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
         record = self.golden or self.candidate
         assert record is not None
         return record
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate.
-
-    Attributes:
-        itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
-    """
-
-    text: str
-    pattern: Any  # regex.Pattern, which has no types
-    template: str
-    itself: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Renaming:
-        """Read ``OLD=NEW``.
-
-        OLD and NEW are globs; the n-th ``*`` of NEW stands for what the n-th ``*`` of OLD matched
-        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in
-        front, OLD is a regular expression for the whole name and NEW its replacement
-        (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
-
-        Raises:
-            UsageError: if it is neither.
-        """
-        import regex  # here, since few need it; it accepts all that re does, and has a time limit
-
-        old, equals, new = text.partition("=")
-        if not equals or not old:
-            raise UsageError(
-                f"--map {text!r}: must be OLD=NEW, such as 'encoder.layers.*=blocks.*'"
-            )
-        try:
-            if old.startswith("re:"):
-                re.compile(old.removeprefix("re:")).sub(new, "")  # a bad group reference shows here
-                return cls(text, regex.compile(old.removeprefix("re:")), new)
-            parts = [re.escape(part) for part in old.split("*")]
-            if new.count("*") > len(parts) - 1:
-                raise UsageError(f"--map {text!r}: {new!r} has more * than {old!r}")
-            template = "".join(
-                part.replace("\\", "\\\\") + (f"\\g<{number}>" if number <= new.count("*") else "")
-                for number, part in enumerate(new.split("*"), 1)
-            )
-            itself = old.endswith(".*") and new.endswith(".*") and old.count("*") == new.count("*")
-            # the root's name is empty
-            pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)
-            return cls(text, pattern, template, itself)
-        except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
-            raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
-
-    def apply(self, name: str) -> str | None:
-        """The new name, or ``None`` if the old pattern does not match."""
-        import regex
-
-        try:
-            match = self.pattern.fullmatch(name, timeout=PATTERN_PATIENCE)
-            alone = match is None and self.itself and name != ""
-            if alone:
-                match = self.pattern.fullmatch(f"{name}.", timeout=PATTERN_PATIENCE)
-            new: str | None = match.expand(self.template) if match else None
-            return new.removesuffix(".") if new is not None and alone else new
-        except TimeoutError:
-            raise UsageError(
-                f"--map {self.text!r}: takes more than {PATTERN_PATIENCE:g} s for {name!r}; write"
-                " it without repetitions in one another"
-            ) from None
-        except (regex.error, IndexError) as error:
-            raise UsageError(
-                f"--map {self.text!r}: cannot be applied to {name!r} ({error})"
-            ) from None
 
 
 def pair_records(
@@ -244,22 +164,6 @@ def argument_path(path: str, names: Sequence[str]) -> str:
     return f"{names[int(position)]}{dot}{rest}"
 
 
-def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """A layer's new name by the first renaming that matches; ``None`` if none does."""
-    return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
-
-
-def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """A parameter's or buffer's new name, by its layer's renaming or its own."""
-    layer, _, own = name.rpartition(".")
-    for renaming in renamings:
-        if (new := renaming.apply(layer)) is not None:
-            return f"{new}.{own}" if new else own
-        if (new := renaming.apply(name)) is not None:
-            return new
-    return None
-
-
 #: What is known by a parameter's name.
 _OF_PARAMETERS = (Role.CALL_GRAD, *UPDATE_ROLES)
 
@@ -285,51 +189,6 @@ def with_parameter(
         return key._replace(name=module, path=f"{leaf}{dot}{rest}")
     call = renamed or key
     return call._replace(path=leaf if module == call.name else f"/{new}")
-
-
-#: ``rename`` of layers, ``rename_parameter`` of parameters and buffers.
-Rename = Callable[[str, Iterable[Renaming]], str | None]
-
-
-def claims(
-    names: Iterable[str],
-    own: Collection[str],
-    renamings: Sequence[Renaming],
-    new_name: Rename = rename,
-) -> dict[str, list[str]]:
-    """Golden's names by each name of a model: those renamed to it first, then the equal one.
-
-    Several are a clash; the first wins.
-
-    Args:
-        own: the model's names. A renaming that leads to none of these is not applied.
-        new_name: how the renamings apply.
-    """
-    claimants: dict[str, list[str]] = {}
-    kept = []
-    for name in names:
-        new = new_name(name, renamings) if renamings else None
-        if new is not None and new in own:
-            claimants.setdefault(new, []).append(name)
-        else:
-            kept.append(name)
-    for name in kept:
-        # a layer mapped to the root takes its place
-        if name in own and not (name == "" and name in claimants):
-            claimants.setdefault(name, []).append(name)
-    return claimants
-
-
-def counterparts(
-    names: Iterable[str],
-    own: Collection[str],
-    renamings: Sequence[Renaming],
-    new_name: Rename = rename,
-) -> dict[str, str]:
-    """The model's name for each of golden's that it has. Arguments as for ``claims``."""
-    return {
-        claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()
-    }
 
 
 def _renamed(key: Key, renamings: Iterable[Renaming]) -> Key | None:

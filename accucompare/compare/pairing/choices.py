@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from accucompare.bundle.format import OPERATOR_ROLES, Key, Record, Role
 from accucompare.compare.constants import DEVIATIONS
-from accucompare.compare.pairing.align import Pair, Renaming, rename
+from accucompare.compare.pairing.align import Pair
+from accucompare.compare.pairing.renames import Renaming, rename
 from accucompare.compare.remarks import ByRounding
 
 #: (rank, step, name).

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.compare.pairing.align import Renaming, rename
-from accucompare.compare.pairing.renames import Model
+from accucompare.compare.pairing.renames import Model, Renaming, rename
 from accucompare.numbers import same_fingerprint
 
 #: The most maps proposed, maps tried for each, and equal modules or maps to choose one from.

@@ -1,26 +1,163 @@
-"""Modules with other names in another version of a model: what ``--map`` does to golden's names."""
+"""Names of another version of a model: ``--map OLD=NEW``, and what it does to golden's names."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from accucompare.compare.pairing.align import (
-    Rename,
-    Renaming,
-    Signatures,
-    claims,
-    counterparts,
-    rename,
-    rename_parameter,
-)
 from accucompare.errors import UsageError
 
 AUTO = "auto"
 
 #: A manifest's ``model``, as far as it is known: modules, parameters, buffers.
 Model = Mapping[str, Any]
+
+#: ``forward``'s positional parameters by class: a manifest's ``model["signatures"]``.
+Signatures = Mapping[str, Sequence[str]]
+
+
+#: Seconds that a pattern may take for one name; backtracking could take years.
+PATTERN_PATIENCE = 1.0
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate.
+
+    Attributes:
+        itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
+    """
+
+    text: str
+    pattern: Any  # regex.Pattern, which has no types
+    template: str
+    itself: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Renaming:
+        """Read ``OLD=NEW``.
+
+        OLD and NEW are globs; the n-th ``*`` of NEW stands for what the n-th ``*`` of OLD matched
+        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in
+        front, OLD is a regular expression for the whole name and NEW its replacement
+        (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
+
+        Raises:
+            UsageError: if it is neither.
+        """
+        import regex  # here, since few need it; it accepts all that re does, and has a time limit
+
+        old, equals, new = text.partition("=")
+        if not equals or not old:
+            raise UsageError(
+                f"map {text!r} (--map): must be OLD=NEW, such as 'encoder.layers.*=blocks.*'"
+            )
+        try:
+            if old.startswith("re:"):
+                re.compile(old.removeprefix("re:")).sub(new, "")  # a bad group reference shows here
+                return cls(text, regex.compile(old.removeprefix("re:")), new)
+            parts = [re.escape(part) for part in old.split("*")]
+            if new.count("*") > len(parts) - 1:
+                raise UsageError(f"map {text!r} (--map): {new!r} has more * than {old!r}")
+            template = "".join(
+                part.replace("\\", "\\\\") + (f"\\g<{number}>" if number <= new.count("*") else "")
+                for number, part in enumerate(new.split("*"), 1)
+            )
+            itself = old.endswith(".*") and new.endswith(".*") and old.count("*") == new.count("*")
+            # the root's name is empty
+            pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)
+            return cls(text, pattern, template, itself)
+        except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
+            raise UsageError(
+                f"map {text!r} (--map): not a valid regular expression ({error})"
+            ) from None
+
+    def apply(self, name: str) -> str | None:
+        """The new name, or ``None`` if the old pattern does not match."""
+        import regex
+
+        try:
+            match = self.pattern.fullmatch(name, timeout=PATTERN_PATIENCE)
+            alone = match is None and self.itself and name != ""
+            if alone:
+                match = self.pattern.fullmatch(f"{name}.", timeout=PATTERN_PATIENCE)
+            new: str | None = match.expand(self.template) if match else None
+            return new.removesuffix(".") if new is not None and alone else new
+        except TimeoutError:
+            raise UsageError(
+                f"map {self.text!r} (--map): takes more than {PATTERN_PATIENCE:g} s for"
+                f" {name!r}; write"
+                " it without repetitions in one another"
+            ) from None
+        except (regex.error, IndexError) as error:
+            raise UsageError(
+                f"map {self.text!r} (--map): cannot be applied to {name!r} ({error})"
+            ) from None
+
+
+def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
+    """A layer's new name by the first renaming that matches; ``None`` if none does."""
+    return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
+
+
+def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
+    """A parameter's or buffer's new name, by its layer's renaming or its own."""
+    layer, _, own = name.rpartition(".")
+    for renaming in renamings:
+        if (new := renaming.apply(layer)) is not None:
+            return f"{new}.{own}" if new else own
+        if (new := renaming.apply(name)) is not None:
+            return new
+    return None
+
+
+#: ``rename`` of layers, ``rename_parameter`` of parameters and buffers.
+Rename = Callable[[str, Iterable[Renaming]], str | None]
+
+
+def claims(
+    names: Iterable[str],
+    own: Collection[str],
+    renamings: Sequence[Renaming],
+    new_name: Rename = rename,
+) -> dict[str, list[str]]:
+    """Golden's names by each name of a model: those renamed to it first, then the equal one.
+
+    Several are a clash; the first wins.
+
+    Args:
+        own: the model's names. A renaming that leads to none of these is not applied.
+        new_name: how the renamings apply.
+    """
+    claimants: dict[str, list[str]] = {}
+    kept = []
+    for name in names:
+        new = new_name(name, renamings) if renamings else None
+        if new is not None and new in own:
+            claimants.setdefault(new, []).append(name)
+        else:
+            kept.append(name)
+    for name in kept:
+        # a layer mapped to the root takes its place
+        if name in own and not (name == "" and name in claimants):
+            claimants.setdefault(name, []).append(name)
+    return claimants
+
+
+def counterparts(
+    names: Iterable[str],
+    own: Collection[str],
+    renamings: Sequence[Renaming],
+    new_name: Rename = rename,
+) -> dict[str, str]:
+    """The model's name for each of golden's that it has. Arguments as for ``claims``."""
+    return {
+        claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()
+    }
+
 
 #: The tables that a map renames, and how.
 _KINDS: dict[str, Rename] = {
@@ -101,18 +238,20 @@ def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model
                 [name for golden, _ in sides for name in golden.get("modules") or {} if name][:3]
             )
             raise UsageError(
-                f"--map {shlex.quote(renaming.text)}: matches none of golden's layers (such as"
+                f"map {shlex.quote(renaming.text)} (--map): matches none of golden's layers"
+                " (such as"
                 f" {names})"
             )
         if not any(there for _, there in targets):
             raise UsageError(
-                f"--map {shlex.quote(renaming.text)}: leads to no layer that the model has"
+                f"map {shlex.quote(renaming.text)} (--map): leads to no layer that the model has"
                 f" ({targets[0][0]!r}, for one)"
             )
     for golden, own in sides:
         for old, new in clashes(golden, own, renamings):
             raise UsageError(
-                f"--map: {old[0]!r} and {old[1]!r} of golden both become {new!r}; the first map"
+                f"map (--map): {old[0]!r} and {old[1]!r} of golden both become {new!r}; the"
+                " first map"
                 " that matches a name counts"
             )
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.constants import ALIKE_OPERATORS
-from accucompare.compare.pairing.align import Pair, Renaming, Signatures, pair_records, rename
+from accucompare.compare.pairing.align import Pair, pair_records
+from accucompare.compare.pairing.renames import Renaming, Signatures, rename
 from accucompare.numbers import DTYPES
 
 #: The worth of a pair, plus that of equal numbers and strings, similar values, equal lines.
@@ -170,7 +171,7 @@ def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
             elif record.role in (Role.OP_INPUT, Role.OP_GRAD_OUTPUT):
                 step.tensors.append(record)
         elif record.parent is not None:
-            made = _Step(f"call of {record.type}", record.call, options=(record.name,))
+            made = _Step(f"call {record.type}", record.call, options=(record.name,))
             sequences.setdefault((*place, *record.parent), {}).setdefault(
                 (record.name, record.call), made
             )

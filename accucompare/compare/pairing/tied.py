@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from accucompare.compare.pairing.align import Renaming, counterparts, rename_parameter
-from accucompare.compare.pairing.renames import Model, renamed_model
+from accucompare.compare.pairing.renames import (
+    Model,
+    Renaming,
+    counterparts,
+    rename_parameter,
+    renamed_model,
+)
 from accucompare.numbers import same_fingerprint
 
 #: The tables of a manifest's ``model`` with entries that may have several names.

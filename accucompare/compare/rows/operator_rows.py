@@ -26,7 +26,6 @@ from accucompare.bundle.format import (
     Layout,
     Record,
     Role,
-    Unfed,
     same_line,
 )
 from accucompare.compare.remarks import BareRemark
@@ -126,57 +125,6 @@ def _giving(
     if row.golden is not None:
         return operator_of(row.golden) if operator_of(row.golden) in shared else None
     return None if row.candidate is None else partners.get(operator_of(row.candidate))
-
-
-@dataclass
-class OperatorOrigins:
-    """Traces the errors of operators, row by row in execution order.
-
-    Attributes:
-        fed: whether operators were given golden's values.
-        not_fed: the operators that were not.
-    """
-
-    fed: bool
-    not_fed: frozenset[OperatorKey] = frozenset()
-    _over: set[OperatorKey] = field(default_factory=set)  # an input is over its limit
-    _calls_over: set[_Code] = field(default_factory=set)  # an operator's output is
-
-    def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
-        """The verdict with the reason that says where the error comes from.
-
-        ``inherited``: whether the call's own code, or its backward, computes with something wrong.
-        """
-        operator, call = operator_of(record), _code_of(record)
-        if verdict.status is not Status.FAIL:
-            return verdict
-        unfed = not self.fed or operator in self.not_fed
-        if record.role in _TAKEN:
-            before = inherited or call in self._calls_over
-            reason = Reason.GLUE
-            if unfed:
-                self._over.add(operator)
-        else:
-            before = operator in self._over or (record.role is Role.OP_GRAD_INPUT and inherited)
-            reason = Reason.INTRODUCED
-            if unfed:
-                self._calls_over.add(call)
-        if verdict.reason is Reason.OVER:
-            return msgspec.structs.replace(verdict, reason=Reason.INHERITED if before else reason)
-        if verdict.reason is Reason.NON_FINITE and not before:
-            return verdict.beginning()
-        return verdict
-
-
-def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[OperatorKey]:
-    """The operators of a fed capture's list of what was not fed."""
-    operators = set()
-    for entry in entries:
-        name, _, rest = entry.path.partition("#")
-        number = rest.partition(".")[0]
-        if entry.role in list(OPERATOR_ROLES) and number.isdecimal():
-            operators.add((rank, entry.step, entry.name, entry.call, name, int(number)))
-    return operators
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,10 @@ is traced with them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
-from msgspec.structs import replace
+from collections.abc import Iterable
 
 from accucompare.bundle.format import BUFFER_ROLES, WRITTEN_ROLES, Record, Role
-from accucompare.compare.remarks import BareRemark
-from accucompare.compare.rows.rows import UNMATCHED, Reason, Row, Status, Verdict
+from accucompare.compare.rows.rows import UNMATCHED, Row, Status, Verdict
 
 
 def owner_of(record: Record) -> str:
@@ -24,28 +21,6 @@ def buffer_of(record: Record) -> str:
     """The qualified name of the buffer in a record of one of ``BUFFER_ROLES``."""
     own = record.path.partition("#")[0]
     return own[1:] if own.startswith("/") else ".".join(part for part in (record.name, own) if part)
-
-
-def trace_buffer(
-    record: Record, verdict: Verdict, before: bool, steps: Collection[tuple[int, int]] | None
-) -> Verdict:
-    """The verdict with its reason made exact.
-
-    Args:
-        before: whether it was computed with something wrong.
-        steps: those recorded on both sides, with their ranks; ``None`` for all.
-    """
-    between = record.role is Role.BUFFER_BEFORE and record.step > 0
-    if (
-        between
-        and steps is not None
-        and (record.rank, record.step - 1) not in steps
-        and verdict.status is Status.FAIL
-    ):
-        return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.OTHER_STEPS,))
-    if verdict.reason is Reason.OVER:
-        return replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
-    return verdict.beginning() if verdict.reason is Reason.NON_FINITE and not before else verdict
 
 
 def is_wrong(verdict: Verdict) -> bool:

@@ -8,10 +8,12 @@ from accucompare.compare.runs.acceptance import (
     StandardTrouble,
     accept,
 )
-from accucompare.compare.runs.ladder import JudgedBy, Parting, Rung, TrainingResult, climb, coarsest
+from accucompare.compare.runs.ladder import climb, coarsest
 from accucompare.compare.runs.later_steps import after_updates, by_envelope
+from accucompare.compare.runs.parting import Parting, Rung
 from accucompare.compare.runs.step_pairs import OtherSetting, StepPair
 from accucompare.compare.runs.step_rows import number_of, with_clipping, with_step_rows
+from accucompare.compare.runs.training_result import JudgedBy, TrainingResult
 from accucompare.compare.runs.wander import Apart, Quantity, Wander, value_of
 
 __all__ = [

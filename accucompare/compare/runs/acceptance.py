@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from accucompare.compare.preflight_facts import BesideGolden
-from accucompare.compare.runs.ladder import TrainingResult
 from accucompare.compare.runs.step_pairs import StepPair
+from accucompare.compare.runs.training_result import TrainingResult
 from accucompare.compare.runs.wander import Apart
 from accucompare.selection import Standard
 

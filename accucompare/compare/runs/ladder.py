@@ -11,17 +11,24 @@ gradients are rows (``compare.runs.step_rows``)."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
 
-from accucompare.bundle.format import GRADIENT_ROLES, Manifest, Role, StepSeries
+from accucompare.bundle.format import Manifest, StepSeries
 from accucompare.compare.limits import DEFAULT_REL_L2, Tolerance, float_dtype
 from accucompare.compare.preflight_facts import PreflightFinding
-from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
-from accucompare.compare.runs.step_pairs import OtherSetting, StepPair, settings_of
+from accucompare.compare.rows import Row
+from accucompare.compare.runs.parting import (
+    Digests,
+    earliest,
+    given_within,
+    other_bits_of,
+    other_weights,
+    partings_of,
+    through_optimizer,
+)
+from accucompare.compare.runs.step_pairs import Manifests, StepPair, settings_of
+from accucompare.compare.runs.training_result import JudgedBy, TrainingResult
 from accucompare.compare.runs.wander import (
-    Apart,
     Quantity,
     RunLimits,
     StepOfRank,
@@ -32,178 +39,6 @@ from accucompare.compare.runs.wander import (
     wander,
 )
 from accucompare.numbers import DTYPES
-
-#: The manifests of a bundle, by rank.
-Manifests = Mapping[int, Manifest]
-
-
-class Rung(str, Enum):
-    """What runs may part in, in the order in which a step computes it."""
-
-    DATA = "data"
-    WEIGHTS = "weights"
-    FORWARD = "forward"
-    LOSS = "loss"
-    GRADIENTS = "gradients"
-    UPDATE = "update"
-
-
-_RUNG_OF = {Quantity.LOSS: Rung.LOSS, Quantity.NORM: Rung.GRADIENTS, Quantity.CLIPPED: Rung.UPDATE}
-_ORDER = tuple(Rung)
-
-
-class JudgedBy(str, Enum):
-    """What says how far runs may be apart."""
-
-    GIVEN = "given limits"
-    BASELINE = "baseline"
-    REPEAT = "second golden run"
-    DEFAULT = "default limits"
-    NOTHING = "nothing"  # a fed candidate's steps are golden's
-
-
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Where two runs part.
-
-    Attributes:
-        quantity: the number that shows it; ``None`` if it is no number.
-        golden, candidate: both values, or digests of data and weights; ``None`` for a clipped
-            gradient norm if a side clips none.
-        setting: the other setting, if that is it.
-        row: the first row that shows it, if rows do.
-        optimizers: both optimizers' classes, if only what they make in the next step shows it.
-        weights: the finding on weights that differ before the first step, if that is it.
-    """
-
-    rung: Rung
-    rank: int
-    step: int
-    quantity: Quantity | None = None
-    apart: Apart | None = None
-    golden: float | str | None = None
-    candidate: float | str | None = None
-    setting: OtherSetting | None = None
-    row: Row | None = None
-    optimizers: tuple[str, str] | None = None
-    weights: PreflightFinding | None = None
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        return self.step, _ORDER.index(self.rung), self.rank
-
-    @property
-    def clips_alone(self) -> bool:
-        return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (
-            self.candidate is None
-        )
-
-    @property
-    def clips_otherwise(self) -> bool:
-        """Whether equal gradients are clipped differently, which no wandering explains."""
-        return self.clips_alone or (
-            self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over
-        )
-
-    @property
-    def of_no_number(self) -> bool:
-        """Whether only one loss is NaN or infinite, which no wandering or gradient explains."""
-        return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """The steps of two runs compared.
-
-    Attributes:
-        pairs: every step of either side, by rank and step.
-        judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides, for default limits.
-        settings: what the two sides were told to do differently, each once.
-        parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
-        other_bits: where they first hold other bits.
-        loss, norm: drift and scatter; ``None`` without such numbers.
-        expected_loss, expected_norm: the same for the run that judges.
-        same_batches: whether digests could show that data agree; ``None`` if they cannot.
-        same_type: whether both compute in one type; else other bits are normal and say nothing.
-    """
-
-    pairs: tuple[StepPair, ...]
-    judged_by: JudgedBy
-    dtype: str
-    settings: tuple[OtherSetting, ...] = ()
-    parting: Parting | None = None
-    other_bits: Parting | None = None
-    loss: Wander | None = None
-    norm: Wander | None = None
-    expected_loss: Wander | None = None
-    expected_norm: Wander | None = None
-    same_batches: bool | None = None
-    several_ranks: bool = False
-    same_type: bool = True
-
-    @property
-    def updated(self) -> bool:
-        """Whether steps made updates, so that each goes on with what the one before it made."""
-        return any(
-            side is not None and side.updates
-            for pair in self.pairs
-            for side in (pair.golden, pair.candidate)
-        )
-
-    @property
-    def compared(self) -> int:
-        """Steps with a number on both sides."""
-        return sum(any(True for _ in pair.numbers) for pair in self.pairs)
-
-    @property
-    def judged(self) -> int:
-        """Steps with a finite, judged number on both sides."""
-        if self.judged_by is JudgedBy.NOTHING:
-            return 0
-        return sum(any(apart.finite for _, apart in pair.numbers) for pair in self.pairs)
-
-    @property
-    def alone(self) -> tuple[int, int]:
-        """How many steps only golden has, and only the candidate."""
-        return sum(pair.candidate is None for pair in self.pairs), sum(
-            pair.golden is None for pair in self.pairs
-        )
-
-    @property
-    def identical(self) -> bool:
-        """Whether all recorded numbers, batches and parameters are bit for bit golden's."""
-        whole = all(
-            pair.golden is not None and pair.candidate is not None and pair.golden.weights
-            for pair in self.pairs
-        )
-        return bool(self.pairs) and whole and self.other_bits is None
-
-    @property
-    def not_finite(self) -> StepPair | None:
-        """The first step with a number that is NaN or infinite on both sides."""
-        return next(
-            (pair for pair in self.pairs if any(not (a.finite or a.over) for _, a in pair.numbers)),
-            None,
-        )
-
-    @property
-    def beyond(self) -> tuple[StepPair, Quantity, Apart] | None:
-        """The first number far beyond rounding that passes as the judging run is as far off."""
-        found = (
-            (pair, quantity, apart)
-            for pair in self.pairs
-            for quantity, apart in pair.numbers
-            if apart.beyond
-        )
-        return next(found, None)
-
-    @property
-    def proves_nothing(self) -> bool:
-        """Whether steps within their limits prove nothing."""
-        if self.judged_by is JudgedBy.NOTHING:
-            return False
-        return self.beyond is not None or self.alone[0] > 0
 
 
 def climb(
@@ -232,8 +67,8 @@ def climb(
     ours, theirs = asked_of(candidate, ours), asked_of(golden, theirs)
     dtype = coarsest(*golden.values(), *candidate.values())
     fed = any(manifest.fed for manifest in candidate.values())
-    judges = [run for run in (expected, again) if _tells(ours, run)]
-    envelopes = {quantity: _widest(ours, judges, quantity, dtype) for quantity in Quantity}
+    of_rounding = [run for run in (expected, again) if _tells(ours, run)]
+    envelopes = {quantity: _widest(ours, of_rounding, quantity, dtype) for quantity in Quantity}
     limits = RunLimits(dtype, given, envelopes)
     pairs = []
     for place in sorted(ours.keys() | theirs.keys()):
@@ -241,23 +76,23 @@ def climb(
         numbers = [limits.apart(quantity, place, *_values(both, quantity)) for quantity in Quantity]
         pairs.append(StepPair(*place, *both, *numbers))
     settings = settings_of(pairs)
-    judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(judges))
+    judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(of_rounding))
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
-    digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
-    shown = judges[0] if judges else {}
+    digests = Digests(same_type or _any_same(pairs, "batch"), same_type)
+    shown = of_rounding[0] if of_rounding else {}
     compared = (
-        _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+        given_within(rows, limits.by_user) if limits.by_user or not given.has_limit else frozenset()
     )
     partings = itertools.chain(
-        _other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared)
+        other_weights(golden, weights), partings_of(pairs, digests, settings, rows, compared)
     )
     return TrainingResult(
         tuple(pairs),
         judged_by,
         dtype,
         tuple(settings),
-        parting=None if fed else _through_optimizer(_first(partings), pairs),
-        other_bits=_first(_other_bits(pairs)),
+        parting=None if fed else through_optimizer(earliest(partings), pairs),
+        other_bits=earliest(other_bits_of(pairs)),
         loss=_wander(ours, theirs, Quantity.LOSS),
         norm=_wander(ours, theirs, Quantity.NORM),
         expected_loss=_wander(ours, shown, Quantity.LOSS),
@@ -366,14 +201,6 @@ def coarsest(*manifests: Manifest) -> str:
     return min(known, key=lambda name: (DTYPES[name].digits, name), default="float32")
 
 
-@dataclass(frozen=True)
-class _Digests:
-    """Whether digests can tell that batches, and weights, are the same on both sides."""
-
-    batches: bool
-    weights: bool
-
-
 def _any_same(pairs: Iterable[StepPair], name: str) -> bool:
     both = (
         (getattr(pair.golden, name, None), getattr(pair.candidate, name, None)) for pair in pairs
@@ -381,7 +208,7 @@ def _any_same(pairs: Iterable[StepPair], name: str) -> bool:
     return any(ours is not None and ours == theirs for ours, theirs in both)
 
 
-def _same_batches(pairs: Iterable[StepPair], digests: _Digests) -> bool | None:
+def _same_batches(pairs: Iterable[StepPair], digests: Digests) -> bool | None:
     known = [
         pair.golden.batch == pair.candidate.batch
         for pair in pairs
@@ -391,150 +218,3 @@ def _same_batches(pairs: Iterable[StepPair], digests: _Digests) -> bool | None:
         and pair.candidate.batch
     ]
     return all(known) if known and digests.batches else None
-
-
-def _first(partings: Iterable[Parting]) -> Parting | None:
-    return min(partings, key=lambda parting: parting.order, default=None)
-
-
-def _other_weights(golden: Manifests, weights: PreflightFinding | None) -> Iterator[Parting]:
-    """The parting before the first step if weights differ; the series may begin later."""
-    if weights is not None and golden:
-        rank = min(golden)
-        yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
-
-
-def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
-    """The update's parting, if a loss or forward parts right after another optimizer's step.
-
-    Another class may be the same optimizer, such as a device's own, so this holds only for the step
-    right after."""
-    if parting is None or parting.rung not in (Rung.FORWARD, Rung.LOSS):
-        return parting
-    for pair in pairs:
-        if (pair.rank, pair.step) == (parting.rank, parting.step - 1) and (
-            classes := pair.optimizers
-        ) is not None:
-            return Parting(Rung.UPDATE, pair.rank, pair.step, optimizers=classes)
-    return parting
-
-
-def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
-    """Steps whose model inputs were all compared and are within limits; digests do not count there.
-
-    Default limits count only if values show how far apart the batches are: another model (a GAN's)
-    may have computed them."""
-    passed: dict[StepOfRank, bool] = {}
-    measured: set[StepOfRank] = set()
-    for row in rows:
-        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
-            place = row.record.rank, row.record.step
-            passed[place] = row.status is Status.PASS and passed.get(place, True)
-            if by_user or (row.reason is Reason.OK and row.verdict.used):
-                measured.add(place)
-    return frozenset(
-        place for place, all_of_them in passed.items() if all_of_them and place in measured
-    )
-
-
-def _partings(
-    pairs: Sequence[StepPair],
-    digests: _Digests,
-    settings: Iterable[OtherSetting],
-    rows: Iterable[Row],
-    given_within: Collection[StepOfRank],
-) -> Iterator[Parting]:
-    """Every place further apart than rounding explains; no digests for ``given_within`` batches."""
-    data = (
-        parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA
-    )
-    yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
-    beginning = min((pair.step for pair in pairs), default=0)
-    if digests.weights and not beginning:  # later weights differ by training
-        yield from (
-            each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step
-        )
-    for pair in pairs:
-        for quantity, apart in pair.numbers:
-            if apart.over:
-                values = (
-                    (apart.golden, apart.candidate)
-                    if quantity is not Quantity.CLIPPED
-                    else pair.clipped_to
-                )
-                yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, *values)
-    yield from (
-        Parting(
-            Rung.UPDATE,
-            each.rank,
-            each.step,
-            golden=each.golden,
-            candidate=each.candidate,
-            setting=each,
-        )
-        for each in settings
-        if each.parts
-    )
-    yield from _by_rows(rows, beginning)
-
-
-def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
-    """The first failing row of each rung of each step."""
-    told: set[tuple[int, int, Rung]] = set()
-    for row in rows:
-        record = row.record
-        if (
-            row.status is not Status.FAIL
-            or (row.reason in UNMATCHED and not row.lost)
-            or record is None
-        ):
-            continue
-        rung = _rung_of(row)
-        if rung is Rung.WEIGHTS and record.step != beginning:  # an update before made it
-            continue
-        place = record.rank, record.step, rung
-        if place not in told:
-            told.add(place)
-            yield Parting(rung, record.rank, record.step, row=row)
-
-
-def _rung_of(row: Row) -> Rung:
-    record = row.record
-    assert record is not None
-    if row.reason is Reason.INPUTS_DIFFER:
-        return Rung.DATA
-    if record.role is Role.PARAM_BEFORE:
-        return Rung.WEIGHTS
-    if record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD):
-        return Rung.GRADIENTS
-    updates = (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER, Role.BUFFER_AFTER)
-    return Rung.UPDATE if record.role in updates else Rung.FORWARD
-
-
-def _by_digests(pairs: Iterable[StepPair]) -> Iterator[Parting]:
-    for pair in pairs:
-        if pair.golden is None or pair.candidate is None:
-            continue
-        for rung, ours, theirs in (
-            (Rung.DATA, pair.golden.batch, pair.candidate.batch),
-            (Rung.WEIGHTS, pair.golden.weights, pair.candidate.weights),
-        ):
-            if ours is not None and theirs is not None and ours != theirs:
-                yield Parting(rung, pair.rank, pair.step, golden=ours, candidate=theirs)
-
-
-def _other_bits(pairs: Sequence[StepPair]) -> Iterator[Parting]:
-    """Every place where the two hold other bits."""
-    yield from _by_digests(pairs)
-    for pair in pairs:
-        for quantity, apart in pair.numbers:
-            if apart.relative:
-                yield Parting(
-                    _RUNG_OF[quantity],
-                    pair.rank,
-                    pair.step,
-                    quantity,
-                    apart,
-                    apart.golden,
-                    apart.candidate,
-                )

@@ -80,7 +80,7 @@ def by_envelope(
 ) -> list[PairOutcome | BundleError]:
     """The outcomes; in later steps the baseline's envelope judges what it found over its limit.
 
-    ``compare.origins.training_trace`` judges updates and their inputs.
+    ``compare.origins.trace`` judges updates and their inputs.
 
     Args:
         tasks, outcomes: of all pairs.
@@ -137,7 +137,7 @@ def _judged(
     if not proven:
         return PairOutcome(
             metrics,
-            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), chosen=True),
+            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), by_rounding=True),
             outcome.baseline,
             outcome.noise,
         )

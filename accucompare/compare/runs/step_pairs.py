@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import StepSeries
+from accucompare.bundle.format import Manifest, StepSeries
 from accucompare.compare.constants import SAME_RATE
 from accucompare.compare.runs.wander import Apart, Quantity
+
+#: The manifests of a bundle, by rank.
+Manifests = Mapping[int, Manifest]
 
 
 class Setting(str, Enum):

@@ -28,8 +28,8 @@ from accucompare.compare.limits import (
     CEILING,
     COARSE,
     DEFAULT_REL_L2,
+    LimitsInForce,
     Tolerance,
-    Tolerances,
     floor,
     precision_of,
     ratio_limit,
@@ -44,7 +44,9 @@ from accucompare.compare.remarks import (
     LimitSource,
 )
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
-from accucompare.compare.runs.ladder import Manifests, Parting, asked_of, coarsest, series_of
+from accucompare.compare.runs.ladder import asked_of, coarsest, series_of
+from accucompare.compare.runs.parting import Parting
+from accucompare.compare.runs.step_pairs import Manifests
 from accucompare.compare.runs.wander import StepOfRank, relative, used_norm
 from accucompare.numbers import DTYPES, digest, summarize
 
@@ -61,7 +63,7 @@ def with_step_rows(
     candidate: Manifests,
     baseline: Manifests,
     proof: Manifests,
-    tolerances: Tolerances,
+    tolerances: LimitsInForce,
 ) -> list[Row]:
     """A fed comparison's rows with each step's numbers, in the order in which a step computes them.
 
@@ -99,7 +101,7 @@ def with_clipping(
     parting: Parting,
     golden: Manifests,
     candidate: Manifests,
-    tolerances: Tolerances,
+    tolerances: LimitsInForce,
 ) -> list[Row]:
     """The rows of a free-running comparison, with the clipped norm's row where it parts them."""
     place = parting.rank, parting.step
@@ -138,7 +140,7 @@ def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
     return golden.clipped_norm is not None or candidate.clipped_norm is not None
 
 
-def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> str:
+def _dtype(golden: Manifests, candidate: Manifests, tolerances: LimitsInForce) -> str:
     """The coarsest type of either side; rounded float32 products count as float16 or bfloat16."""
     dtype = coarsest(*golden.values(), *candidate.values())
     rounding = max(tolerances.rounding, tolerances.conv_rounding)
@@ -175,7 +177,7 @@ class _Limits:
     """
 
     dtype: str
-    given: Tolerances
+    given: LimitsInForce
     errors: Sequence[float]
 
     def of(self, record: Record, absolute: float = 0.0, terms: int | None = None) -> Tolerance:

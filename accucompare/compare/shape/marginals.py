@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accucompare.compare.measuring import Sample
+from accucompare.compare.shape_facts import Axis, NamedSlices
 from accucompare.numbers import Float64
 
 # nats by which a claim must beat chance: 2e-9, or 1e-7 for the dozens of claims on a record
@@ -34,27 +35,12 @@ SHORTEST, EDGE = 8, 4
 FITS = 8
 LISTED = 8  # the most slices that are named one by one
 
-#: Names of a slice along each dimension, singular and plural, by the number of dimensions.
-NAMES = {
-    1: (("element", "elements"),),
-    2: (("row", "rows"), ("channel", "channels")),
-    3: (("batch entry", "batch entries"), ("token", "tokens"), ("channel", "channels")),
-    4: (
-        ("batch entry", "batch entries"),
-        ("channel or head", "channels or heads"),
-        ("row or token", "rows or tokens"),
-        ("column or feature", "columns or features"),
-    ),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Slices:
     """A dimension, or some of its slices (``chosen``, in order); a sample sees one in ``step``."""
 
-    dim: int
-    name: str
-    names: str
+    axis: Axis
     size: int
     chosen: NDArray[np.intp]
     step: int = 1
@@ -66,31 +52,9 @@ class Slices:
             self.chosen[-1] - self.chosen[0]
         ) == self.step * (len(self.chosen) - 1)
 
-    def __str__(self) -> str:
-        """``channels 17 and 700 of 768 (dimension 2)``."""
-        chosen = self.chosen.tolist()
-        count, first, last = len(chosen), chosen[0], chosen[-1]
-        dimension = (
-            "(dimension"
-            f" {self.dim}{f', of which 1 in {self.step} was looked at' if self.step > 1 else ''})"
-        )
-        if count > LISTED and last - first != count - 1:
-            return (
-                f"{count} of {self.size} {self.names} {dimension}:"
-                f" {', '.join(map(str, chosen[:LISTED]))}, …"
-            )
-        if count == 1:
-            end = (
-                {0: ", the first,", self.size - 1: ", the last,"}.get(first, "")
-                if self.size > 2
-                else ""
-            )
-            which = f"{self.name} {first}{end}"
-        elif count > 2 and last - first == count - 1:
-            which = f"{self.names} {first} to {last}"
-        else:
-            which = f"{self.names} {', '.join(map(str, chosen[:-1]))} and {last}"
-        return f"{which} of {self.size} {dimension}"
+    def named(self) -> NamedSlices:
+        few, last = tuple(self.chosen[:LISTED].tolist()), int(self.chosen[-1])
+        return NamedSlices(self.axis, self.size, len(self.chosen), few, last, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +66,15 @@ class Tensors:
     places: tuple[Slices, ...]  # of each dimension
 
     def part(self, chosen: list[Slices]) -> Tensors:
-        by_dim = {place.dim: place for place in chosen}
-        places = tuple(by_dim.get(place.dim, place) for place in self.places)
-        index = np.ix_(
-            *(
-                np.searchsorted(own.chosen, place.chosen)
-                for own, place in zip(self.places, places, strict=True)
-            )
-        )
+        by_axis = {place.axis: place for place in chosen}
+        places = tuple(by_axis.get(place.axis, place) for place in self.places)
+        both = zip(self.places, places, strict=True)
+        index = np.ix_(*(np.searchsorted(own.chosen, place.chosen) for own, place in both))
         return Tensors(self.golden[index], self.candidate[index], places)
 
     def rest(self, chosen: Slices) -> Tensors | None:
         """All but these slices along their dimension; ``None`` if there are no others."""
-        place = next(place for place in self.places if place.dim == chosen.dim)
+        place = next(place for place in self.places if place.axis == chosen.axis)
         others = np.setdiff1d(place.chosen, chosen.chosen)
         return self.part([replace(place, chosen=others)]) if len(others) else None
 
@@ -129,38 +89,28 @@ class SumsOfSlices:
 
     def over(self, kept: tuple[int, ...]) -> Float64 | None:
         """The sums of every slice along ``kept`` dimensions, 4 x slices; ``None`` if too many."""
-        ndim = self.leading.ndim
-        if kept == (ndim - 1,):
-            sums = self.last
-        else:
-            sums = self.leading.sum(
-                tuple(dim + 1 for dim in range(ndim - 1) if dim not in kept)
-            ).reshape(4, -1)
+        last, sums = self.leading.ndim - 1, self.last
+        if kept != (last,):
+            others = tuple(dim + 1 for dim in range(last) if dim not in kept)
+            sums = self.leading.sum(others).reshape(4, -1)
         return sums if sums.shape[1] <= LONGEST else None
 
 
-def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
+def pair_of(golden: Float64, candidate: Float64, sample: Sample) -> Tensors:
     """The pair, scaled if fourth powers may overflow. ``sample``: which part of a whole it is."""
-    exponent = math.frexp(
-        max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
-    )[1]
+    largest = max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate))
+    exponent = math.frexp(largest)[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
-    names = NAMES.get(golden.ndim, (("slice", "slices"),) * golden.ndim)
-    sizes = golden.shape if sample is None else sample.shape
-    chosen = [np.arange(size) for size in sizes] if sample is None else sample.indices()
-    steps = [1] * len(sizes) if sample is None else sample.steps
+    chosen = sample.indices()
     places = tuple(
-        Slices(dim, *names[dim], size, chosen[dim], steps[dim])
-        for dim, size in enumerate(sizes)
+        Slices(Axis(dim, golden.ndim), size, chosen[dim], sample.steps[dim])
+        for dim, size in enumerate(sample.shape)
         if golden.shape[dim] != 1
     )
     shape = tuple(len(place.chosen) for place in places)
-    return Tensors(
-        np.ascontiguousarray(golden).reshape(shape),
-        np.ascontiguousarray(candidate).reshape(shape),
-        places,
-    )
+    golden, candidate = (np.ascontiguousarray(values) for values in (golden, candidate))
+    return Tensors(golden.reshape(shape), candidate.reshape(shape), places)
 
 
 def sums_of(pair: Tensors) -> SumsOfSlices:
@@ -292,8 +242,3 @@ def _brightest(
         return 0.0, order[:0]
     count = int(gaps.argmax()) + 1
     return float(together[count - 1]), np.sort(order[:count])
-
-
-def percent_of(share: float) -> str:
-    """``97 %``, or ``all``."""
-    return "all" if share >= 1 - 1e-9 else f"{math.floor(100 * share)} %"

@@ -1,4 +1,4 @@
-"""The shape of an error in words: where it is, what was done to the values, and the usual causes.
+"""The shape of an error: where it is, what was done to the values, and the usual causes.
 
 First ``marginals`` locates the slices with nearly all of the squared error. There ``transforms``
 searches the simplest description of the candidate's values; if there is none, what the error
@@ -8,12 +8,10 @@ error, far more than noise does by chance."""
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from accucompare.compare.measuring import Sample
-from accucompare.compare.remarks import ErrorShape
 from accucompare.compare.shape.marginals import (
     CERTAIN,
     SHARE,
@@ -23,12 +21,20 @@ from accucompare.compare.shape.marginals import (
     beyond_chance,
     carriers_of,
     pair_of,
-    percent_of,
     shares,
     slices_of_error,
     sums_of,
 )
 from accucompare.compare.shape.transforms import Description, describe, scales_and_offsets
+from accucompare.compare.shape_facts import (
+    BadElements,
+    BadKind,
+    ErrorCause,
+    ErrorPlace,
+    ErrorShape,
+    Pattern,
+    PatternKind,
+)
 from accucompare.numbers import DTYPES, Float64, Kind, round_to, widen
 
 # share of the squared error on one side of zero; activations differ a little on the other side too
@@ -45,29 +51,12 @@ FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noi
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
 RIGHT = 8.0  # roundings of the candidate's type: a relative L2 error up to this is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
+SLIP = 0.5  # a factor of each row further from 1 is no wrong eps
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread
 #: evenly in their logarithm.
 _ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-#: Causes of errors that nothing else makes: the fact itself excludes others.
-CAUSES = {
-    "saturated": "overflow in a narrow type, saturated in place of Inf",
-    "softmax": "a softmax in the model and another around it",
-    "eps": "often: a wrong eps in a normalisation",  # of a normalisation's own output only
-}
-
-
-class Trait(NamedTuple):
-    """One statement about an error.
-
-    Attributes:
-        hint: its kind; some have a hint, see ``CAUSES``.
-        of_all: whether it is about all values looked at, which may be those of one place.
-    """
-
-    words: str
-    hint: str = ""
-    of_all: bool = False
+_CLIPPED = (PatternKind.CLIPPED, PatternKind.CLIPPED_BELOW, PatternKind.CLIPPED_ABOVE)
 
 
 def describe_error(
@@ -78,12 +67,12 @@ def describe_error(
     sample: Sample | None = None,
     normalised: bool = False,
 ) -> ErrorShape:
-    """Say what an error looks like. Scaling both arrays by one factor changes only saturation.
+    """What an error looks like. Scaling both arrays by one factor changes only saturation.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
-        sample: which part of two larger tensors the arrays are, as the words then say.
+        sample: which part of two larger tensors the arrays are.
         normalised: whether they are a normalisation's output, where eps scales rows.
 
     Raises:
@@ -91,138 +80,107 @@ def describe_error(
     """
     if golden.shape != candidate.shape:
         raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")
+    sample = sample or Sample.whole(golden.shape)
     with np.errstate(all="ignore"):
-        facts = _not_finite(golden, candidate, sample) + _saturated(golden, candidate, dtype)
+        bad = _not_finite(golden, candidate, sample)
+        saturated = _saturated(golden, candidate, dtype)
         finite = np.isfinite(golden) & np.isfinite(candidate)
         if not finite.all():
             golden, candidate = np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0)
         pair = pair_of(golden, candidate, sample)
-        others = _where_and_what(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
-    if any(fact.hint == "saturated" for fact in facts):
-        others = [fact for fact in others if fact.hint != "clip"]  # it says the same
-    by_cause = (*facts, *reversed(others))  # what was done shows the cause better than where it was
-    hints = [
-        CAUSES[fact.hint]
-        for fact in by_cause
-        if fact.hint in CAUSES and (normalised or fact.hint != "eps")
-    ]
-    words = [fact.words for fact in (*facts, *others)][:3]
-    if sample is not None:
-        words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
-    return ErrorShape(tuple(words), tuple(dict.fromkeys(hints))[:2])
+        place, patterns = _where_and_what(pair, golden.shape, dtype, sample)
+    causes = [cause for each in patterns if (cause := _cause_of(each, normalised)) is not None]
+    if saturated:
+        patterns = [each for each in patterns if each.kind not in _CLIPPED]  # it says the same
+        causes = [ErrorCause.SATURATED, *causes]
+    bad += saturated
+    return ErrorShape(tuple(bad), place, tuple(patterns), tuple(causes), dtype, sample.one_in)
 
 
-def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Trait]:
+def _cause_of(pattern: Pattern, normalised: bool) -> ErrorCause | None:
+    if pattern.kind is PatternKind.SOFTMAX_AGAIN:
+        return ErrorCause.SOFTMAX
+    if not normalised or pattern.kind is not PatternKind.SCALES or pattern.axis is not None:
+        return None
+    low, high = pattern.low or 0.0, pattern.high or 0.0
+    # an eps that is too large shrinks every row, one that is too small grows it
+    one_sided = SLIP < low <= high < 1 or 1 < low <= high < 1 / SLIP
+    return ErrorCause.EPS if one_sided else None
+
+
+def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[BadElements]:
     largest = DTYPES[dtype].largest
     if not largest or not golden.size or (golden.max() <= largest and golden.min() >= -largest):
         return []
     count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
-    return (
-        [
-            Trait(
-                f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)",
-                "saturated",
-            )
-        ]
-        if count
-        else []
-    )
+    return [BadElements(BadKind.SATURATED, int(count), golden.size)] if count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Trait]:
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample) -> list[BadElements]:
     """Where one side is NaN or infinite and the other is not, or differs."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
     same = (golden == candidate) | (np.isnan(golden) & np.isnan(candidate))
     facts = []
-    for bad, words, hint in (
-        (np.isnan(candidate) & ~same, "NaN where golden is not", "nan"),
-        (np.isinf(candidate) & ~same, "infinite where golden is not", "inf"),
-        (
-            np.isfinite(candidate) & ~np.isfinite(golden),
-            "finite where golden is NaN or infinite",
-            "",
-        ),
+    for kind, bad in (
+        (BadKind.NAN, np.isnan(candidate) & ~same),
+        (BadKind.INFINITE, np.isinf(candidate) & ~same),
+        (BadKind.FINITE, np.isfinite(candidate) & ~np.isfinite(golden)),
     ):
         if count := np.count_nonzero(bad):
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
-            places = (
-                [place for _, place in slices_of_error(counted, sums_of(counted))]
-                if counted.places
-                else []
-            )
-            where = (
-                " and ".join(map(str, places))
-                or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
-            )
-            facts.append(Trait(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
+            found = slices_of_error(counted, sums_of(counted)) if counted.places else []
+            slices = tuple(place.named() for _, place in found)
+            first = () if slices else _index(int(bad.argmax()), bad.shape, sample)
+            facts.append(BadElements(kind, int(count), bad.size, slices, first))
     return facts
 
 
-def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
+def _index(flat: int, shape: tuple[int, ...], sample: Sample) -> tuple[int, ...]:
     """The index in the whole tensor, from a flat index into the part looked at."""
     index = np.unravel_index(flat, shape)
-    return tuple(
-        int(i)
-        for i in (
-            index
-            if sample is None
-            else (own[i] for own, i in zip(sample.indices(), index, strict=True))
-        )
-    )
+    return tuple(int(own[at]) for own, at in zip(sample.indices(), index, strict=True))
 
 
 def _where_and_what(
-    whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None
-) -> list[Trait]:
-    sums = sums_of(whole)
-    if not sums.carriers:
-        return []
-    where = slices_of_error(whole, sums)
-    if not where:
-        return _spike(whole, shape, sample) or _what(whole, sums, dtype)
-    chosen = [place for _, place in where]
-    part = whole.part(chosen)
-    what = _what(part, sums_of(part), dtype)
-    place = Trait(_place_in_words(whole, where, dtype))
-    return [
-        place,
-        *(Trait(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what),
-    ]
+    whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample
+) -> tuple[ErrorPlace | None, list[Pattern]]:
+    if whole.golden.size < 2 or not (sums := sums_of(whole)).carriers:
+        return None, []
+    if found := slices_of_error(whole, sums):
+        part = whole.part([place for _, place in found])
+        return _place(whole, found, dtype), _what(part, sums_of(part), dtype)
+    spike = _spike(whole, shape, sample)
+    return spike, [] if spike else _what(whole, sums, dtype)
 
 
-def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: str) -> str:
+def _place(whole: Tensors, found: list[tuple[float, Slices]], dtype: str) -> ErrorPlace:
     """Which slices hold the error; for a run of them, also what the rest is."""
-    chosen = [place for _, place in where]
+    chosen, rest_identical = [place for _, place in found], None
     if len(chosen) == 1 and chosen[0].is_run and (rest := whole.rest(chosen[0])) is not None:
         diff, golden = (
             float(np.linalg.norm(values)) for values in (rest.candidate - rest.golden, rest.golden)
         )
         if diff <= RIGHT * DTYPES[dtype].rounding * golden:
-            return f"{chosen[0]} are wrong, the rest is {'right' if diff else 'identical'}"
-    share = percent_of(min(share for share, _ in where))
-    return f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}"
+            rest_identical = not diff
+    share, slices = min(share for share, _ in found), tuple(place.named() for place in chosen)
+    return ErrorPlace(share, slices, rest_identical=rest_identical)
 
 
-def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list[Trait]:
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample) -> ErrorPlace | None:
     """A single element that differs by much, which chance does not explain."""
     diff = (pair.candidate - pair.golden).reshape(-1)
     np.abs(diff, out=diff)
     at, total = int(diff.argmax()), float(diff @ diff)
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
-        return []
-    return [
-        Trait(
-            f"{percent_of(share)} of the squared error is in one element, at"
-            f" {_index(at, shape, sample)}"
-        )
-    ]
+        return None
+    return ErrorPlace(share, index=_index(at, shape, sample))
 
 
-def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Trait]:
+def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Pattern]:
     if best := describe(pair, sums):
-        return [Trait(best.words, best.hint, best.of_all)]
+        return [best.pattern]
     return (
         _steps(pair, dtype) + _by_golden(pair)
         or _low_rank(pair)
@@ -232,14 +190,14 @@ def _what(pair: Tensors, sums: SumsOfSlices, dtype: str) -> list[Trait]:
 
 
 def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
-    size = pair.golden.size
-    flat = (
-        np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
-    )
-    return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
+    golden, candidate = pair.golden.reshape(-1), pair.candidate.reshape(-1)
+    if golden.size <= SAMPLE:
+        return golden, candidate
+    some = np.random.default_rng(0).integers(golden.size, size=SAMPLE)
+    return golden[some], candidate[some]
 
 
-def _steps(pair: Tensors, dtype: str) -> list[Trait]:
+def _steps(pair: Tensors, dtype: str) -> list[Pattern]:
     """Whether there are far fewer distinct values than golden has in the candidate's type."""
     golden, candidate = _sampled(pair)
     known = DTYPES[dtype]
@@ -248,10 +206,10 @@ def _steps(pair: Tensors, dtype: str) -> list[Trait]:
     levels = len(np.unique(candidate))
     if not 1 < levels <= min(257, len(candidate) // 16) or len(np.unique(golden)) < 4 * levels:
         return []
-    return [Trait(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
+    return [Pattern(PatternKind.FEW_VALUES, count=levels)]
 
 
-def _by_golden(pair: Tensors) -> list[Trait]:
+def _by_golden(pair: Tensors) -> list[Pattern]:
     """Whether the error depends on golden's sign, or on golden's value alone.
 
     A sign must hold a far larger share of the error than of the elements and of golden's squares.
@@ -261,24 +219,15 @@ def _by_golden(pair: Tensors) -> list[Trait]:
     total, carriers = float(diff @ diff), carriers_of(diff)
     if not total:
         return []
-    for where, words in ((golden < 0, "negative"), (golden > 0, "positive")):
+    for kind, where in ((PatternKind.NEGATIVE, golden < 0), (PatternKind.POSITIVE, golden > 0)):
         share = float(diff[where] @ diff[where]) / total
-        expected = max(
-            float(where.mean()),
-            float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0),
-        )
-        if (
-            share >= SIDE
-            and expected <= SHARE
-            and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN
-        ):
-            return [
-                Trait(
-                    f"{percent_of(share)} of the squared error is where golden is {words}", "side"
-                )
-            ]
+        squares = float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0)
+        expected = max(float(where.mean()), squares)
+        evidence = beyond_chance(np.array(share), np.array(expected), carriers)
+        if share >= SIDE and expected <= SHARE and evidence >= CERTAIN:
+            return [Pattern(kind, share=share)]
     one = _function_of_golden(golden, candidate)
-    return [Trait(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
+    return [one.pattern] if carriers >= 4 * BINS and one.certain() else []
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
@@ -294,13 +243,7 @@ def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
     left = max(0.0, 1 - float(np.sum(np.add.reduceat(ordered, starts) ** 2 / counts)) / total)
     varies = float(np.var(candidate)) * len(candidate)
     left = max(left, left * total / varies if varies else 1.0)
-    return Description(
-        "function",
-        "the error depends on golden's value alone",
-        left,
-        len(starts),
-        carriers_of(diff),
-    )
+    return Description(Pattern(PatternKind.BY_GOLDEN), left, len(starts), carriers_of(diff))
 
 
 def _crop(pair: Tensors) -> Float64:
@@ -311,50 +254,39 @@ def _crop(pair: Tensors) -> Float64:
     return candidate[::rows, ::columns] - golden[::rows, ::columns]
 
 
-def _low_rank(pair: Tensors) -> list[Trait]:
+def _low_rank(pair: Tensors) -> list[Pattern]:
     diff = _crop(pair)
     total = float(np.vdot(diff, diff))
     if min(diff.shape) < 8 or not total:
         return []
     left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
-    one = Description(
-        "low rank",
-        "every row of the tensor has the same error but for a factor",
-        left,
-        sum(diff.shape),
-        carriers_of(diff),
-    )
-    return [Trait(one.words, one.hint)] if one.certain() else []
+    one = Description(Pattern(PatternKind.ROWS_ALIKE), left, sum(diff.shape), carriers_of(diff))
+    return [one.pattern] if one.certain() else []
 
 
-def _unrelated(sums: SumsOfSlices) -> list[Trait]:
+def _unrelated(sums: SumsOfSlices) -> list[Pattern]:
     """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
-    if (
-        sums.carriers < UNRELATED
-        or not golden
-        or not candidate
-        or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers)
-    ):
+    if sums.carriers < UNRELATED or not golden or not candidate:
         return []
-    return [Trait("the candidate does not correlate with golden", "unrelated", of_all=True)]
+    related = abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers)
+    return [] if related else [Pattern(PatternKind.UNRELATED)]
 
 
-def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Trait]:
+def _noise(pair: Tensors, sums: SumsOfSlices) -> list[Pattern]:
     """Whether the error is noise that nothing explains; its size, and whether golden scales it."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
     if not golden:
-        return [Trait("no pattern was found")]
+        return [Pattern(PatternKind.NOISE)]
     ratio, slope = math.sqrt(error / golden), _slope(pair)
     bits = round(math.log2(min(max(_ROUNDING / ratio, 1.0), 2.0**53)))
+    kind = PatternKind.ABSOLUTE if abs(slope) < SLOPE else PatternKind.NEITHER
     if abs(slope - 1) < SLOPE:
-        size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
-        return [Trait(f"no pattern was found, in proportion to |golden|: {size}")]
-    alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [Trait(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]
+        kind = PatternKind.ROUNDING if bits > 1 else PatternKind.RELATIVE
+    return [Pattern(kind, low=ratio, count=bits)]
 
 
 def _explained(pair: Tensors, sums: SumsOfSlices) -> bool:
@@ -374,9 +306,8 @@ def _patterned(pair: Tensors) -> bool:
     The largest singular value of noise is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
-        diff = diff / np.maximum(
-            np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny
-        )
+        norms = np.linalg.norm(diff, axis=axis, keepdims=True)
+        diff = diff / np.maximum(norms, np.finfo(float).tiny)
     rows, columns = diff.shape
     first = float(np.linalg.norm(diff, 2)) ** 2 / (float(np.vdot(diff, diff)) or 1.0)
     return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2

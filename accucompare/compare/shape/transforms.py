@@ -22,26 +22,19 @@ from accucompare.compare.shape.marginals import (
     SumsOfSlices,
     Tensors,
     carriers_of,
-    percent_of,
 )
+from accucompare.compare.shape_facts import Axis, Pattern, PatternKind
 from accucompare.numbers import Float64
 
 # share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
 LEFT = 0.1
 FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
-NEAR_ONE = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
-# slices' factors nearer to 1 may have any cause; wrong weights and scales are further off
-SLIGHT = 1e-3
-SLIP = 0.5  # a factor of each row further from 1 is no slip
+NEAR_ONE = 0.05  # a scale this near to 0 or -1 counts as that
 # of golden's RMS: a fainter channel counts as this large, so its noise does not hide errors
 FAINT = 0.05
 # of fitting rows' factors and channels' biases in turn; after 2, a wrong eps fits as well as it can
 TURNS = 4
 FITTED = 1 << 22  # the most elements that rows' factors are fitted to
-NEARLY_ZERO = "nearly zero"  # it has no hint, since many causes make values small
-ROW = (  # along the last dimension: a token, if that dimension holds channels
-    "each row of the tensor"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +42,25 @@ class Description:
     """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
-        hint: its kind; some are keys in ``patterns.CAUSES``.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
-        of_all: whether it describes all values looked at, not rows, slices or some elements.
     """
 
-    hint: str
-    words: str
+    pattern: Pattern
     left: float
     numbers: float
     carriers: float
-    of_all: bool = False
 
     def evidence(self) -> float:
         """Nats for the description and against chance."""
-        return -0.5 * self.carriers * math.log(
-            max(self.left, FLOOR)
-        ) - 0.5 * self.numbers * math.log(self.carriers + 1)
+        explained = self.carriers * math.log(max(self.left, FLOOR))
+        return -0.5 * explained - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
         """Whether it explains enough, has two elements per free number, and beats chance."""
-        return (
-            self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
-        )
+        explains = self.left <= LEFT and self.numbers <= self.carriers / 2
+        return explains and self.evidence() >= CERTAIN
 
 
 def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
@@ -87,9 +74,8 @@ def describe(pair: Tensors, sums: SumsOfSlices) -> Description | None:
         _moved_slices(pair, sums),
         _layouts(pair, sums),
     )
-    return max(
-        (one for one in all_of_them if one.certain()), key=Description.evidence, default=None
-    )
+    certain = filter(Description.certain, all_of_them)
+    return max(certain, key=Description.evidence, default=None)
 
 
 def _left(pair: Tensors, guess: Float64) -> float:
@@ -110,21 +96,18 @@ def _zero(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
         # a fact about every element
-        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)
+        yield Description(Pattern(PatternKind.ZERO), 0.0, 0, zero.size)
     elif count:
-        words = (
-            f"exactly zero where golden is not, at {percent_of(count / zero.size)} of the elements"
-        )
-        yield Description(
-            "zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers
-        )
+        zeros = Pattern(PatternKind.SOME_ZEROS, share=count / zero.size)
+        left = _left(pair, np.where(zero, 0.0, pair.golden))
+        yield Description(zeros, left, 2, sums.carriers)
 
 
 def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """One scale or offset for all elements, for each slice along a dimension, or for each row."""
     size, error = pair.golden.size, float(sums.leading[1].sum())
     rms = math.sqrt(float(sums.leading[3].sum()) / size)
-    for kept, each in _groupings(pair):
+    for kept, axis in _groupings(pair):
         over = sums.over(kept)
         if over is None or over.shape[1] > sums.carriers / 2:
             continue
@@ -135,20 +118,16 @@ def scales_and_offsets(pair: Tensors, sums: SumsOfSlices) -> Iterator[Descriptio
         scaled, moved = (
             _unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets)
         )
-        hint, words = _scales_in_words(1 + excess, each)
-        if hint != NEARLY_ZERO:
+        scale = _scale(1 + excess, axis) if kept else _scale_of_all(1 + excess)
+        if scale.kind is not PatternKind.NEARLY_ZERO:
             scaled = max(
                 scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum()))
             )
-        yield Description(hint, words, scaled, groups, sums.carriers, of_all=not each)
-        yield Description(
-            "offset",
-            _offset_in_words(offsets, each, rms),
-            moved,
-            groups,
-            sums.carriers,
-            of_all=not each,
-        )
+        yield Description(scale, scaled, groups, sums.carriers)
+        low, high = (value / rms if rms else None for value in _range(offsets))
+        several = Pattern(PatternKind.OFFSETS, axis, low, high)
+        offset = several if kept else Pattern(PatternKind.OFFSET, low=low)
+        yield Description(offset, moved, groups, sums.carriers)
 
 
 def _not_golden(missed: float, candidate: float) -> float:
@@ -164,17 +143,13 @@ def _unexplained(share: float) -> float:
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
-def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Sets of dimensions with a number for each combination of slices, and its name."""
+def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], Axis | None]]:
+    """Sets of dimensions with a number for each combination of slices; the axis, if it is one."""
     rows = tuple(range(len(pair.places) - 1))
-    yield (), ""
+    yield (), None
     if rows:
-        yield rows, ROW
-        yield from (
-            ((dim,), f"each {place.name} (dimension {place.dim})")
-            for dim, place in enumerate(pair.places)
-            if (dim,) != rows
-        )
+        yield rows, None
+        yield from (((dim,), place.axis) for dim, place in enumerate(pair.places) if (dim,) != rows)
 
 
 def _ratio(part: Float64, whole: Float64) -> Float64:
@@ -187,43 +162,17 @@ def _range(values: Float64) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _factor(scale: float) -> str:
-    """A factor in three digits; near 1, in two digits of its difference from 1."""
-    if 0 < abs(scale - 1) < NEAR_ONE:
-        return str(round(scale, 1 + math.ceil(-math.log10(abs(scale - 1)))))
-    return f"{scale:.3g}"
+def _scale(scales: Float64, axis: Axis | None = None) -> Pattern:
+    return Pattern(PatternKind.SCALES, axis, *_range(scales))
 
 
-def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
-    """The key of the hint, and the words, for scales."""
-    low, high = _range(scales)
-    if each:
-        # an eps that is too large shrinks every row, one that is too small grows it
-        one_sided = 0 < low <= high < 1 or low > 1
-        # as many digits as tell them apart
-        digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2
-        words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
-        if not SLIP < low <= high < 1 / SLIP:
-            return "", words  # no slip of a normalisation does so much
-        if each == ROW and one_sided:
-            return "eps", words
-        return "scale by group" if max(1 - low, high - 1) >= SLIGHT else "", words
-    if abs(low + 1) < NEAR_ONE:
-        return "sign", "the sign is flipped"
-    if abs(low) < NEAR_ONE:
-        return NEARLY_ZERO, "the candidate is nearly zero"
-    return (
-        "scale near 1" if abs(low - 1) < NEAR_ONE else "scale"
-    ), f"the candidate is about {_factor(low)} × golden"
-
-
-def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
-    low, high = (f"{value / rms:.2g}" if rms else "" for value in _range(offsets))
-    if each:
-        return f"{each} has a constant offset of its own" + (
-            f", {low} to {high} × golden's RMS" if rms else ""
-        )
-    return "a constant offset" + (f" of {low} × golden's RMS" if rms else "")
+def _scale_of_all(scales: Float64) -> Pattern:
+    scale = float(scales[0])
+    if abs(scale + 1) < NEAR_ONE:
+        return Pattern(PatternKind.SIGN)
+    if abs(scale) < NEAR_ONE:
+        return Pattern(PatternKind.NEARLY_ZERO)
+    return Pattern(PatternKind.SCALE, low=scale)
 
 
 def _row_scales(pair: Tensors) -> Iterator[Description]:
@@ -250,12 +199,12 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
     together = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True))
     apart = _ratio(product, squares)
     candidate = error + float(np.sum(2 * product + squares))
-    for excess, each in ((together, ""), (apart, ROW)):
+    for excess, scale_of in ((together, _scale_of_all), (apart, _scale)):
         left = _unexplained(float(np.sum(excess * product)) / error)
-        hint, words = _scales_in_words(1 + excess, each)
-        if hint != NEARLY_ZERO:
+        scale = scale_of(1 + excess)
+        if scale.kind is not PatternKind.NEARLY_ZERO:
             left = max(left, _not_golden(left * error, candidate))
-        yield Description(hint, words, left, len(excess), carriers, of_all=not each)
+        yield Description(scale, left, len(excess), carriers)
 
     # this bias has the opposite sign: d = excess * (golden + bias)
     excess, bias = apart, np.zeros(length)
@@ -270,57 +219,65 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
     np.subtract(diff, missed, out=missed)
     left = float(np.vdot(missed, missed))
     left = max(left / error, _not_golden(left, candidate))
-    yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)
+    yield Description(_scale(1 + excess), left, len(golden) + length, carriers)
 
 
 def _clipped(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     low, high = float(pair.candidate.min()), float(pair.candidate.max())
     below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
-    flat = high - low < NEAR_ONE * float(np.ptp(pair.golden))
-    if flat:
-        exactly = high == low
-        hint = "constant" if exactly else ""
-        words = f"the candidate is {'' if exactly else 'nearly '}constant"
-        numbers = 1
-    elif below and above:
-        hint, words, numbers = "clip", "clipped on both sides", 3
-    elif below or above:
-        at, numbers = (" at 0", 1) if (low if below else high) == 0 else ("", 2)
-        hint, words = "clip", f"clipped from {'below' if below else 'above'}{at}"
-    else:
+    nearly_flat = high - low < NEAR_ONE * float(np.ptp(pair.golden))
+    if not (nearly_flat or below or above):
         return
     guess = np.clip(pair.golden, low, high)
-    left = _left_of_both(pair, guess) if hint == "clip" else _left(pair, guess)
-    yield Description(hint, words, left, numbers, sums.carriers, of_all=flat)
+    if nearly_flat:
+        flat = PatternKind.CONSTANT if high == low else PatternKind.NEARLY_CONSTANT
+        yield Description(Pattern(flat), _left(pair, guess), 1, sums.carriers)
+    else:
+        clipped, numbers = Pattern(PatternKind.CLIPPED), 3
+        if below is not above:
+            kind = PatternKind.CLIPPED_BELOW if below else PatternKind.CLIPPED_ABOVE
+            at = low if below else high
+            clipped, numbers = Pattern(kind, low=None if at else 0.0), 2 if at else 1
+        yield Description(clipped, _left_of_both(pair, guess), numbers, sums.carriers)
 
 
 def _softmax_again(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """A second softmax along the last dimension. Golden's zeros were masked, maybe again."""
     golden, last = pair.golden, pair.places[-1]
-    if (
-        len(last.chosen) != last.size
-        or golden.min() < 0
-        or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE
-    ):
+    whole = len(last.chosen) == last.size
+    if not whole or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR_ONE:
         return
     powers = np.exp(golden)
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
         guess = kept / kept.sum(-1, keepdims=True)
-        words = "the candidate is the softmax of golden, which already is a softmax"
-        yield Description(
-            "softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True
-        )
+        left = _left_of_both(pair, guess)
+        yield Description(Pattern(PatternKind.SOFTMAX_AGAIN), left, 1, sums.carriers)
 
 
 def _moved_slices(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """Slices along one dimension that were shifted, or have changed places."""
     for dim, place in enumerate(pair.places):
-        over = sums.over((dim,))
-        if over is not None and place.step == 1 and 1 < len(place.chosen) <= LONGEST // 4:
-            looked, matched = _matched(pair, dim, over[1])
-            yield from _shifted(pair, sums, dim, looked, matched)
-            if np.array_equal(np.sort(matched), looked):
-                yield from _permuted(pair, sums, dim, looked, matched)
+        over, size = sums.over((dim,)), len(place.chosen)
+        if over is None or place.step > 1 or not 1 < size <= LONGEST // 4:
+            continue
+        looked, matched = _matched(pair, dim, over[1])
+        shifts, votes = np.unique((looked - matched) % size, return_counts=True)
+        shift = int(shifts[votes.argmax()])
+        if size > 2 and shift and votes.max() >= len(looked) / 2:
+            by = shift if shift <= size // 2 else shift - size
+            shifted = Pattern(PatternKind.SHIFTED, place.axis, indices=(by,))
+            left = _left(pair, np.roll(pair.golden, shift, dim))
+            yield Description(shifted, left, 1, sums.carriers)
+        moved = place.chosen[looked[matched != looked]].tolist()
+        if moved and np.array_equal(np.sort(matched), looked):
+            order = np.arange(size)
+            order[looked] = matched
+            kind = PatternKind.SWAPPED if len(moved) == 2 else PatternKind.MOVED
+            if len(moved) > 2 and np.array_equal(order[::-1], np.arange(size)):
+                kind = PatternKind.REVERSED
+            changed = Pattern(kind, place.axis, count=len(moved), indices=tuple(moved[:LISTED]))
+            left = _left(pair, np.take(pair.golden, order, dim))
+            yield Description(changed, left, len(moved), sums.carriers)
 
 
 def _matched(
@@ -344,42 +301,6 @@ def _matched(
     return looked, np.where(stays, looked, matched)
 
 
-def _shifted(
-    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
-) -> Iterator[Description]:
-    place, size = pair.places[dim], pair.golden.shape[dim]
-    shifts, votes = np.unique((looked - matched) % size, return_counts=True)
-    shift = int(shifts[votes.argmax()])
-    if size > 2 and shift and votes.max() >= len(looked) / 2:
-        words = (
-            f"shifted by {shift if shift <= size // 2 else shift - size:+d} along the {place.names}"
-            f" (dimension {place.dim})"
-        )
-        yield Description(
-            "shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers
-        )
-
-
-def _permuted(
-    pair: Tensors, sums: SumsOfSlices, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]
-) -> Iterator[Description]:
-    place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
-    order[looked] = matched
-    moved = place.chosen[looked[matched != looked]].tolist()
-    if not moved:
-        return
-    if len(moved) == 2:
-        words = f"{place.names} {moved[0]} and {moved[1]} (dimension {place.dim}) are swapped"
-    elif np.array_equal(order[::-1], np.arange(len(order))):
-        words = f"the {place.names} (dimension {place.dim}) are in reverse order"
-    else:
-        few = ", ".join(map(str, moved[:LISTED])) + (", …" if len(moved) > LISTED else "")
-        words = f"{len(moved)} {place.names} (dimension {place.dim}) have changed places: {few}"
-    yield Description(
-        "swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers
-    )
-
-
 def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
     """Values in another order of dimensions, read in this one: transposed if sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
@@ -393,18 +314,10 @@ def _layouts(pair: Tensors, sums: SumsOfSlices) -> Iterator[Description]:
         missed = theirs - moved[np.unravel_index(some, moved.shape)]
         if missed @ missed > 2 * LEFT * ((theirs - ours) @ (theirs - ours)):
             continue
-        dims = [pair.places[dim].dim for dim in order]
-        changed = [
-            place.dim for place, dim in zip(pair.places, dims, strict=True) if place.dim != dim
-        ]
+        dims = [pair.places[dim].axis.dim for dim in order]
+        changed = [dim for dim, other in zip(sorted(dims), dims, strict=True) if dim != other]
+        layout = Pattern(PatternKind.LAID_OUT, indices=tuple(dims))
         if moved.shape == shape and len(changed) == 2:
-            words = f"dimensions {changed[0]} and {changed[1]} are transposed"
-        else:
-            words = f"laid out with the dimensions in the order {tuple(dims)}"
-        yield Description(
-            "layout",
-            words,
-            _left(pair, np.ascontiguousarray(moved).reshape(shape)),
-            2,
-            sums.carriers,
-        )
+            layout = Pattern(PatternKind.TRANSPOSED, indices=tuple(changed))
+        left = _left(pair, np.ascontiguousarray(moved).reshape(shape))
+        yield Description(layout, left, 2, sums.carriers)

@@ -276,7 +276,7 @@ class Ranks:
         return remark("ended-otherwise", ending=unended[0].ending) if unended else None
 
 
-def read(path: Path) -> Ranks:
+def read_logs(path: Path) -> Ranks:
     """Read the last run of a log, or of all ranks' logs in a directory. Raises UsageError if there
     is no log, or none can be read."""
     if not os.path.isdir(path):

@@ -180,7 +180,8 @@ class Need(str, Enum):
     CLOSE = "no-close-look"
     SCALER = "no-scaler"
     SCHEDULER = "no-scheduler"
-    GIVEN = "not-called"
+    CALLED = "not-called"
+    GIVEN = "called-without-gradients"
     TARGETS = "no-targets"
     ADAM = "no-adam"
     EARLIER = "no-earlier-run"
@@ -199,6 +200,9 @@ _HAS: dict[Need, Callable[[Evidence], object]] = {
     Need.CLOSE: lambda seen: any("update" in each.layers for each in seen.looked),
     Need.SCALER: lambda seen: any(step.scale is not None for step in seen.run.steps),
     Need.SCHEDULER: lambda seen: seen.setup is not None and seen.setup.schedulers,
+    Need.CALLED: lambda seen: any(
+        each.given or each.outputs or each.entered for each in seen.run.vitals
+    ),
     Need.GIVEN: lambda seen: any(each.given for each in seen.run.vitals),
     Need.TARGETS: lambda seen: any(each.targets is not None for each in seen.vitals),
     Need.ADAM: lambda seen: any(

@@ -439,9 +439,9 @@ def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
     return same
 
 
-_GIVEN = (Need.VITALS, Need.GIVEN)
+_GIVEN = (Need.VITALS, Need.CALLED, Need.GIVEN)
 DATA = (
-    Check("input-finite", Layer.DATA, _input_finite, needs=(Need.BEGUN, Need.GIVEN)),
+    Check("input-finite", Layer.DATA, _input_finite, needs=(Need.BEGUN, Need.CALLED, Need.GIVEN)),
     Check("input-range", Layer.DATA, _input_range, {"input-range": 1e4}, needs=_GIVEN),
     Check("input-constant", Layer.DATA, _input_constant, {"constant-features": 1.0}, needs=_GIVEN),
     Check("input-type", Layer.DATA, _type_changed, needs=_GIVEN),

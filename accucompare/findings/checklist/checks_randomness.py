@@ -128,7 +128,7 @@ def _ranks(seen: Evidence) -> CheckOutcome:
 _EARLIER = (Need.VITALS, Need.EARLIER)
 RANDOMNESS = (
     Check("seeded", Layer.RANDOMNESS, _seeded),
-    Check("drawn-behind", Layer.RANDOMNESS, _drawn, needs=(Need.VITALS, Need.GIVEN)),
+    Check("drawn-behind", Layer.RANDOMNESS, _drawn, needs=(Need.VITALS, Need.CALLED, Need.GIVEN)),
     Check("same-first-step", Layer.RANDOMNESS, _first_step, needs=_EARLIER),
     Check("seeds-of-ranks", Layer.RANDOMNESS, _ranks, across=True, needs=(Need.RANKS, Need.VITALS)),
     Check("seeded-others", Layer.RANDOMNESS, _others, needs=_EARLIER),

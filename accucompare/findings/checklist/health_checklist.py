@@ -21,7 +21,7 @@ from accucompare.findings.checklist.checks import (
     passed,
 )
 from accucompare.findings.checklist.checks_data import DATA
-from accucompare.findings.checklist.checks_loss import LOSS
+from accucompare.findings.checklist.checks_loss_inputs import LOSS
 from accucompare.findings.checklist.checks_model import MODEL
 from accucompare.findings.checklist.checks_optimizer import OPTIMIZER
 from accucompare.findings.checklist.checks_precision import PRECISION
@@ -121,7 +121,7 @@ def judge_log(ranks: Ranks, thresholds: Mapping[str, float] | None = None) -> He
     For a check made on each rank, the worst outcome counts, with the first rank that has it.
 
     Args:
-        ranks: as ``accucompare.findings.analysis.analysis.read`` gives them.
+        ranks: as ``accucompare.findings.analysis.read_logs`` gives them.
         thresholds: by name, in place of the defaults (see ``THRESHOLDS``).
 
     Raises:

@@ -1,4 +1,6 @@
-"""The table of the last calls of a step. Without torch."""
+"""The table of the last calls of a step. Without torch.
+
+A watch keeps all that it saw in a step, and ``watcher.watch.reporting`` shows the last calls."""
 
 from __future__ import annotations
 

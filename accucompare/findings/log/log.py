@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import msgspec
 
+from accucompare.bundle.format import bundle_around
 from accucompare.errors import UsageError
 from accucompare.findings.log.events import Event, WatchStart
 from accucompare.storage_errors import cure_of
@@ -50,7 +51,8 @@ class Log:
     to do."""
 
     def __init__(self, path: Path) -> None:
-        """UsageError if it cannot be written, or another watch of this process is writing it."""
+        """UsageError if it cannot be written, is being written by another watch of this process, or
+        lies in a bundle."""
         self.path = path
         self.failure: str | None = None
         self._place = Path(os.path.realpath(path))  # leaves circular links as they are
@@ -58,6 +60,11 @@ class Log:
             raise UsageError(
                 f"{path}: another watch is writing its log there; give this one a directory of its"
                 " own (out=)"
+            )
+        if (bundle := bundle_around(path)) is not None:
+            raise UsageError(
+                f"{path}: lies in the bundle {bundle}; choose another directory for the watch"
+                " (--out, out=)"
             )
         self._file: IO[bytes] | None
         try:

@@ -247,7 +247,7 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         grown: smallest and largest ratio, over parameters with a gradient, of its norm at the
             update to its norm after the backward.
         layers: of a step looked at closely, by measurement, the numbers of each of
-            ``Setup.parameters``, in that order:
+            ``TrainingSetup.parameters``, in that order:
             ``grad``: the norm of the gradient when the backward ended, if there is one;
             ``weight``: the norm of the parameter before the update;
             ``update``: of a sample, the root mean square of what the update added, over that of the

@@ -31,28 +31,33 @@ _TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_n
 class OpenCall:
     """A module call that is running, or what is outside of all of them.
 
+    Kinds are those of values that are not finite: NaN, +Inf, -Inf, saturated.
+
     Attributes:
-        arrived: the kinds that it was given.
-        known: ``arrived``, what its children gave, and what its own code was seen to make.
-        bad: the known kinds that come from a finding.
-        pending: by kind, findings held back until the value does harm: made by this call's own code
-            or, outside of all calls, given to the model.
-        fills: the pending kinds that something was filled with, as a running minimum is with +Inf.
-        makers: the operators that made each kind, if operators were seen.
-        sources: operators that gave a kind without a tensor input that had it, such as a mask of
-            -Inf made of a number.
-        brought: operators that got a kind from a tensor that is neither an input of the call nor
-            made in it.
+        inputs: what it was given; ``None`` outside.
+        arrived: the kinds among its inputs.
+        met: the kinds that its own code may have met: ``arrived``, what its children gave, and what
+            it was seen to make.
+        explained: the met kinds that a finding tells of already.
+        pending: by kind, the finding held back until the value does harm: made by this call's own
+            code or, outside of all calls, given to the model.
+        filled: the pending kinds that something was filled with, as a running minimum is with +Inf.
+        makers: by kind, the operator that made it, if operators were seen.
+        sources: by kind, an operator that gave it without a tensor input that had it, such as a
+            mask of -Inf made of a number.
+        brought: by kind, an operator that got it from a tensor that is neither an input of the call
+            nor made in it.
+        last: the child that was called last.
     """
 
     place: ModuleCall
     inputs: StepObservation | None
     caller: OpenCall | None = None
     arrived: frozenset[str] = frozenset()
-    known: set[str] = field(default_factory=set)
-    bad: set[str] = field(default_factory=set)
+    met: set[str] = field(default_factory=set)
+    explained: set[str] = field(default_factory=set)
     pending: dict[str, Finding] = field(default_factory=dict)
-    fills: set[str] = field(default_factory=set)
+    filled: set[str] = field(default_factory=set)
     makers: dict[str, StepObservation] = field(default_factory=dict)
     sources: dict[str, StepObservation] = field(default_factory=dict)
     brought: dict[str, StepObservation] = field(default_factory=dict)
@@ -104,7 +109,7 @@ class OpenCall:
             self.makers[NAN] = computed or observation
         for kind in kinds - given:
             self.sources[kind] = observation
-        for kind in (kinds & given) - self.known - self.makers.keys() - self.sources.keys():
+        for kind in (kinds & given) - self.met - self.makers.keys() - self.sources.keys():
             self.brought.setdefault(kind, observation)
         if NAN in arrival or (infinite and computed is None and _TURNS.match(observation.operator)):
             return  # of a NaN, or of an Inf that something was filled with
@@ -114,11 +119,11 @@ class OpenCall:
         self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))
 
 
-def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
+def explain_kinds(kinds: Iterable[str], *calls: OpenCall) -> None:
     """From now on these calls' values of some kinds are known to come from a finding."""
     for call in calls:
-        call.known |= set(kinds)
-        call.bad |= set(kinds)
+        call.met |= set(kinds)
+        call.explained |= set(kinds)
 
 
 def _is_mask(observation: StepObservation) -> bool:

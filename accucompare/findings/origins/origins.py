@@ -43,7 +43,7 @@ from accucompare.findings.log import (
     remark,
     within,
 )
-from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame_call
+from accucompare.findings.origins.open_calls import INFINITE, OpenCall, explain_kinds
 
 #: By a legal kind, the kinds that make it harmful if a call turns it into them.
 _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
@@ -54,7 +54,9 @@ _HARMFUL = (NAN, SATURATED, PLUS)
 _MOST_PASSED_ON = 100
 
 
-class _Judge:
+class _OriginSearch:
+    """Goes through a step's observations in order; keeps what each running call can have met."""
+
     def __init__(self, step: int, limits: WatchLimits, sees_operators: bool) -> None:
         self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
@@ -107,15 +109,20 @@ class _Judge:
         # of numbers, only -Inf counts: outputs are filled with it
         arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
         call = OpenCall(
-            observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad)
+            observation.place,
+            observation,
+            caller,
+            arrival,
+            set(arrival),
+            set(arrival & caller.explained),
         )
         self._open[observation.place.key] = call
-        fresh = arrival - caller.known
-        caller.known |= fresh
+        fresh = arrival - caller.met
+        caller.met |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
             # its own code made it of an Inf that is reported already
-            if kind == NAN and caller.known & caller.bad & INFINITE:
-                blame_call({NAN}, caller, call)
+            if kind == NAN and caller.met & caller.explained & INFINITE:
+                explain_kinds({NAN}, caller, call)
             else:
                 self._hold(
                     caller,
@@ -127,7 +134,7 @@ class _Judge:
     def _hold(self, maker: OpenCall, kind: str, finding: Finding, fill: bool) -> None:
         """Hold a finding back until its value does harm."""
         maker.pending[kind] = finding
-        (maker.fills.add if fill else maker.fills.discard)(kind)
+        (maker.filled.add if fill else maker.filled.discard)(kind)
 
     def _made_before(self, caller: OpenCall, observation: StepObservation, kind: str) -> Finding:
         """A kind that a child, or the model, is given and its caller did not know."""
@@ -145,24 +152,24 @@ class _Judge:
         caller.last = observation.place
         self._ends[observation.place.key] = call, observation
         if kinds and not self._limits.allow(observation.place.name):
-            self._judge(call, caller, observation, kinds)
-        caller.known |= kinds
+            self._trace_output(call, caller, observation, kinds)
+        caller.met |= kinds
         if caller is self._outside:
             self._given_out += infinite_outputs(observation)
 
-    def _judge(
+    def _trace_output(
         self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
     ) -> None:
         """Say where the kinds in a call's output come from."""
-        made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
+        made = NAN not in call.met and (NAN in kinds or bool(kinds - call.met))
         harmful = self._take_harmful(call, caller, kinds)
         if harmful is not None:
             self._report(harmful, caller, call)
             self._pass_on(call, caller, observation, kinds)
-        elif call.arrived & call.bad:
+        elif call.arrived & call.explained:
             self._pass_on(call, caller, observation, kinds)
-        elif call.known & call.bad:  # made in a child, and reported there
-            blame_call(kinds, caller, call)
+        elif call.met & call.explained:  # made in a child, and reported there
+            explain_kinds(kinds, caller, call)
         elif (
             own := next(
                 (kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)),
@@ -176,9 +183,9 @@ class _Judge:
             finding = self._finding(
                 observation, site, [*call.given, *observation.tensors], call, near
             )
-            if not all(self._fills(call, kind) for kind in kinds - call.known):
+            if not all(self._fills(call, kind) for kind in kinds - call.met):
                 self._report(finding, caller, call)
-            elif PLUS in kinds - call.known:
+            elif PLUS in kinds - call.met:
                 self._hold(caller, PLUS, finding, fill=True)
 
     def _take_harmful(
@@ -199,7 +206,7 @@ class _Judge:
             other = maker.pending.get(MINUS)
             if other is not None and other.order == finding.order and self._is_overflow(maker):
                 finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
-            blame_call(finding.kinds, *around)
+            explain_kinds(finding.kinds, *around)
             return finding
         return None
 
@@ -209,7 +216,7 @@ class _Judge:
         return (
             pending
             and bool(kinds & _harm(kind, maker))
-            and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
+            and (kind != MINUS or (MINUS not in maker.filled and self._is_overflow(maker)))
         )
 
     def _is_overflow(self, caller: OpenCall) -> bool:
@@ -235,13 +242,13 @@ class _Judge:
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self._findings.append(finding)
-        blame_call(finding.kinds, *calls)
+        explain_kinds(finding.kinds, *calls)
 
     def _pass_on(
         self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
     ) -> None:
         """A call that was given a non-finite value and passes it on."""
-        blame_call(kinds, caller)
+        explain_kinds(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*call.given, *observation.tensors]
@@ -258,7 +265,7 @@ class _Judge:
     def _point(self, observation: StepObservation) -> None:
         call = self._open.get(observation.place.key, self._outside)
         kinds = self.kinds(observation.tensors)
-        if kinds and not kinds <= call.bad:
+        if kinds and not kinds <= call.explained:
             tensors = [*call.given, *observation.tensors]
             self._report(
                 self._finding(observation, Site.POINT, tensors, call, observation.near), call
@@ -468,12 +475,12 @@ def find_origins(
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     observations = list(observations)
-    judge = _Judge(
+    search = _OriginSearch(
         step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations)
     )
     for each in observations:
-        judge.add(each)
-    return judge.findings()
+        search.add(each)
+    return search.findings()
 
 
 def infinite_outputs(ended: StepObservation) -> list[str]:
@@ -491,7 +498,7 @@ def _backward(finding: Finding, **facts: Any) -> Finding:
 
 def _harm(kind: str, maker: OpenCall) -> set[str]:
     """The kinds that a pending kind must turn into to do harm."""
-    return {NAN} if kind in maker.fills else _HARM[kind]
+    return {NAN} if kind in maker.filled else _HARM[kind]
 
 
 def _made_by(maker: StepObservation, finding: Finding) -> Finding:

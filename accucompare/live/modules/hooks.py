@@ -74,8 +74,8 @@ class Listener(Generic[_C]):
         called: the names of the modules that were called.
     """
 
-    #: Whether ``returned`` is to be called.
-    sees_returns = False
+    #: Whether ``forward_returned``, and ``forward_made``, are to be called.
+    sees_returns = sees_made = False
 
     def __init__(self, modules: Modules, kind: type[_C]) -> None:
         """``kind``: the class of its calls."""
@@ -94,20 +94,23 @@ class Listener(Generic[_C]):
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def began(
+    def call_began(
         self, call: _C, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
         """A call begins. Returns what replaces its arguments, or ``None``."""
         raise NotImplementedError
 
-    def returned(self, call: _C, output: Any) -> None:
+    def forward_returned(self, call: _C, output: Any) -> None:
         """A forward has returned; the user's hooks have not run yet."""
 
-    def ended(self, call: _C, output: Any) -> Any:
+    def forward_made(self, call: _C, output: Any) -> None:
+        """The same, but the call goes on: the hooks that come now are still of its own."""
+
+    def call_ended(self, call: _C, output: Any) -> Any:
         """A call ends. Returns what replaces its output, or ``None``."""
         raise NotImplementedError
 
-    def left(self, call: _C) -> None:
+    def call_left(self, call: _C) -> None:
         """A call is over, even if it raised. May be called again for the same call."""
 
     def failed(self, error: Exception, name: str) -> None:
@@ -153,6 +156,9 @@ class Listener(Generic[_C]):
                 self._handles.append(
                     nn.Module.register_forward_hook(module, returned, prepend=True)
                 )
+            if self.sees_made:
+                made = Hook(self, self._made, name)
+                self._handles.append(nn.Module.register_forward_hook(module, made, prepend=True))
 
     def _take_off(self) -> None:
         if self._handles:
@@ -252,7 +258,7 @@ class Listener(Generic[_C]):
         return Mark(step, indices.copy(), parent)
 
     @contextlib.contextmanager
-    def again(self, mark: Mark) -> Iterator[None]:
+    def in_second_run(self, mark: Mark) -> Iterator[None]:
         """Within the context, this thread runs calls again from ``mark`` on, with its indices."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
@@ -281,7 +287,7 @@ class Listener(Generic[_C]):
 
     def _leave_all(self) -> None:
         for call in self._calls.get(threading.get_ident(), ()):
-            self.left(call)
+            self.call_left(call)
 
     def _before(
         self, name: str, module: nn.Module, args: Any, kwargs: Any
@@ -300,13 +306,18 @@ class Listener(Generic[_C]):
         call = self._kind(module, name, self.number(name), parent, sys.exc_info()[1])
         calls.append(call)
         self.called.add(name)
-        return self.began(call, args, kwargs)
+        return self.call_began(call, args, kwargs)
 
     def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self.running()
         if call is not None and call.module is module:
-            self.returned(call, output)
-            self.left(call)
+            self.forward_returned(call, output)
+            self.call_left(call)
+
+    def _made(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self.running()
+        if call is not None and call.module is module:
+            self.forward_made(call, output)
 
     def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         thread = threading.get_ident()
@@ -316,16 +327,16 @@ class Listener(Generic[_C]):
         ):
             return None  # called before listening began
         while calls[-1].module is not module:
-            self.left(calls.pop())  # its hook did not run, and its caller went on
+            self.call_left(calls.pop())  # its hook did not run, and its caller went on
         call = calls.pop()
-        self.left(call)
+        self.call_left(call)
         # the forward raised; the hook still runs, and the caller may go on
         if sys.exc_info()[1] is not call.handling:
             self._raised.setdefault(thread, name)
             return None
         if self._raised:
             self._raised.pop(thread, None)
-        return self.ended(call, output)
+        return self.call_ended(call, output)
 
 
 class Hook(Unsaved):

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format import Layout, Record, Role
+from accucompare.bundle.format import Layout, Record, Role, Shard
 from accucompare.errors import CaptureError
-from accucompare.live.values import dtype_name, to_host
+from accucompare.live.values import dtype_name, local_part, to_host
 from accucompare.numbers import Array
+from accucompare.text import with_article
 
 
 def take_apart(
@@ -64,7 +65,7 @@ def take_apart(
     if lost is not None and lost(value, place):
         return {"lost": place}
     raise CaptureError(
-        f"--save-state: {place}: cannot save a {type(value).__name__}; "
+        f"save_state (--save-state): {place}: cannot save {with_article(type(value).__name__)}; "
         "inputs may hold tensors, numbers, strings, None, and tuples, lists and dicts of those"
     )
 
@@ -105,8 +106,12 @@ def put_together(
     return content
 
 
-def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
-    """A record of the state, and what brings its data to the host or raises CaptureError."""
+def state_record(
+    role: Role, name: str, tensor: torch.Tensor, shard: Shard | None = None
+) -> tuple[Record, Callable[[], Array]]:
+    """A record of the state, and what brings its data to the host or raises CaptureError.
+
+    ``shard``: the layout of a tensor of which this rank has a part."""
     record = Record(
         0,
         0,
@@ -117,16 +122,18 @@ def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, C
         0,
         "",
         None,
-        tuple(tensor.shape),
+        tuple(local_part(tensor).shape),
         dtype_name(tensor.dtype),
         Layout.STRIDED,
+        shard=shard,
     )
 
     def bits() -> Array:
         host = to_host(tensor)
         if host.array is None:
             raise CaptureError(
-                f"--save-state: {role.value} {name!r} is {host.layout.value} and cannot be saved"
+                f"save_state (--save-state): {role.value} {name!r} is {host.layout.value} and"
+                " cannot be saved"
                 f" ({host.detail})"
             )
         return host.array

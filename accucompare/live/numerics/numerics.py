@@ -57,7 +57,7 @@ class Numerics:
             )
         if emulate is not None and device.type != "cpu":
             raise UsageError(
-                f"--emulate {emulate}: only on the CPU; {device.type} computes as it does"
+                f"emulate {emulate} (--emulate): only on the CPU; {device.type} computes as it does"
             )
         self._emulate = None if emulate is None else Precision(emulate)
         self.options: dict[str, Any] = {

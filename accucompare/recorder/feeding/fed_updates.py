@@ -14,7 +14,7 @@ from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
 @dataclass(frozen=True)
 class FedUpdates:
-    """Golden's parameters, gradients and state, for updates (``recording.updates.Golden``)."""
+    """Golden's parameters, gradients and state, for updates (``recording.guard.GoldenUpdates``)."""
 
     feed: Feeding
     step: Callable[[], int]
@@ -29,12 +29,12 @@ class FedUpdates:
             tensor.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether anything but updates changed golden's parameter. Raises as ``Feed.inputs``."""
+        """Whether anything but updates changed golden's parameter. Raises as ``Feeding.inputs``."""
         self.feed.load(self.step())
         return self.feed.has_value(FedPlace(self.step(), name, update, Role.PARAM_CHANGED), path)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor, or note a missing one. Raises as ``Feed.inputs``."""
+        """Write golden's value; note a missing one. Raises as ``Feeding.inputs``."""
         place = FedPlace(self.step(), name, update, role)
         self.feed.load(place.step)
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())

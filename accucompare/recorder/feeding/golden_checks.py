@@ -19,6 +19,7 @@ from accucompare.errors import UsageError
 from accucompare.numbers import same_fingerprint
 from accucompare.places import Place, place_of
 from accucompare.selection import Mode, RoleGroup, Steps
+from accucompare.text import with_article
 
 
 def held_steps(manifest: Manifest) -> Steps | None:
@@ -44,17 +45,17 @@ def check_golden(
     finished = Steps.held(entry.step for _, entry in golden.steps())
     if target in (own, *own.parents):
         raise UsageError(
-            f"{out}: --feed cannot read what the capture overwrites; choose another --out"
+            f"{out}: holds golden, which the fed capture would overwrite; choose another place"
+            " (--out, out=)"
         )
     if (mode := golden.manifest.options.mode) in (Mode.SKETCH, Mode.STATS, Mode.DIGEST):
         raise UsageError(
-            f"{golden.path}: holds no tensors (--mode {mode}) to feed; capture it without --mode"
-            f" {mode}"
+            f"{golden.path}: holds no tensors (mode {mode}) to feed; capture it in mode tensors"
         )
     if not golden.manifest.options.holds(RoleGroup.FORWARD):
         raise UsageError(
             f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward"
-            " among its --roles"
+            " among its roles (--roles)"
         )
     if finished is None:
         raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
@@ -65,7 +66,7 @@ def check_golden(
         if finished.chosen is None:
             held = f"only {finished.count} step(s) to feed"
         raise UsageError(
-            f"--steps {steps}: {golden.path} holds {held}; give --steps {finished}, or leave it out"
+            f"steps {steps} (--steps): {golden.path} holds {held}; give {finished}, or leave it out"
         )
     if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
         lost = f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else ""
@@ -122,9 +123,9 @@ def check_model(
     if force:
         return
     if step != (described_at := golden.manifests[rank].described_at):
-        cure = "use the --like that golden was captured with"
+        cure = "start as golden did (start=, --like)"
         if golden.manifest.state is not None:
-            cure = f"give --like {golden.path}"
+            cure = f"start from it (start=, --like {golden.path})"
         raise UsageError(
             f"{golden.path}: begins with the weights of step {described_at}, and the model has"
             f" those of step {step}: {cure}"
@@ -134,8 +135,9 @@ def check_model(
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:
         raise UsageError(
-            f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]}"
-            " (--force feeds it all the same)"
+            f"{golden.path}: is of another model, {with_article(classes[0])}; this one is"
+            f" {with_article(classes[1])}"
+            " (force=True, --force, feeds it all the same)"
         )
     shared_names = SharedNames(theirs, model)
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
@@ -168,12 +170,12 @@ def _cure(golden: Bundle, like: str | Place | None) -> str:
     if like is not None:
         return (
             f"although they were taken from {like}: the model sets them anew, or golden is of"
-            " others (--force feeds it all the same)"
+            " others (force=True, --force, feeds it all the same)"
         )
     rounded = golden.manifest.capture.get("round_weights")
     if rounded is not None:
-        return f"golden's were rounded: give --round-weights {rounded} (or --force)"
+        return f"golden's were rounded: give --round-weights {rounded} (or force=True, --force)"
     same = "use the same seed and checkpoint"
     if golden.manifest.state is not None:
-        same = f"--like {golden.path} takes them over"
-    return f"{same} (--force feeds it all the same)"
+        same = f"starting from it (start=, --like {golden.path}) takes them over"
+    return f"{same} (force=True, --force, feeds it all the same)"

@@ -43,6 +43,7 @@ from accucompare.live.values import (
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.lending import Exchange
+from accucompare.text import with_article
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -102,7 +103,7 @@ class GoldenValues:
     def operators_of(
         self, step: int, name: str, call: int, roles: Collection[Role]
     ) -> list[Record]:
-        """The records of one module call's operators in golden's order; raises as ``inputs``."""
+        """A module call's operators in golden's order. Raises as ``Feeding.inputs``."""
         self.load(step)
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
@@ -186,7 +187,7 @@ class GoldenValues:
         return self._before[step]
 
     def paths(self, place: FedPlace) -> list[str]:
-        """The paths that golden has written, for one of ``WRITTEN_ROLES``; raises as ``inputs``."""
+        """What golden has of one of ``WRITTEN_ROLES``: paths. Raises as ``Feeding.inputs``."""
         self.load(place.step)
         return self._written.get((place.name, place.call, place.role), [])
 
@@ -352,7 +353,7 @@ def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     if layout is Layout.NESTED:
         return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
     if not is_plain_class(tensor):
-        return f"it is a {type(tensor).__name__}"
+        return f"it is {with_article(type(tensor).__name__)}"
     if (
         layout is not Layout.STRIDED
         or tensor.layout is not torch.strided

@@ -134,7 +134,7 @@ class Buffers:
         if changed:
             self._written(caller, changed)
 
-    def ended(self, call: Call) -> None:
+    def call_ended(self, call: Call) -> None:
         """A call ends. Its own code has written what changed since the last look."""
         buffers = self._modules.named[call.name]._buffers  # of the module itself, not of a replica
         if len(buffers) > len(self._buffers_of.get(call.name, ())):

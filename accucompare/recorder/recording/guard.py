@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from accucompare.bundle.format import Role
 from accucompare.bundle.writing import Lease
 from accucompare.recorder.recording.making import PLAINLY, How
@@ -39,3 +41,19 @@ class UpdateSink(Guard, Protocol):
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
     ) -> None:
         """Record a value of a module's update, the ``update``-th of the step from 0, if wanted."""
+
+
+class GoldenUpdates(Protocol):
+    """Where golden's parameters, gradients and state come from."""
+
+    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's parameter after ``update`` updates of the step, unless it is there."""
+
+    def has_changed(self, name: str, update: int, path: str) -> bool:
+        """Whether anything but an update changed golden's parameter after ``update`` updates."""
+
+    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's value into a tensor; note it if that cannot be done."""
+
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        """Note that an update did not get golden's value."""

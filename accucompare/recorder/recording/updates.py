@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -23,45 +24,19 @@ from accucompare.live.autograd import (
     observe_backward_no_more,
     parameters_of,
 )
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
+from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, local_part
 from accucompare.recorder.recording.between_updates import Between
-from accucompare.recorder.recording.guard import UpdateSink, guarded
+from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
+from accucompare.recorder.recording.main_grad import gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
-
-#: Where Megatron keeps gradients, instead of ``grad``.
-MAIN_GRAD = "main_grad"
-
-
-def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
-    """A parameter's gradient, and the attribute that holds it unless that is ``grad``."""
-    if parameter.grad is not None or not isinstance(
-        getattr(parameter, MAIN_GRAD, None), torch.Tensor
-    ):
-        return parameter.grad, ""
-    return getattr(parameter, MAIN_GRAD), MAIN_GRAD
-
-
-class Golden(Protocol):
-    """Where golden's parameters, gradients and state come from."""
-
-    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's parameter after ``update`` updates of the step, unless it is there."""
-
-    def has_changed(self, name: str, update: int, path: str) -> bool:
-        """Whether anything but an update changed golden's parameter after ``update`` updates."""
-
-    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value into a tensor; note it if that cannot be done."""
-
-    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        """Note that an update did not get golden's value."""
 
 
 class Updates:
@@ -73,9 +48,15 @@ class Updates:
     """
 
     def __init__(
-        self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training
+        self,
+        modules: Modules,
+        sink: UpdateSink,
+        golden: GoldenUpdates | None,
+        training: Training,
+        layouts: Layouts | None = None,
     ) -> None:
         self._sink = sink
+        self._layouts = layouts
         self._golden = golden
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
@@ -171,7 +152,7 @@ class Updates:
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: record gradients that no update took. Returns as ``Series.end_step``."""
+        """A step ends: record gradients that no update took. As ``SeriesRecorder.end_step``."""
         if self._started == self._count and self._trained:
             self._note_changed(AT_THE_END)
         elif self._count and self._started != self._count:
@@ -186,9 +167,7 @@ class Updates:
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
                     grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
-                    self._sink.add_update(
-                        each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER)
-                    )
+                    self._give(each, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER), 0)
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -454,6 +433,12 @@ class Updates:
         self._times[key] += 1
         path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
         grad, where = gradient_of(parameter.tensor)
+        if (
+            grad is None
+            and self._layouts is not None
+            and self._layouts.has_none_of(parameter.tensor)
+        ):
+            grad = parameter.tensor.detach()
         if grad is None:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
@@ -501,6 +486,10 @@ class Updates:
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What to call with a gradient's record for its norm. Without a record, read it now."""
+        if self._layouts is not None:
+            shard = self._layouts.of_parameter(parameter.tensor, grad)
+            if shard is not None and not shard.is_whole(tuple(local_part(grad).shape)):
+                self._series.has_part()
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
@@ -529,6 +518,16 @@ class Updates:
             self._golden.put(parameter.owner, self._count, role, path, value)
 
     def _give(
-        self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY
+        self,
+        parameter: Parameter,
+        role: Role,
+        path: str,
+        value: Any,
+        how: How = PLAINLY,
+        update: int | None = None,
     ) -> None:
-        self._sink.add_update(parameter.owner, self._count, role, path, value, how)
+        """Record a value of a parameter's update, which is the running one if none is named."""
+        if self._layouts is not None and isinstance(value, torch.Tensor):
+            how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
+        number = self._count if update is None else update
+        self._sink.add_update(parameter.owner, number, role, path, value, how)

@@ -34,7 +34,7 @@ def capture_baselines(
         target: golden's case.
         golden: its bundle's directory; the baselines go to ``baselines/<precision>`` in it.
         device: golden's own, which is trusted. Products are rounded to HF32 or TF32 on the CPU.
-        precisions: names of ``compare.limits.brought.PRECISIONS``.
+        precisions: names of ``compare.limits.golden_baselines.PRECISIONS``.
         tensors: also keep what each module computed; each baseline is then as large as golden.
         announce: called before each task with its description.
 

@@ -22,6 +22,7 @@ from accucompare.live.modules import name_modules
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
 from accucompare.recorder.feeding import check_golden, held_steps
+from accucompare.recorder.session.capture_context import recording
 from accucompare.recorder.session.failures import (
     ModuleFailedError,
     WantedGradientsError,
@@ -29,10 +30,10 @@ from accucompare.recorder.session.failures import (
     naming_the_model,
     telling_exits,
 )
-from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import Within, starting
 from accucompare.recorder.state import NOTHING, CallArguments, Training, run_step, saved_inputs
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
+from accucompare.text import with_article
 
 
 class Casting:
@@ -191,6 +192,12 @@ def _capture_once(
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
+    if case.loss is None and options.feed is None and RoleGroup.FORWARD not in options.groups:
+        raise CaseError(
+            f"{name}: --roles {','.join(options.groups)} records what follows from a loss, and the"
+            " case has none; give Case(…, loss=…), or record the forward, too (--roles"
+            f" forward,{','.join(options.groups)})"
+        )
     first, trains, notes = _first_step(options.like), options.trains, list[str]()
     steps = starting(options.asked or Steps(len(inputs)), first, options.like)
     fed = options.feed is not None
@@ -318,7 +325,8 @@ def build(
     model = case.model
     if not isinstance(model, nn.Module):
         raise CaseError(
-            f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}"
+            f"{name}: the case's model must be a torch.nn.Module, but is"
+            f" {with_article(type(model).__name__)}"
         )
     training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)

@@ -9,8 +9,8 @@ from accucompare.errors import CaseError
 from accucompare.live.around import device_of
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import DEFAULTS, CaptureOptions
+from accucompare.recorder.session.capture_context import recording
 from accucompare.recorder.session.case_capture import Casting, moved
-from accucompare.recorder.session.session import recording
 from accucompare.recorder.session.start import Within
 from accucompare.recorder.state import Training, run_step
 

@@ -1,271 +1,246 @@
-"""A capture from beginning to end: ``with accucompare.capture(model, "golden") as session``."""
+"""A running capture: its steps, and what it writes at its end."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
-from torch import nn
 
-from accucompare.asked import Arithmetic, FedWith, Loop, Recorded, StartFrom, group
-from accucompare.bundle.format import Manifest
-from accucompare.bundle.writing import (
-    BundleWriter,
-    forget_previous,
-    locked,
-    prepare_directory,
-    restore_previous,
+from accucompare.bundle.reading import bundle_html
+from accucompare.bundle.writing import BundleWriter
+from accucompare.devices import variables
+from accucompare.errors import CaptureError
+from accucompare.live.around import (
+    digests_of,
+    loaded_libraries,
+    modules_in,
+    notes_on_what_ran,
+    variables_named,
+    versions_of,
 )
-from accucompare.errors import CaptureError, UsageError
-from accucompare.live.around import describe_environment, device_of, notes_on
-from accucompare.live.numerics import Numerics, describe_autocast
-from accucompare.live.operators import matched_randomness
-from accucompare.places import Place, place_of
-from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.live.numerics import Numerics, eager_stance
+from accucompare.live.operators import Draws
+from accucompare.places import Place
 from accucompare.recorder.recording import Recorder
-from accucompare.recorder.session.running import Session
-from accucompare.recorder.session.start import ALONE, Start, Subject, Within
-from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
-from accucompare.selection import Level, Mode
+from accucompare.recorder.session.start import Start, Subject
+from accucompare.recorder.state import StateSaver, UnknownOptimizers
+from accucompare.selection import Level
+
+_LOGGER = logging.getLogger(__name__)
 
 
-def capture(
-    model: nn.Module,
-    out: str | Place,
-    *,
-    record: str | Recorded = Mode.TENSORS,
-    steps: int | str | Iterable[int] | None = None,
-    seed: int | None = None,
-    start: str | Place | StartFrom | None = None,
-    feed: str | Place | FedWith | None = None,
-    loop: Any = None,
-    numerics: Arithmetic | None = None,
-    save_state: bool = False,
-    overwrite: bool = False,
-) -> contextlib.AbstractContextManager[Session]:
-    """Record the inputs and outputs of every module call while the context lasts.
+class Session:
+    """A running capture, made by ``capture``.
 
-    Random operations draw from a CPU generator under ``seed``, so dropout agrees on every device.
-    The global generators, the model, its mode, its hooks and its parameters are left as a plain run
-    would leave them. With activation checkpointing, run the backward inside the context, too: the
-    forward that runs again then finds its random numbers.
-
-    Args:
-        model: any module, on any device, wrapped or not.
-        out: directory, or URL such as ``s3://bucket/golden``, to write the bundle to.
-        record: how much to keep of each tensor: ``"tensors"``; ``"sketch"`` (digest, statistics and
-            2 KiB, from which the distance of two tensors is estimated to some percent);
-            ``"stats"``; ``"digest"``, for two runs that should be equal bit for bit. Or an
-            ``accucompare.Recorded``, which also chooses layers, roles and operators. Without
-            ``only`` and ``skip``, the layers are those of ``start`` or ``feed``. The outermost
-            call's inputs are always recorded.
-        steps: record this many steps and no more; by default all. Or the numbers of the steps to
-            record, as a list or as text such as ``"0,10,100-102"`` (``"10-10"`` is step 10 alone):
-            the others run as if there were no capture. A run that ends before the last of them
-            leaves an incomplete bundle.
-        seed: of the random operations; by default that of ``start`` or ``feed``, or 0.
-        start: a bundle captured with ``save_state``: its weights and buffers are copied into the
-            model before it runs, its train or eval mode is set, and its seed and selection are
-            taken over. The capture begins with the step of the state (``session.step_number``),
-            with the ``loop`` and the random generators as they were then. Or an
-            ``accucompare.StartFrom``.
-        feed: a golden bundle: every module call gets golden's inputs, and its caller golden's
-            outputs (fresh copies in the same dtype and on the same device), after what arrived and
-            what was computed is recorded. So each record shows the error of one module, or of the
-            code of one parent before it. Gradients and updates are fed likewise, if golden has
-            them. If golden has no gradients, they are off unless its forward itself asked for some
-            (``autograd.grad``): leave out backward and optimizer then. Golden's seed, steps and
-            selection are the defaults. What golden lacks, and objects that cannot be looked into,
-            are passed on unchanged and listed in the manifest. Or an ``accucompare.FedWith``.
-        loop: the optimizer, or an ``accucompare.Loop`` with the scheduler and the scaler, for
-            ``save_state`` and ``start``. Updates are recorded without it, too. An optimizer that
-            holds none of the model's parameters is an error.
-        numerics: an ``accucompare.Arithmetic``: deterministic algorithms, HF32, TF32. Afterwards
-            all is as before.
-        save_state: save, for ``start``, the parameters, the buffers, and what else a training step
-            starts from (``loop``, random generators, gradients, the step's number), as they are
-            before the first recorded step. What cannot be saved is listed in the manifest.
-        overwrite: replace an earlier bundle in ``out``.
-
-    Yields:
-        The session; call its ``step()`` at the end of each step, if there are several.
-
-    Raises:
-        CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed
-            capture also if a call cannot be fed: a damaged record of golden, a user's hook that
-            replaces what a module returns.
-        UsageError: if an option makes no sense; if ``feed`` is of another model or other weights,
-            or holds nothing to feed; if a renaming matches nothing, leads to no layer of the model,
-            or makes two layers one.
-
-    Example:
-        >>> with capture(model, "captured", seed=0, record=Recorded(roles="forward")) as session:
-        ...     for batch in loader:
-        ...         output = model(batch)
-        ...         session.step()
+    Attributes:
+        path: the bundle's directory.
+        step_number: of the step being recorded, from 0.
     """
-    options = CaptureOptions.of(
-        record,
-        start,
-        feed,
-        numerics,
-        steps=steps,
-        seed=seed,
-        save_state=save_state,
-        overwrite=overwrite,
-    )
-    return recording(model, out, options, Training.of(group(Loop, loop, "loop")))
 
+    def __init__(
+        self,
+        subject: Subject,
+        start: Start,
+        recorder: Recorder,
+        writer: BundleWriter,
+        numerics: Numerics,
+        draws: Draws | None,
+        saver: StateSaver | None,
+        unknown: UnknownOptimizers | None,
+    ) -> None:
+        """
+        Args:
+            draws: ``None`` if random operations draw as without a capture.
+            saver: of the training's state; ``None`` if that is not saved.
+            unknown: optimizers that step but were not given; ``None`` if no state is kept.
+        """
+        self.path = writer.directory
+        self._recorder = recorder
+        self._writer = writer
+        self._draws = draws
+        self._steps = start.steps
+        self._numerics = numerics
+        self._subject = subject
+        self._eager = False  # compiled code was run eagerly
+        self._stance = contextlib.ExitStack()
+        self._start = start
+        self._saver = saver
+        self._unknown = unknown
 
-@contextlib.contextmanager
-def recording(
-    model: nn.Module,
-    out: str | Place,
-    options: CaptureOptions,
-    training: Training = NOTHING,
-    *,
-    device: torch.device | None = None,
-    within: Within = ALONE,
-) -> Iterator[Session]:
-    """``capture`` with its options as one object."""
-    if options.like is not None and place_of(options.like).resolve() == place_of(out).resolve():
-        raise UsageError(
-            f"{out}: cannot be both what the capture starts from and what it writes; choose another"
-            " --out"
-        )
-    subject = Subject.of(model, training, device)
-    notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another
-    numerics = Numerics(
-        subject.device,
-        deterministic=options.deterministic,
-        hf32=options.hf32,
-        tf32=options.tf32,
-        emulate=options.emulate,
-    )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(numerics.in_force())
-        saver = (
-            StateSaver(subject.modules, training, subject.device, within.inputs)
-            if options.save_state
-            else None
-        )
-        start = Start.of(subject, out, options, stack, within)
-        start.notes[:0] = [*notes, *within.notes]
-        directory = place_of(out)
-        if not within.prepared:
-            stack.enter_context(_prepared(directory, options.overwrite, subject))
-        manifest = start.manifest(options, subject.ranks)
-        manifest.capture.update({**within.made, **numerics.options})
-        manifest.environment.update(
-            {**describe_environment(subject.device, within.case), "autocast": None, "random": None}
-        )
-        writer = BundleWriter(
-            directory,
-            manifest,
-            subject.rank,
-            options.queue_bytes,
-            Mode(options.mode),
-            options.sketch_size,
-        )
-        try:
-            draws = (
-                stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bundle as far as it is written."""
+        manifest = self._writer.published
+        return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
+
+    @property
+    def step_number(self) -> int:
+        return self._recorder.step
+
+    def step(self) -> None:
+        """End a step: its records become readable, and calls are numbered from 0 again.
+
+        Raises:
+            CaptureError: if recording failed, for example on a full disk.
+        """
+        failure = self._writer.failure or self._recorder.failure
+        if failure is not None:
+            raise failure
+        recorder, steps = self._recorder, self._steps
+        if steps is not None and recorder.step >= steps.count:
+            return
+        if recorder.listening:
+            self._numerics.end_step(recorder.step)
+            series = recorder.end_step()
+            self._note_unfed()
+            self._writer.end_step(
+                recorder.step, series=series, holds_records=recorder.holds_records
             )
-            start.restore_training(manifest, draws)
-            if saver is not None and start.first_recorded == start.step:
-                saver.write(writer, start.step, draws)
-            if draws is None and within.matched:
-                manifest.notes.append(
-                    "this version of torch does not let random operations be matched across devices"
-                )
-            recorder = Recorder(
-                subject.modules,
-                start.selection,
-                writer,
-                _on_first_call(manifest, subject),
-                start.feed,
-                options.level == Level.OP,
-                start.groups,
-                training,
-            )
-            stack.callback(recorder.remove)
-            recorder.step = start.step
-            unknown = None
-            if options.save_state or options.like is not None:
-                unknown = UnknownOptimizers(subject.modules, training)
-                stack.callback(unknown.remove)
-            session = Session(subject, start, recorder, writer, numerics, draws, saver, unknown)
-            stack.callback(session.rest)
-            session.wake()
-        except BaseException as error:
-            with contextlib.suppress(CaptureError):
-                writer.close({"error": f"{type(error).__name__}: {error}"})
-            raise
+        recorder.next_step()
+        # also after steps that are not recorded: draws are numbered in all steps
+        if self._draws is not None:
+            self._draws.end_step()
+        if self._saver is not None and recorder.step == self._start.first_recorded:
+            self._saver.write(self._writer, recorder.step, self._draws)
+        recorder.listening = steps is None or steps.has(recorder.step)
+
+    def wake(self) -> None:
+        """Put the hooks on, first or after ``rest``. From now on compiled code runs eagerly.
+
+        Not inside an optimizer's hook: PyTorch is then iterating over the hooks that this adds to.
+        """
+        # inner hooks of a compiled model stop firing after its first call
+        if "torch._dynamo" in sys.modules:
+            self._stance.enter_context(eager_stance())
+            self._eager = True
+        self._recorder.install(self._steps)
+
+    def rest(self) -> None:
+        """Take the hooks off until ``wake``, for unrecorded steps. Not inside a hook either."""
+        self._recorder.remove()
+        self._stance.close()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do not record what runs meanwhile, such as an evaluation between two training steps."""
+        listening, self._recorder.listening = self._recorder.listening, False
         try:
-            with numerics.emulation():
-                yield session
-            session.check_end(options.feed)
-        except BaseException as error:
-            recorder.remove()
-            with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
-                session.end(error)
-            if start.without_gradients and recorder.backwards and isinstance(error, RuntimeError):
+            with self._recorder.without_hooks():
+                yield
+        finally:
+            self._recorder.listening = listening
+
+    def _note_unknown_optimizers(self) -> None:
+        """List as missing the state of optimizers that the saved or restored state lacks."""
+        if self._unknown is None:
+            return
+        self._unknown.remove()
+        capture = self._writer.manifest.capture
+        for name in ("training_state", "started"):
+            if capture[name] is not None:
+                missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
+                capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
+
+    def _note_unfed(self) -> None:
+        if (feed := self._start.feed) is not None:
+            capture = self._writer.manifest.capture
+            capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
+
+    def check_end(self, golden: str | Place | None) -> None:
+        """Raise an error that the model has caught; refuse a feed in which nothing was fed."""
+        recorder = self._recorder
+        if recorder.failure is not None:
+            raise recorder.failure
+        if recorder.records:
+            self._numerics.end_step(recorder.step)
+        if (feed := self._start.feed) is not None:
+            self._writer.manifest.notes += feed.notes()
+            if not feed.fed:
                 raise CaptureError(
-                    f"{options.feed}: was captured without gradients, so that none are computed"
-                    " here, and the backward failed; capture golden with a backward, or leave out"
-                    " the backward and the update here"
-                ) from error
-            raise
-        recorder.remove()
-        session.end(None)
-        if subject.rank == 0 and not within.prepared:
-            forget_previous(directory)
+                    f"{golden}: nothing of it was fed;"
+                    f" {'; '.join(feed.notes()) or 'no module was called'}"
+                )
 
-
-def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
-    """Returns what the first call notes: autocast, gradients on or off, a moved model."""
-    device = subject.device
-    moved: list[torch.device] = []
-
-    def note() -> None:
-        if manifest.capture["grad"] is None:
-            manifest.capture["grad"] = torch.is_grad_enabled()
-        manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(
-            device
+    def end(self, error: BaseException | None) -> None:
+        """Write the last step and the manifest."""
+        recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
+        manifest.mesh = self._subject.mesh
+        manifest.model["not_called"] = recorder.not_called()
+        optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
+        ran = {
+            *manifest.model["sources"],
+            *modules_in(recorder.files_run),
+            *self._start.sources,
+            optimizer,
+        } - {""}
+        manifest.model["sources"] = digests_of(ran)
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.capture["backward"] = recorder.backwards > 0
+        if recorder.without_call_grads:
+            manifest.capture["call_grads"] = False
+        manifest.model["functions_seen"] = recorder.all_files_seen
+        manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
+        manifest.environment["variables"] = variables(os.environ, variables_named(ran))
+        manifest.environment["libraries"] = loaded_libraries()
+        manifest.environment["random"] = (
+            "drawn on the device" if self._draws is None else "drawn on the CPU"
         )
-        now = device_of(subject.model)
-        if not moved and now.type not in (device.type, "cpu"):
-            moved.append(now)
-            manifest.notes.append(
-                f"the model was called on {now.type}, and was on {device.type} when the capture"
-                " began: move it before"
+        if self._draws is not None:
+            manifest.capture["unplaced_draws"] = self._draws.unplaced
+            manifest.notes += [
+                f"{name} drew its random numbers on the device"
+                for name in sorted(self._draws.unmatched)
+            ]
+        self._note_unknown_optimizers()
+        self._note_unfed()
+        manifest.notes += self._numerics.notes()
+        manifest.notes += recorder.training_notes()
+        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
+        manifest.notes += notes_on_what_ran(
+            self._subject.modules,
+            self._eager and recorder.called_compiled,
+            recorder.called if of_modules else (),
+        )
+        if recorder.errors:
+            manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
+        if recorder.records or series is not None:
+            partial = error is not None or recorder.open_call() is not None
+            self._writer.end_step(recorder.step, partial, series, recorder.holds_records)
+        self._writer.close(self._stopped(error), hurry=isinstance(error, KeyboardInterrupt))
+        if recorder.errors:
+            count, first = len(recorder.errors), recorder.errors[0]
+            _LOGGER.warning(
+                "could not record %d module call(s), so %s is incomplete; the first: %s",
+                count,
+                self.path,
+                first,
             )
+        _LOGGER.debug("captured %d step(s) in %s", len(self._writer.published.steps), self.path)
 
-    return note
-
-
-@contextlib.contextmanager
-def _prepared(directory: Place, overwrite: bool, subject: Subject) -> Iterator[None]:
-    """Rank 0 locks and clears the directory; all ranks wait for it, or fail with it."""
-    problem: list[str | None] = [None]
-    with contextlib.ExitStack() as stack:
-        if subject.rank == 0:
-            try:
-                stack.enter_context(locked(directory))
-                stack.callback(_put_back, directory)
-                prepare_directory(directory, overwrite)
-            except CaptureError as error:
-                problem = [str(error)]
-        if subject.ranks > 1:
-            torch.distributed.broadcast_object_list(problem, src=0)
-        if problem[0] is not None:
-            raise CaptureError(problem[0])
-        yield
-
-
-def _put_back(directory: Place) -> None:
-    """Restore the bundle that was moved aside, if the capture did not begin its own."""
-    with contextlib.suppress(OSError):
-        restore_previous(directory)
+    def _stopped(self, error: BaseException | None) -> dict[str, Any] | None:
+        """Where and why the capture ended early; ``None`` if it did not."""
+        recorder = self._recorder
+        if error is not None:
+            stopped = isinstance(error, KeyboardInterrupt)
+            reason = "interrupted" if stopped else f"{type(error).__name__}: {error}"
+            return {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
+        if (module := recorder.open_call()) is not None:
+            return {
+                "step": recorder.step,
+                "module": module,
+                "error": "the process ended inside of the forward",
+            }
+        if recorder.errors:
+            return {
+                "error": (
+                    f"{len(recorder.errors)} module call(s) could not be recorded; the first:"
+                    f" {recorder.errors[0]}"
+                )
+            }
+        return None

@@ -15,7 +15,8 @@ from accucompare.bundle.format import Manifest, Started, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.errors import UsageError
-from accucompare.live.around import describe_model, device_of
+from accucompare.live.around import ShardOf, describe_model, device_of
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, name_modules
 from accucompare.live.operators import Draws
 from accucompare.numbers import SKETCH_VERSION
@@ -25,7 +26,7 @@ from accucompare.recorder.feeding import Feeding, check_golden, check_model, hel
 from accucompare.recorder.session.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import CallArguments, Continuation, Training, restore_weights
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
-from accucompare.text import first_few
+from accucompare.text import first_few, with_article
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Within:
         inputs: saved with the state: positional and keyword arguments of each step.
         made: options by which the model was made, for the manifest.
         notes: more sentences for the manifest.
-        first: the number of the first step, if the capture starts from no state.
+        begun: the number of the first step, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
         prepared: the directory is ready for all ranks, so they need not wait for each other.
@@ -47,7 +48,7 @@ class Within:
     inputs: list[CallArguments] | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    first: int = 0
+    begun: int = 0
     matched: bool = True
     prepared: bool = False
 
@@ -57,7 +58,10 @@ ALONE = Within()
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is captured, as it was given, and this process among the ranks."""
+    """The model that is captured, as it was given, and this process among the ranks.
+
+    ``layouts``: of the model's tensors, if there are several ranks.
+    """
 
     model: nn.Module
     modules: Modules
@@ -65,6 +69,7 @@ class Subject:
     device: torch.device
     rank: int = 0
     ranks: int = 1
+    layouts: Layouts | None = None
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
@@ -74,10 +79,28 @@ class Subject:
             UsageError: if it is not a module, or an optimizer holds none of its parameters.
         """
         if not isinstance(model, nn.Module):
-            raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+            raise UsageError(
+                f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
+            )
         modules = name_modules(model)
         training.check(modules)
-        return cls(model, modules, training, device or device_of(model), *rank_and_ranks())
+        device = device or device_of(model)
+        return cls(model, modules, training, device, *rank_and_ranks(), Layouts.of_model(modules))
+
+    @property
+    def shard_of(self) -> ShardOf | None:
+        """What gives the layout of a parameter or buffer, if there are several ranks."""
+        return None if self.layouts is None else self.layouts.of_weight
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the manifest, on layouts that cannot be known."""
+        return [] if self.layouts is None else self.layouts.notes
+
+    @property
+    def mesh(self) -> dict[str, tuple[int, int]]:
+        """The manifest's mesh, as far as it is known now."""
+        return {} if self.layouts is None else self.layouts.dimensions.places
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -143,11 +166,11 @@ class Start:
             options.groups,
             renamings,
             notes,
-            begun=within.first,
+            begun=within.begun,
         )
         if options.like is not None:
             start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)
-        start.model = describe_model(modules)
+        start.model = describe_model(modules, subject.shard_of)
         if options.feed is not None:
             start.golden = stack.enter_context(open_bundle(options.feed))
             check_golden(start.golden, out, start.steps, subject.ranks)
@@ -156,8 +179,8 @@ class Start:
                 stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
         if options.level == Level.OP and not start.selection.only:
             raise UsageError(
-                "--level op: give the modules whose operators are to be recorded (--only NAME);"
-                " those of all would be too many"
+                "level op (--level): name the modules whose operators are to be recorded (only=,"
+                " --only NAME); those of all would be too many"
             )
         start.seed = (start.seed or 0) if within.matched else None
         _check_selection(start.selection, modules)
@@ -215,7 +238,7 @@ class Start:
         if replaced and not self.step:  # at a later step, the model's own are those of step 0
             self.replaced = replaced
             self.notes.append(
-                f"--like: {len(replaced)} of the model's weights held other values before:"
+                f"start (--like): {len(replaced)} of the model's weights held other values before:"
                 f" {first_few(replaced)}"
             )
 
@@ -238,7 +261,7 @@ class Start:
             ]
         if self.overruled:
             self.notes.append(
-                f"--like: {len(self.overruled)} of the case's own were not golden's before:"
+                f"start (--like): {len(self.overruled)} of the case's own were not golden's before:"
                 f" {', '.join(self.overruled[:3])}"
             )
         manifest.capture["started"] = msgspec.to_builtins(
@@ -331,7 +354,8 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
         return steps if steps.first else Steps(first + steps.count, first=first)
     if steps.chosen[0] < first:
         raise UsageError(
-            f"--steps {steps}: the state of {like} is that before step {first}; choose steps from"
+            f"steps {steps} (--steps): the state of {like} is that before step {first}; choose"
+            " steps from"
             f" {first} on"
         )
     return steps
@@ -349,7 +373,8 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
         names = [name for name in modules.named if name] or [display_name("")]
         more = f", … ({len(names)} in all)" if len(names) > 5 else ""
         raise UsageError(
-            f"{globs}: leaves no module to record; the model has {', '.join(names[:5])}{more}"
+            f"the selection ({globs}) leaves no module to record; the model has"
+            f" {', '.join(names[:5])}{more}"
         )
 
 

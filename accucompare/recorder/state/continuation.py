@@ -27,6 +27,7 @@ from accucompare.live.operators import Draws, RandomState
 from accucompare.live.values import dtype_name, from_bits
 from accucompare.recorder.state.training_loop import Training, TrainingPart
 from accucompare.recorder.state.training_state import OF_NO_PARAMETER, Frozen, names_of
+from accucompare.text import with_article
 
 #: What ``put_together`` and the loaders raise on malformed JSON of a state.
 _DAMAGE = (
@@ -102,7 +103,8 @@ class Continuation:
         if state is None:
             if manifest.state is not None and training.optimizers:
                 raise CaptureError(
-                    f"--like: {bundle.path} was written by an older accucompare, which saved"
+                    f"start (--like): {bundle.path} was written by an older accucompare, which"
+                    " saved"
                     " weights and inputs, but not the state of the optimizer; capture it again"
                     " with --save-state"
                 )
@@ -125,7 +127,8 @@ class Continuation:
         for part, saved in found._pairs():
             if part.component is not Component.SCALER and saved.kind != part.kind:
                 raise CaptureError(
-                    f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in"
+                    f"start (--like): {part.place} is {with_article(part.kind)} here, but"
+                    f" {with_article(saved.kind)} in"
                     f" {bundle.path}"
                 )
             if part.component is Component.OPTIMIZER:
@@ -171,12 +174,14 @@ class Continuation:
             if objects and not parts:
                 self._miss(
                     component,
-                    f"{self.bundle.path} has a {objects[0].kind.rpartition('.')[2]}, this capture"
+                    f"{self.bundle.path} has {with_article(objects[0].kind.rpartition('.')[2])},"
+                    " this capture"
                     " has none",
                 )
             elif objects and len(parts) != len(objects):
                 raise CaptureError(
-                    f"--like: there are {len(parts)} {component}s here, but {len(objects)} in"
+                    f"start (--like): there are {len(parts)} {component}s here, but"
+                    f" {len(objects)} in"
                     f" {self.bundle.path}"
                 )
             yield from zip(parts, objects, strict=False)
@@ -199,7 +204,8 @@ class Continuation:
         theirs = [set(self._parameter_names(group).values()) for group in saved.groups]
         if len(own) != len(theirs):
             raise CaptureError(
-                f"--like: {part.place} has {len(own)} parameter group(s) here, but {len(theirs)} in"
+                f"start (--like): {part.place} has {len(own)} parameter group(s) here, but"
+                f" {len(theirs)} in"
                 f" {self.bundle.path}"
             )
         for number, (ours, golden) in enumerate(zip(own, theirs, strict=True)):
@@ -207,7 +213,8 @@ class Continuation:
                 name = min(ours ^ golden)
                 where = "here only" if name in ours else f"in {self.bundle.path} only"
                 raise CaptureError(
-                    f"--like: {part.place}: other parameter groups: {name or 'a parameter'!r} is in"
+                    f"start (--like): {part.place}: other parameter groups:"
+                    f" {name or 'a parameter'!r} is in"
                     f" group {number} {where}"
                 )
 
@@ -250,8 +257,8 @@ class Continuation:
         except Exception as error:  # a user's class may refuse in any way
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise CaptureError(
-                f"--like: the state of {part.place} in {self.bundle.path} does not fit a"
-                f" {part.kind} ({reason})"
+                f"start (--like): the state of {part.place} in {self.bundle.path} does not fit"
+                f" {with_article(part.kind)} ({reason})"
             ) from error
 
     def _put_optimizer_state(self, part: TrainingPart, saved: SavedObject) -> None:
@@ -312,7 +319,9 @@ class Continuation:
                 taken[name] = value
             elif name in own and not Frozen.of(own[name]).same(Frozen.of(value)):
                 values = f"{_shown(own[name])} here, {_shown(value)} in the state"
-                self.notes.append(f"--like: {part.place} has {name} {values}; it keeps its own")
+                self.notes.append(
+                    f"start (--like): {part.place} has {name} {values}; it keeps its own"
+                )
         if part.component is not Component.OPTIMIZER:
             if taken:
                 part.live.load_state_dict({**part.live.state_dict(), **taken})

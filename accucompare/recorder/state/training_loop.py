@@ -16,6 +16,7 @@ from accucompare.case import Case
 from accucompare.errors import CaseError, UsageError
 from accucompare.live.modules import Modules
 from accucompare.live.operators import calls_models
+from accucompare.text import with_article
 
 calls_models(__file__)
 
@@ -53,7 +54,7 @@ class Training:
                     found = (
                         f"the class {value.__name__}"
                         if isinstance(value, type)
-                        else f"a {type(value).__name__}"
+                        else with_article(type(value).__name__)
                     )
                     raise UsageError(f"{name} must be {what}, but is {found}")
         return cls(lists["optimizer"], lists["scheduler"], loop.scaler)
@@ -191,7 +192,7 @@ def run_step(
         found = (
             f"a tensor of shape {list(value.shape)}"
             if isinstance(value, torch.Tensor)
-            else f"a {type(value).__name__}"
+            else with_article(type(value).__name__)
         )
         raise CaseError(
             f"the case's loss must return a tensor of one element, but returned {found}"

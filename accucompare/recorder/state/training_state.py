@@ -17,12 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, TrainingState
 from accucompare.bundle.writing import BundleWriter
-from accucompare.live.around import describe_tensors
+from accucompare.live.around import ShardOf, describe_tensors
 from accucompare.live.modules import Modules, generators_of, plain_numbers, state_record, take_apart
 from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
 from accucompare.recorder.state.starting_state import CallArguments, state_records
 from accucompare.recorder.state.training_loop import Training, TrainingPart
+from accucompare.text import with_article
 
 #: A record of the state, with the function that brings its data to the host.
 _Entry = tuple[Record, Callable[[], Array]]
@@ -54,7 +55,7 @@ class Frozen:
 def problem_of(value: Any) -> str | None:
     """Why a value cannot be saved; ``None`` if it can be."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return f"a {type(value).__name__} cannot be saved"
+        return f"{with_article(type(value).__name__)} cannot be saved"
     name = str(value.dtype).removeprefix("torch.")
     if (
         value.layout is not torch.strided
@@ -118,13 +119,16 @@ class StateSaver:
         device: torch.device,
         inputs: list[CallArguments] | None,
         matched: bool = True,
+        shard_of: ShardOf | None = None,
     ) -> None:
         """
         Args:
             inputs: one entry a step; ``None`` if they come from a user's own loop.
             matched: whether random operations draw from the CPU under a seed.
+            shard_of: gives the layout of a weight, if there are several ranks.
         """
         self._matched = matched
+        self._shard_of = shard_of
         self._modules = modules
         self._training = training
         self._device = device
@@ -152,18 +156,19 @@ class StateSaver:
             CaptureError: if it cannot be written, or a weight or an input cannot be saved.
         """
         records, writer.manifest.capture["inputs"] = state_records(
-            self._modules, self._inputs if batch is None else batch
+            self._modules, self._inputs if batch is None else batch, self._shard_of
         )
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
         writer.manifest.notes += [
-            f"--save-state: not all of the {entry.component} could be saved: {entry.reason}"
+            f"save_state (--save-state): not all of the {entry.component} could be saved:"
+            f" {entry.reason}"
             for entry in state.missing
             if entry.component is not Component.DATA  # data digests are compared
         ]
         if step:
-            writer.manifest.model.update(describe_tensors(self._modules))
+            writer.manifest.model.update(describe_tensors(self._modules, self._shard_of))
 
     def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[_Entry]]:
         parts = _Parts()
@@ -204,7 +209,9 @@ class StateSaver:
         if part.component is not Component.OPTIMIZER:
             if not part.has_state:
                 name = part.kind.rpartition(".")[2]
-                parts.miss(part.component, f"a {name} has no state_dict and load_state_dict")
+                parts.miss(
+                    part.component, f"{with_article(name)} has no state_dict and load_state_dict"
+                )
             return SavedObject(part.kind, taken, tuple(changed))
         names, groups, unknown = names_of(self._modules), [], 0
         for group in part.parameters():

@@ -8,18 +8,11 @@ from accucompare.compare.constants import NEAR
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.table import (
-    AMBER,
-    BROWN,
     COLUMNS,
-    DARK,
-    DARK_RED,
-    GREY,
-    GREY_AMBER,
     GREYED,
     MUTED_TEXT,
-    PALE_RED,
+    REASON_LOOK,
     SLATE,
-    WHITE,
     Chosen,
     Column,
     Line,
@@ -52,19 +45,26 @@ _UNMATCHED_TITLES = (
     "detail",
 )
 
+
+def _is(*reasons: Reason) -> str:
+    return ",".join(f'{{reason}}="{reason.value}"' for reason in reasons)
+
+
+def _as(reason: Reason, *, bold: bool = False, color: str = "") -> Look:
+    look = REASON_LOOK[reason]
+    return look._replace(bold=bold, line="", color=color or look.color)
+
+
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
-    (f'{{reason}}="{Reason.NON_FINITE.value}"', Look(bold=True, color=WHITE, fill=DARK)),
+    (_is(Reason.NON_FINITE), _as(Reason.NON_FINITE, bold=True)),
+    (f"OR({_is(*GREYED)})", _as(Reason.MISSING, color=SLATE)),
+    (f'{{status}}="{Status.FAIL.value}"', _as(Reason.INTRODUCED)),
+    (_is(Reason.NOT_DETERMINISTIC), _as(Reason.NOT_DETERMINISTIC)),
     (
-        "OR({})".format(",".join(f'{{reason}}="{reason.value}"' for reason in GREYED)),
-        Look(color=SLATE, fill=GREY),
-    ),
-    (f'{{status}}="{Status.FAIL.value}"', Look(color=DARK_RED, fill=PALE_RED)),
-    (f'{{reason}}="{Reason.NOT_DETERMINISTIC.value}"', Look(color=BROWN, fill=GREY_AMBER)),
-    (
-        f'OR({{reason}}="{Reason.OVER_PRECISE.value}",AND({{status}}="{Status.PASS.value}",'
+        f'OR({_is(Reason.OVER_PRECISE)},AND({{status}}="{Status.PASS.value}",'
         f"ISNUMBER({{x limit}}),{{x limit}}>{NEAR}))",
-        Look(color=BROWN, fill=AMBER),
+        _as(Reason.OVER_PRECISE),
     ),
 )
 

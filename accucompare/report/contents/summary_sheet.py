@@ -136,10 +136,8 @@ def meaning(comparison: Result) -> str:
             f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides."
         )
     if failed and comparison.incomplete:  # otherwise it is the trouble itself
-        sentences.append(
-            f"The capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} "
-            "did not run to its end."
-        )
+        unfinished = preflight_words.unfinished_words(comparison.incomplete)
+        sentences.append(f"{unfinished[0].upper()}{unfinished[1:]}.")
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
     return " ".join(sentences)

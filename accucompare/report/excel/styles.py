@@ -1,4 +1,4 @@
-"""Cell styles and conditional formats for openpyxl."""
+"""Cell styles and conditional formats for openpyxl; colours are chosen in ``table.looks``."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
 from itertools import islice
@@ -36,6 +36,7 @@ from accucompare.report.table import (
     row_looks,
 )
 
+_TOGETHER = 256  # rows
 _MOST_LINKS = 65_530  # Excel's limit in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
 if LXML:  # openpyxl then writes with lxml and raises its errors
@@ -197,6 +198,12 @@ class _Facts(NamedTuple):
     deepest: int
 
 
+def _between(table: Table, start: int, stop: int) -> Iterator[Any]:
+    """Some rows; a few at a time are made together."""
+    for first in range(start, stop, _TOGETHER):
+        yield from table.rows[first : min(first + _TOGETHER, stop)]
+
+
 def _facts(table: Table, start: int, stop: int) -> _Facts:
     """One pass, since a row may be made each time it is asked for."""
     empty = {column.title: column.get for column in table.columns if column.sparse and column.get}
@@ -207,8 +214,7 @@ def _facts(table: Table, start: int, stop: int) -> _Facts:
     several: set[str] = set()
     fills: dict[str | tuple[str, ...], None] = {}
     deepest = 0
-    for index in range(start, stop):
-        row = table.rows[index]
+    for row in _between(table, start, stop):
         fills[table.fill(row)] = None
         if table.depth:
             deepest = max(deepest, table.depth(row))
@@ -271,10 +277,7 @@ def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
     """Add the rows' links; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
-            links = enumerate(
-                map(column.link, (table.rows[index] for index in range(start, stop))),
-                table.header + 1,
-            )
+            links = enumerate(map(column.link, _between(table, start, stop)), table.header + 1)
             sheet._hyperlinks += islice(
                 (hyperlink(f"{letter}{line}", link) for line, link in links if link), _MOST_LINKS
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows import UNMATCHED, Reason
 from accucompare.report.table.columns import TEXT, Column
 
 GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", "FF3A3A3A"
@@ -40,7 +40,7 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-GREYED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+GREYED = (*UNMATCHED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE, Reason.INCOMPLETE)
 
 
 class Look(NamedTuple):
@@ -74,16 +74,15 @@ LINK = Look(line=LINE, color=BLUE, underline=True)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 
 #: A reason's name in the table of counts looks as its rows do in *Layers*.
+_REASON = Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED)
 REASON_LOOK = {
-    **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
-    **{
-        reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN)
-        for reason in (Reason.IDENTICAL, Reason.OK)
-    },
-    **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in GREYED},
-    Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
-    Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
-    Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color=WHITE),
+    **dict.fromkeys(Reason, _REASON),
+    Reason.IDENTICAL: _REASON._replace(fill=PALE_GREEN, color=GREEN),
+    Reason.OK: _REASON._replace(fill=PALE_GREEN, color=GREEN),
+    **dict.fromkeys(GREYED, _REASON._replace(fill=GREY, color=INK)),
+    Reason.OVER_PRECISE: _REASON._replace(fill=AMBER, color=BROWN),
+    Reason.NOT_DETERMINISTIC: _REASON._replace(fill=GREY_AMBER, color=BROWN),
+    Reason.NON_FINITE: _REASON._replace(fill=DARK, color=WHITE),
 }
 
 

@@ -103,10 +103,7 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
         if comparison.first_divergence is None:
             yield "all of them are on one side only"
         if comparison.incomplete:
-            yield (
-                f"the capture of {preflight_words.sides_words(comparison.incomplete, ' and of ')} "
-                "did not run to its end"
-            )
+            yield preflight_words.unfinished_words(comparison.incomplete)
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:
@@ -329,9 +326,6 @@ def _counts(comparison: Result) -> str:
         ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
         or "nothing to compare"
     )
-    left_out = (
-        f"; {counted(comparison.left_out, 'record')} left out by --only and --skip"
-        if comparison.left_out
-        else ""
-    )
-    return f"{counted(len(comparison.rows), 'row')}: {parts}{left_out}"
+    left_out = decision_words.left_out_words(comparison.left_out)
+    more = f"; {left_out}" if comparison.left_out else ""
+    return f"{counted(len(comparison.rows), 'row')}: {parts}{more}"

@@ -22,6 +22,9 @@ CHECK_SENTENCES = {
     "no-scaler": "there is no loss scaler, or the watch was not told of it (scaler=)",
     "no-scheduler": "the watch was given no scheduler (scheduler=; in a case, Case(scheduler=))",
     "not-called": "the model was not called inside the watch",
+    "called-without-gradients": (
+        "only forwards without gradients were seen, which this does not look at"
+    ),
     "no-targets": "no cross entropy was seen in the graph of the loss",
     "no-adam": "no optimizer keeps Adam's moments",
     "no-earlier-run": (

@@ -1,4 +1,4 @@
-"""What to try: a table of hints, the likeliest first, over the properties of ``Facts``."""
+"""What to try: a table of hints, the likeliest first, over the properties of ``HintFacts``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SATURATED = "saturated"
 _EXPLODED = 1e6
 
 
-class Facts:
+class HintFacts:
     """What a hint may ask about a finding; ``scale`` is the loss scale in its step, if any."""
 
     def __init__(self, finding: Finding, start: WatchStart, scale: float | None = None) -> None:
@@ -123,7 +123,7 @@ def _limit(tensor: TensorRange) -> float:
 class _Hint(NamedTuple):
     """A hint and its condition; ``hints_for`` fills the names in braces."""
 
-    when: Callable[[Facts], bool]
+    when: Callable[[HintFacts], bool]
     text: str
 
 
@@ -165,7 +165,7 @@ _SUMS = ("add", "sub", "add_n", "")
 _LOSSES = re.compile(r"nll_loss|cross_entropy|binary_cross_entropy|kl_div|mse_loss|mean")
 
 
-def _is_softmax(facts: Facts) -> bool:
+def _is_softmax(facts: HintFacts) -> bool:
     attention = "softmax" in facts.operator or "attention" in facts.operator
     return (
         facts.inside
@@ -423,7 +423,7 @@ _HINTS: tuple[_Hint, ...] = (
 
 def hints_for(finding: Finding, start: WatchStart, scale: float | None = None) -> list[str]:
     """What to try, the likeliest first; ``scale`` is the loss scale in its step, if any."""
-    facts = Facts(finding, start, scale)
+    facts = HintFacts(finding, start, scale)
     low, high = facts.nearest
     limit = DTYPES[facts.dtype].largest if facts.dtype in DTYPES else 0.0
     words = {

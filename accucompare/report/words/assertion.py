@@ -76,14 +76,9 @@ def _lines(comparison: Result) -> Iterator[str]:
 def _first(comparison: Result, failing: list[Row]) -> str:
     if comparison.culprits:
         return culprits.place_words(comparison, comparison.culprits[0])
-    first = comparison.first_divergence or next(iter(failing), None)
-    return (
-        f"step {comparison.parting.step}"
-        if first is None and comparison.parting
-        else comparison.place(first)
-        if first
-        else ""
-    )
+    if first := comparison.first_divergence or next(iter(failing), None):
+        return comparison.place(first)
+    return f"step {comparison.parting.step}" if comparison.parting else ""
 
 
 def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
@@ -94,11 +89,9 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
     ]
     if measured:
         error, row = max(measured, key=lambda each: each[0])
-        least = "at least " if row.by_statistics else "about " if row.by_sketch else ""
-        yield (
-            f"Greatest relative L2 error: {least}{error:.2e} at {comparison.place(row)} (limit:"
-            f" {verdict_words.limit_words(row.verdict.limit)})"
-        )
+        size, limit = f"{culprits.how_known(row)}{error:.2e}", row.verdict.limit
+        at = f"{comparison.place(row)} (limit: {verdict_words.limit_words(limit)})"
+        yield f"Greatest relative L2 error: {size} at {at}"
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:
@@ -119,13 +112,8 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
     } or {"rel_l2": 0.0}
     limits = {name: _smallest(name, rows, limit) for name, limit in own.items()}
     if not all(limits.values()):  # a layer is all zeros in golden
-        limits = {
-            "atol": (
-                SmallestLimit(
-                    "atol", max(row.metrics.max_abs for row in rows if row.metrics is not None)
-                ).value
-            )
-        }
+        largest = max(row.metrics.max_abs for row in rows if row.metrics is not None)
+        limits = {"atol": SmallestLimit("atol", largest).value}
     how = ", by statistics alone" if any(row.by_statistics for row in failing) else ""
     how = how or (", by sketches" if any(row.by_sketch for row in failing) else "")
     return f"Would pass{how}: {', '.join(f'{name}={value}' for name, value in limits.items())}"
@@ -137,17 +125,11 @@ _MEASURED = {"atol": "max_abs", "rtol": "max_rel", "rel_l2": "rel_l2", "cosine":
 
 def _has_limit(row: Row) -> bool:
     """Whether the row is a pair of finite floating numbers, which some limit would pass."""
-    measured = (
-        row.golden is not None
-        and row.candidate is not None
-        and row.metrics is not None
-        and not row.metrics.nonfinite_mismatch
-    )
-    return measured and all(
-        each.dtype in DTYPES and DTYPES[each.dtype].digits > 0
-        for each in (row.golden, row.candidate)
-        if each
-    )
+    if row.golden is None or row.candidate is None or row.metrics is None:
+        return False
+    dtypes = {row.golden.dtype, row.candidate.dtype}
+    floats = all(dtype in DTYPES and DTYPES[dtype].digits > 0 for dtype in dtypes)
+    return floats and not row.metrics.nonfinite_mismatch
 
 
 def _smallest(name: str, rows: list[Row], own: float) -> str:
@@ -172,14 +154,10 @@ def _culprits(comparison: Result) -> Iterator[str]:
         error, over = culprits.error(culprit), culprits.over_limit(culprit)
         parts = [culprits.kind(culprit)]
         parts += [f"relative L2 {error:.2e}"] if error is not None else []
-        parts += (
-            [f"{over:.3g} x limit ({verdict_words.limit_words(culprit.row.verdict.limit)})"]
-            if over is not None
-            else []
-        )
-        parts += (
-            [f"would pass at {culprit.row.verdict.needed}"] if culprit.row.verdict.needed else []
-        )
+        verdict = culprit.row.verdict
+        limit = verdict_words.limit_words(verdict.limit)
+        parts += [f"{over:.3g} x limit ({limit})"] if over is not None else []
+        parts += [f"would pass at {verdict.needed}"] if verdict.needed else []
         yield f"  {number}. {culprits.place_words(comparison, culprit)}: {', '.join(parts)}"
         if number <= _DESCRIBED:
             about = [

@@ -13,9 +13,11 @@ from accucompare.compare.origins import (
     are_masks,
     differing_choices,
 )
-from accucompare.compare.remarks import ErrorShape, OtherChoices
+from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of, owner_of
+from accucompare.compare.shape_facts import ErrorShape
 from accucompare.markup import line
+from accucompare.report.words.shape_words import CAUSES, shape_words
 from accucompare.report.words.verdict_words import difference_words, option_words
 
 #: What an update's culprit shows, by its row's role; for other roles the update itself.
@@ -70,14 +72,8 @@ def culprit_place(culprit: Culprit) -> str:
         return _of_scaled(culprit.scaled)
     call = f" call {culprit.call}" if culprit.call else ""
     if culprit.site == "operator":
-        parts = [
-            part
-            for part in (
-                operator_words(culprit.operator),
-                "" if culprit.difference is None else difference_words(culprit.difference),
-            )
-            if part
-        ]
+        differs = "" if culprit.difference is None else difference_words(culprit.difference)
+        parts = filter(None, (operator_words(culprit.operator), differs))
         of = "the backward of " if culprit.stage is Stage.BACKWARD else ""
         return f"{of}{culprit.name or '(root)'}{call}: {': '.join(parts)}"
     if culprit.buffer:
@@ -92,17 +88,14 @@ def culprit_place(culprit: Culprit) -> str:
     # it may be of another call than the one that the cut is before
     behind = None if culprit.cut else culprit.row.record
     own += f" call {behind.call}" if own and behind is not None and behind.call else ""
-    where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[
-        culprit.site
-    ]
-    return f"{culprit.name or '(root)'}{call}{where}"
+    glue = f" (glue, before {own})" if own else " (glue, at its end)"
+    return f"{culprit.name or '(root)'}{call}{glue if culprit.site == 'glue' else ''}"
 
 
 def _place_written(culprit: Culprit, record: Record, call: str) -> str:
-    if record.role is Role.ARGUMENT_UPDATE and culprit.site == "glue":
-        return f"{culprit.name or '(root)'}{call} (glue, written into argument {record.path})"
     if record.role is Role.ARGUMENT_UPDATE:
-        return f"{culprit.name or '(root)'}{call} (written into argument {record.path})"
+        glue = "glue, " if culprit.site == "glue" else ""
+        return f"{culprit.name or '(root)'}{call} ({glue}written into argument {record.path})"
     if record.role is not Role.BUFFER_UPDATE:
         return f"{buffer_of(record)} ({_CHANGED[record.role]})"
     by = "" if owner_of(record) == culprit.name else f" by {culprit.name or '(root)'}"
@@ -122,17 +115,12 @@ def _place_in_training(culprit: Culprit) -> str:
     owner = f"{culprit.name}." if culprit.name else ""
     if culprit.stage is Stage.BETWEEN:  # the call is the number of updates of the step before
         update = "the update" if culprit.call == 1 else f"update {culprit.call}"
-        when = (
-            f"after {update} of step {record.step}"
-            if culprit.call
-            else f"between step {record.step - 1} and {record.step}"
-        )
-        if record.path.endswith(AT_THE_END) and not culprit.call:
-            return (
-                f"in step {record.step} something other than an optimizer changed"
-                f" {owner}{record.path.removesuffix(AT_THE_END)}"
-            )
-        return f"{when} something else changed {owner}{record.path.removesuffix(AT_THE_END)}"
+        changed = f"changed {owner}{record.path.removesuffix(AT_THE_END)}"
+        if culprit.call:
+            return f"after {update} of step {record.step} something else {changed}"
+        if record.path.endswith(AT_THE_END):
+            return f"in step {record.step} something other than an optimizer {changed}"
+        return f"between step {record.step - 1} and {record.step} something else {changed}"
     if culprit.stage is Stage.UPDATE:
         what = _UPDATE_WORDS.get(record.role, "the update")
         if record.role is Role.STATE_AFTER:
@@ -145,10 +133,8 @@ def _place_in_training(culprit: Culprit) -> str:
         return f"the backward of {name}{call}{own}, gradient of {record.path.removeprefix('/')}"
     if culprit.site == "glue":
         behind = culprit.before.removeprefix(f"{culprit.name}.") if culprit.name else culprit.before
-        return (
-            f"the backward of {name}{call} (glue,"
-            f" {f'behind {behind}' if behind else 'at its beginning'})"
-        )
+        where = f"behind {behind}" if behind else "at its beginning"
+        return f"the backward of {name}{call} (glue, {where})"
     return f"the backward of {name}{call}, gradient of input {record.path or '0'}"
 
 
@@ -194,8 +180,8 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
     match culprit.shape:
-        case ErrorShape(words, _):
-            return words
+        case ErrorShape():
+            return shape_words(culprit.shape)
         case OtherChoices(off, rows, first):
             in_rows = (f"in {off} of {rows} rows, the first {list(first)}",) if off else ()
             return (different_values(culprit.row), *in_rows)
@@ -207,8 +193,8 @@ def culprit_hints(culprit: Culprit) -> tuple[str, ...]:
     if culprit.scaled is not None:
         cause, parts = culprit.scaled.cause
         return (_CAUSES[cause].format(parts=parts),)
-    of_shape = culprit.shape.hints if isinstance(culprit.shape, ErrorShape) else ()
-    return (*map(_hint_words, culprit.seen_in), *of_shape)
+    of_shape = culprit.shape.causes if isinstance(culprit.shape, ErrorShape) else ()
+    return (*map(_hint_words, culprit.seen_in), *map(CAUSES.__getitem__, of_shape))
 
 
 def _hint_words(hint: OperatorHint) -> str:

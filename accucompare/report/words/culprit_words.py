@@ -39,10 +39,14 @@ def mark(row: Row) -> str:
     return "≥" if row.by_statistics else "≈" if row.by_sketch else ""
 
 
+def how_known(row: Row) -> str:
+    return "at least " if row.by_statistics else "about " if row.by_sketch else ""
+
+
 def tolerance(comparison: Result) -> str:
     """What judged: the user's limits, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
-    if comparison.baseline is None or limits.otherwise.given:
+    if comparison.baseline is None or limits.otherwise.has_limit:
         return verdict_words.tolerances(limits)
     parts = [
         verdict_words.by_rules(limits),
@@ -82,12 +86,10 @@ def _difference(row: Row) -> str:
         return verdict_words.detail(row) or row.reason.value
     if not metrics.max_abs:
         return verdict_words.detail(row) or "other bits of equal value"
-    if different := (
-        differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0
-    ):
+    exact = row.golden is not None and not DTYPES[row.golden.dtype].digits
+    if exact and (different := differing(metrics)):
         return f"{different:,} of {metrics.compared:,} values different"
-    known = "at least " if row.by_statistics else "about " if row.by_sketch else ""
-    return f"relative L2 {known}{metrics.rel_l2:.2e}"
+    return f"relative L2 {how_known(row)}{metrics.rel_l2:.2e}"
 
 
 #: The prefix of further statements on a culprit.
@@ -145,11 +147,7 @@ def configuration_words(culprit: Culprit) -> str:
 
 def kind(culprit: Culprit) -> str:
     """Site and reason in words: ``module, introduced, 14 times what went in, in 3 calls``."""
-    parts = (
-        [culprit.site]
-        if culprit.site == culprit.reason.value
-        else [culprit.site, culprit.reason.value]
-    )
+    parts = list(dict.fromkeys((culprit.site, culprit.reason.value)))  # both may be glue
     if culprit.jump is not None and math.isfinite(culprit.jump):
         parts.append(f"{culprit.jump:.3g} times what went in")
     if culprit.seen > 1:

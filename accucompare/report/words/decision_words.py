@@ -133,23 +133,18 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.StandardNotJudged(acceptance, training, incomplete):
             return training_words.acceptance_trouble(acceptance, training, incomplete)
         case facts.HashesOfOneSide(golden):
-            side, other = ("golden", "the candidate") if golden else ("the candidate", "golden")
+            side, other = _sides(golden)
             return (
                 f"{side} holds hashes of operators, and {other} values: compare it with another log"
                 " of hashes"
             )
         case facts.NotVerified(findings):
-            return preflight_words.message(findings[0]) + (
-                f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
-            )
+            more = f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
+            return preflight_words.message(findings[0]) + more
         case facts.Damaged(count):
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
-            return (
-                "what there is agrees, but the capture of"
-                f" {preflight_words.sides_words(sides, ' and of ')} did not run to"
-                " its end"
-            )
+            return f"what there is agrees, but {preflight_words.unfinished_words(sides)}"
         case facts.NotDeterministic(rows):
             return (
                 f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
@@ -169,14 +164,10 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.JudgedByFew(judged, compared):
             return f"the baseline judges {judged} of {compared} compared rows only"
         case facts.FarBeyond(row, failed):
-            far = (
-                f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
-                " baseline: it may have the fault too"
-            )
+            other = "" if failed else ", or rounding changed a choice before; a fed capture tells"
             return (
-                far
-                if failed
-                else f"{far}, or rounding changed a choice before; a fed capture tells"
+                f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
+                f" baseline: it may have the fault too{other}"
             )
         case facts.MayHide(first, count, total):
             where = f"{result.place(first)} ({verdict_words.detail(first)})"
@@ -228,20 +219,14 @@ def _differs(fact: Differs, result: Result) -> str:
             )
             return f"{_named(culprit, result)}; {after}"
         case facts.Blamed(culprits, more):
-            return "; and ".join(
-                [
-                    *(_named(culprit, result) for culprit in culprits),
-                    *([f"{more} more"] if more else []),
-                ]
-            )
+            named = [_named(culprit, result) for culprit in culprits]
+            return "; and ".join(named + ([f"{more} more"] if more else []))
         case facts.Unproved():
             return _unproved(fact, result)
         case facts.ByFixedLimits(refused):
-            return (
-                "by fixed limits: a baseline tells"
-                if refused is None
-                else f"by fixed limits, since {preflight_words.refused_words(refused)}"
-            )
+            if refused is None:
+                return "by fixed limits: a baseline tells"
+            return f"by fixed limits, since {preflight_words.refused_words(refused)}"
 
 
 def _clear(fact: Clear, result: Result) -> str:
@@ -256,10 +241,8 @@ def _clear(fact: Clear, result: Result) -> str:
             first = preflight_words.message(findings[0])
             return f"{_OTHERWISE[how]}: {first}{_and_more(len(findings))}"
         case facts.TrainedOtherwise(rows):
-            return (
-                f"trained otherwise: {result.place(rows[0])}:"
-                f" {_both(rows[0])}{_and_more(len(rows))}"
-            )
+            more = _and_more(len(rows))
+            return f"trained otherwise: {result.place(rows[0])}: {_both(rows[0])}{more}"
 
 
 def _uncovered(fact: facts.Uncovered, result: Result) -> str:
@@ -281,45 +264,63 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
         case facts.FewerSteps(compared, total):
             return f"{compared} of {total} steps"
         case facts.BuffersNotRecorded(golden):
-            side = "golden" if golden else "the candidate"
             return (
-                f"what calls write into buffers was not compared: {side} was captured by a version"
-                " that does not record it"
+                f"what calls write into buffers was not compared: {_sides(golden)[0]} was captured"
+                " by a version that does not record it"
             )
         case facts.CapturedInPart(sides, only, skip, roles):
-            options = [
-                *(f"--only {value}" for value in only),
-                *(f"--skip {value}" for value in skip),
-            ]
+            options = [f"--only {value}" for value in only]
+            options += [f"--skip {value}" for value in skip]
             options += [f"--roles {','.join(roles)}"] if roles else []
-            return (
-                f"{preflight_words.sides_words(sides, ' and ')} captured with {' '.join(options)}"
-            )
+            return f"{preflight_words.sides_words(sides)} captured with {' '.join(options)}"
         case facts.RecordsLeftOut(count):
-            return f"{counted(count, 'record')} left out by --only and --skip"
-        case facts.NotCompared(rows, total):
+            return left_out_words(count)
+        case facts.WeightsInParts(names):
             return (
-                f"{len(rows)} of {total} rows could not be compared, the first"
-                f" {result.place(rows[0])}, {verdict_words.detail(rows[0])}"
+                f"{len(names)} parameter(s) lie in parts on the ranks, and their values were not"
+                f" compared, the first {names[0]}"
             )
-        case facts.BroadcastRows(rows):
-            return (
-                f"{counted(len(rows), 'row')} of two shapes, the first {result.place(rows[0])}, the"
-                " same when broadcast"
-            )
-        case facts.AloneRows(rows):
-            first = result.place(rows[0])
-            return (
-                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
-                " both compute around it agrees"
-            )
+        case facts.NotCompared() | facts.BroadcastRows() | facts.AloneRows() | facts.NanOnBoth():
+            return _rows_apart(fact, result)
         case facts.RowsJudged(how, count):
             return f"{counted(count, 'row')} {_JUDGED[how]}"
         case facts.BaselineNotProved(why):
             return f"the baseline is not proved: {preflight_words.not_proved_words(why)}"
+        case facts.BaselineNotUsed(why):
+            return f"the baseline was not used: {preflight_words.unfit_words(why)}"
         case facts.DigestsAlone(steps):
             but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
             return f"by digests alone, no values were read{but}"
+
+
+def left_out_words(count: int) -> str:
+    return f"{counted(count, 'record')} left out by --only and --skip"
+
+
+def _rows_apart(
+    fact: facts.NotCompared | facts.BroadcastRows | facts.AloneRows | facts.NanOnBoth,
+    result: Result,
+) -> str:
+    """How many rows an all-clear does not cover as the others, and the first of them."""
+    first = result.place(fact.rows[0])
+    match fact:
+        case facts.NotCompared(rows, total):
+            return (
+                f"{len(rows)} of {total} rows could not be compared, the first"
+                f" {first}, {verdict_words.detail(rows[0])}"
+            )
+        case facts.BroadcastRows(rows):
+            return (
+                f"{counted(len(rows), 'row')} of two shapes, the first {first}, the"
+                " same when broadcast"
+            )
+        case facts.AloneRows(rows):
+            return (
+                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
+                " both compute around it agrees"
+            )
+        case facts.NanOnBoth(rows):
+            return f"NaN on both sides in {counted(len(rows), 'row')}, first in {first}"
 
 
 def _and_more(count: int) -> str:
@@ -341,50 +342,41 @@ def _named(culprit: Culprit, result: Result) -> str:
     record = culprit.row.record
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
-    step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
     metrics = culprit.row.metrics
     if record.role in SERIES_ROLES:
         return _number_named(culprit, record.step if several else None)
+    place = culprit_place(culprit)
+    if several and culprit.stage is not Stage.BETWEEN:
+        place += f" in step {record.step}"
     if culprit.scaled is not None:
-        return f"{culprit_place(culprit)}{step}: {scaled_words(culprit.scaled)}"
+        return f"{place}: {scaled_words(culprit.scaled)}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
-        return (
-            f"{culprit_place(culprit)}{step}: only"
-            f" {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
-        )
+        return f"{place}: only {_sides(culprit.row.candidate is None)[0]} writes there"
     if culprit.row.lost:
+        has, lacks = _sides(culprit.reason is Reason.MISSING)
         if culprit.stage is Stage.BETWEEN:
-            return (
-                f"{culprit_place(culprit)}, in"
-                f" {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
-            )
-        has, lacks = (
-            ("golden", "the candidate")
-            if culprit.reason is Reason.MISSING
-            else ("the candidate", "golden")
-        )
-        what = (
-            "makes it"
-            if record.role is Role.PARAM_UPDATE or culprit.whole
-            else "has a gradient there"
-        )
-        return (
-            f"{culprit_place(culprit)}{step}: {has} {what}, {lacks}"
-            f" {'does not' if what == 'makes it' else 'has none'}"
-        )
+            return f"{place}, in {has} alone"
+        if record.role is Role.PARAM_UPDATE or culprit.whole:
+            return f"{place}: {has} makes it, {lacks} does not"
+        return f"{place}: {has} has a gradient there, {lacks} has none"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{culprit_place(culprit)}{step}, {culprit.reason.value}"
+        return f"{place}, {culprit.reason.value}"
     if different := different_values(culprit.row):
-        return f"{culprit_place(culprit)}{step}, {different}"
+        return f"{place}, {different}"
     # a number of a parameter group
     if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:
-        return f"{culprit_place(culprit)}{step}: {_both(culprit.row)}"
+        return f"{place}: {_both(culprit.row)}"
     if not culprit.size:  # digests differ, and nothing was measured
-        return f"{culprit_place(culprit)}{step}, other bits"
+        return f"{place}, other bits"
     beyond = "excess" if culprit.excess is not None else "x limit"
-    return f"{culprit_place(culprit)}{step}, {beyond} {culprit.size:.3g}"
+    return f"{place}, {beyond} {culprit.size:.3g}"
+
+
+def _sides(golden: bool) -> tuple[str, str]:
+    """The side that has something, and the other."""
+    return ("golden", "the candidate") if golden else ("the candidate", "golden")
 
 
 def _number_named(culprit: Culprit, step: int | None) -> str:
@@ -394,9 +386,8 @@ def _number_named(culprit: Culprit, step: int | None) -> str:
         for record in (culprit.row.golden, culprit.row.candidate)
     )
     if culprit.stage is Stage.UPDATE:
-        return training_words.clipped(golden, candidate) + (
-            "" if step is None else f", step {step}"
-        )
+        clipped = training_words.clipped(golden, candidate)
+        return clipped if step is None else f"{clipped}, step {step}"
     where = culprit_place(culprit) + ("" if step is None else f" in step {step}")
     ours, theirs = (training_words.number_words(value) for value in (golden, candidate))
     return f"{where}: {theirs} in the candidate, {ours} in golden"

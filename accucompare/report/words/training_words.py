@@ -21,6 +21,7 @@ from accucompare.compare.runs import (
     Wander,
 )
 from accucompare.report.words import preflight_words, verdict_words
+from accucompare.text import counted
 
 _SETTINGS_SHOWN = 5
 
@@ -34,23 +35,14 @@ _JUDGED_BY = {
 def clipped(golden: float | None, candidate: float | None) -> str:
     """The norms to which both sides clip gradients; ``None`` for a side that clips none."""
     if golden is None or candidate is None:
-        clips, other = (
-            ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
-        )
-        return (
-            "the gradients are clipped to"
-            f" {number_words(golden if candidate is None else candidate)} in {clips}, not in"
-            f" {other}"
-        )
-    factor = (
-        f": all updates are given {candidate / golden:.4g} x golden's, the clip factor"
-        if golden
-        else ""
-    )
-    return (
-        f"the gradients are clipped to {number_words(golden)} in golden, to"
-        f" {number_words(candidate)} in the candidate{factor}"
-    )
+        clips, other, norm = "the candidate", "golden", candidate
+        if candidate is None:
+            clips, other, norm = "golden", "the candidate", golden
+        return f"the gradients are clipped to {number_words(norm)} in {clips}, not in {other}"
+    clipped_to = f"{number_words(golden)} in golden, to {number_words(candidate)} in the candidate"
+    times = candidate / golden if golden else 0.0
+    factor = f": all updates are given {times:.4g} x golden's, the clip factor" if golden else ""
+    return f"the gradients are clipped to {clipped_to}{factor}"
 
 
 def percent(share: float) -> str:
@@ -66,11 +58,13 @@ def number_words(value: float | None) -> str:
 def setting(other: OtherSetting) -> str:
     """``learning rate of AdamW.0 from step 3 on: 0.1 in golden, 0.2 in the candidate``."""
     name = f" of {other.name}" if other.name else ""
-    sides = (
-        f"{number_words(other.golden)} in golden, {number_words(other.candidate)} in the candidate"
-    )
+    sides = _on_both(other.golden, other.candidate)
     more = f", in {other.steps:,} steps" if other.steps > 1 else ""
     return f"{other.setting.value}{name} from step {other.step} on: {sides}{more}"
+
+
+def _on_both(golden: float | None, candidate: float | None) -> str:
+    return f"{number_words(golden)} in golden, {number_words(candidate)} in the candidate"
 
 
 def parting_words(parting: Parting) -> str:
@@ -95,21 +89,15 @@ def evidence(parting: Parting) -> str:
         both = (parting.golden, parting.candidate)
         return clipped(*(value if isinstance(value, float) else None for value in both))
     if parting.quantity is not None and apart is not None:
-        found = (
-            f"{parting.quantity.value} {number_words(apart.golden)} in golden,"
-            f" {number_words(apart.candidate)} in the candidate"
-        )
+        found = f"{parting.quantity.value} {_on_both(apart.golden, apart.candidate)}"
         size = abs(apart.relative)
         if not math.isfinite(size):
             return found
         return f"{found}, {percent(size)} apart (limit {percent(apart.limit)})"
     if parting.row is not None:
         metrics = parting.row.metrics
-        error = (
-            ""
-            if metrics is None or metrics.nothing_finite
-            else f", relative L2 {metrics.rel_l2:.2e}"
-        )
+        known = metrics is not None and not metrics.nothing_finite
+        error = f", relative L2 {metrics.rel_l2:.2e}" if metrics is not None and known else ""
         judged = verdict_words.limit_words(parting.row.verdict.limit)
         return f"{parting.row.place}{error}" + (f" (limit {judged})" if judged else "")
     return f"other digests of the {'batch' if parting.rung is Rung.DATA else 'parameters'}"
@@ -148,11 +136,8 @@ def steps_sentence(comparison: Result) -> str:
         rank = f" (rank {training.parting.rank})" if training.several_ranks else ""
         return f"{sentence[0].upper()}{sentence[1:]}{rank}; judged by {judged_by(training)}"
     if training.other_bits is None:
-        steps = (
-            "The one step has"
-            if training.compared == 1
-            else f"All {training.compared:,} steps have"
-        )
+        all_steps = f"All {training.compared:,} steps have"
+        steps = "The one step has" if training.compared == 1 else all_steps
         return f"{steps} the same losses and gradient norms, bit for bit"
     return f"The runs do not part in {training.compared:,} steps, judged by {judged_by(training)}"
 
@@ -187,22 +172,18 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
         ("gradient norm", training.norm, training.expected_norm),
     ):
         if found is not None and found.steps > 1 and (found.drift or found.scatter):
-            yield f"{name}: {_wander(found)}" + (
-                f"; of what judges: {_wander(expected)}" if expected is not None else ""
-            )
-    if (
-        training.parting is not None
-        and comparison.series_only
-        and training.parting.rung not in (Rung.DATA, Rung.WEIGHTS)
-    ):
-        step = training.parting.step
+            judges = "" if expected is None else f"; of what judges: {_wander(expected)}"
+            yield f"{name}: {_wander(found)}{judges}"
+    parting = training.parting if comparison.series_only else None
+    if parting is not None and parting.rung not in (Rung.DATA, Rung.WEIGHTS):
+        step = parting.step
         yield (
             f"which layer: capture golden with --backward --steps {step}-{step} --save-state, and"
             " give that bundle to locate --golden"
         )
     for side, count in zip(("golden", "the candidate"), training.alone, strict=True):
         if count:
-            yield f"{_steps(count)} only {side} has, not compared"
+            yield f"{counted(count, 'step')} only {side} has, not compared"
     if training.same_batches is None:
         yield (
             "whether both were given the same batches is not known: their digests cannot be"
@@ -210,15 +191,11 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
         )
 
 
-def _steps(count: int) -> str:
-    return f"{count:,} step{'' if count == 1 else 's'}"
-
-
 def _wander(found: Wander) -> str:
     bias = ", which is a bias: more than its scatter explains" if found.biased else ""
     return (
         f"drift {100 * found.drift:+.3g} %, scatter {100 * found.scatter:.3g} % over"
-        f" {_steps(found.steps)}{bias}"
+        f" {counted(found.steps, 'step')}{bias}"
     )
 
 
@@ -262,8 +239,7 @@ def _trouble(
             how = "capture both sides with --roles series, of a case with a loss"
             return f"there are no losses to judge by the standard {name}: {how}"
         case StandardTrouble.UNFINISHED:
-            sides = preflight_words.sides_words(incomplete, " and of ")
-            return f"{so_far} the capture of {sides} did not run to its end"
+            return f"{so_far} {preflight_words.unfinished_words(incomplete)}"
         case StandardTrouble.STEPS_LACKING:
             lacking = 0 if training is None else training.alone[0]
             return f"{so_far} the candidate lacks {lacking} of golden's steps"
@@ -275,10 +251,8 @@ def _trouble(
             ]
             return f"the standard {name} could not be judged ({'; '.join(missing)})"
         case StandardTrouble.TOO_FEW_STEPS:
-            return (
-                f"meets the standard {name} over {_steps(acceptance.steps)} so far, but that asks"
-                f" for {acceptance.preset.least_steps:,}"
-            )
+            least, steps = acceptance.preset.least_steps, counted(acceptance.steps, "step")
+            return f"meets the standard {name} over {steps} so far, but that asks for {least:,}"
     return ""
 
 
@@ -288,9 +262,8 @@ def acceptance_sentence(acceptance: Acceptance) -> str:
         return _trouble(acceptance, acceptance.trouble)
     verdict = "meets" if acceptance.passed else "does not meet"
     few = f"; it asks for {acceptance.preset.least_steps:,} steps" if acceptance.too_few else ""
-    return (
-        f"{verdict} the standard {acceptance.standard.value} over {_steps(acceptance.steps)}{few}"
-    )
+    steps = counted(acceptance.steps, "step")
+    return f"{verdict} the standard {acceptance.standard.value} over {steps}{few}"
 
 
 def measured(met: Met) -> str:

@@ -9,7 +9,7 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from accucompare.bundle.format import Layout, Record
 from accucompare.compare import remarks
 from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
-from accucompare.compare.limits import SmallestLimit, Tolerance, Tolerances
+from accucompare.compare.limits import LimitsInForce, SmallestLimit, Tolerance
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import (
     BareRemark,
@@ -27,7 +27,8 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
-from accucompare.text import printable
+from accucompare.report.words.layout_words import ranks_in_words
+from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
 MEANING = {
@@ -52,6 +53,9 @@ MEANING = {
     Reason.NOT_DETERMINISTIC: (
         "over its limit, but no more than two runs of the candidate differ from each other"
     ),
+    Reason.RANKS_DISAGREE: "ranks that should hold the same values do not; some are right",
+    Reason.UNREDUCED: "each rank has its term of a sum or a mean that is golden's value",
+    Reason.INCOMPLETE: "parts of the global tensor are missing",
 }
 
 #: Follows "judged", for a row without recorded values.
@@ -184,11 +188,12 @@ def _described(record: Record) -> str:
     if record.layout is Layout.STRIDED:
         return record.dtype
     kind = (
-        f"a {record.layout.value} {record.dtype} tensor"
+        f"{record.layout.value} {record.dtype} tensor"
         if record.dtype
-        else f"a {record.layout.value} value"
+        else f"{record.layout.value} value"
     )
-    return f"{kind} ({record.detail_and_line})" if record.detail_and_line else kind
+    said = with_article(kind)
+    return f"{said} ({record.detail_and_line})" if record.detail_and_line else said
 
 
 def _part(record: Record) -> str:
@@ -304,6 +309,9 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.FLAT_PARAMETERS: (
+        "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
+    ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere, and {side} adds none, which is the same"
@@ -315,7 +323,33 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    return _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+
+
+def _of_ranks(remark: PairRemark) -> str:
+    """How the ranks' tensors make up golden's; ``""`` for any other remark."""
+    match remark:
+        case remarks.PartsMissing(ranks):
+            return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
+        case remarks.UnknownLayout(shapes):
+            held = ", ".join(str(list(shape)) for shape in shapes)
+            return f"the ranks hold {held}, which fill golden's tensor in no known way"
+        case remarks.RanksDiffer(ranks, ()):
+            return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
+        case remarks.RanksDiffer(ranks, wrong):
+            return f"{ranks_in_words(ranks)} hold it; wrong on {ranks_in_words(wrong)}"
+        case remarks.ReducedHere(how, ranks):
+            word = "mean" if how == "avg" else how
+            return f"the {word} of what {ranks_in_words(ranks)} hold is golden's value"
+        case remarks.Swapped(ranks):
+            order = ", ".join(map(str, ranks))
+            return f"golden's value is made of the parts of ranks {order}, in this order"
+        case remarks.Interleaved(layers):
+            return f"{layers} layers are fused, and each rank has a part of each"
+        case remarks.TimesRanks(times):
+            return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
+        case _:
+            return ""
 
 
 def _why_alone(remark: PairRemark) -> str:
@@ -489,12 +523,12 @@ def _exact(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
-def by_rules(limits: Tolerances) -> str:
+def by_rules(limits: LimitsInForce) -> str:
     """The rules of a file; ``""`` if there are none."""
     return f"{len(limits.rules)} rule(s) from {limits.rules[0].file}" if limits.rules else ""
 
 
-def by_dtype(limits: Tolerances) -> str:
+def by_dtype(limits: LimitsInForce) -> str:
     if limits.fed:
         return (
             f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums"
@@ -503,6 +537,6 @@ def by_dtype(limits: Tolerances) -> str:
     return "default relative L2 limit of each dtype"
 
 
-def tolerances(limits: Tolerances) -> str:
-    rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
+def tolerances(limits: LimitsInForce) -> str:
+    rest = tolerance_words(limits.otherwise) if limits.otherwise.has_limit else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))

@@ -105,7 +105,7 @@ class Contexts:
         self.kept.append(context)
         self._collectives = collectives() if self._ranks > 1 else 0
 
-    def ended(self, call: WatchedCall) -> None:
+    def call_ended(self, call: WatchedCall) -> None:
         """A call is over; it may have talked to other ranks."""
         context = self.find((call.name, call.index))
         if self._ranks == 1 or context is None:

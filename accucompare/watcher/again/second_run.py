@@ -118,7 +118,7 @@ def second_run(
                 )
                 watcher.run_again(with_backward)
                 findings = find_origins(
-                    [each.read() for each in watcher.notes], finding.step, limits, True
+                    [each.observation() for each in watcher.notes], finding.step, limits, True
                 )
                 again = again or _same(
                     [each for each in findings if not _was_finite(each, notes)], finding
@@ -199,7 +199,7 @@ def origins_again(
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding
         return None
-    observations = [each.read() for each in watcher.notes]
+    observations = [each.observation() for each in watcher.notes]
     before_a_child = finding.near.startswith("before")  # then the call's output may be finite
     ends = [
         each
@@ -250,14 +250,14 @@ class _SecondWatcher(Watcher):
                 output = context.module(*args, **kwargs)
             if backward:
                 self._backward(output, (args, kwargs))
-            self.meter.read()
+            self.meter.fetch()
         finally:
             self.remove()
             points.active.remove(self)
         if self.errors:
             raise RuntimeError(self.errors[0])
 
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call_began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_target = (call.name, call.index) == self._target
         again_by_checkpoint = (
             self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
@@ -279,18 +279,18 @@ class _SecondWatcher(Watcher):
                 grad_enabled=torch.is_grad_enabled(),
                 numbers={module: plain_numbers(module) for module in call.module.modules()},
             )
-        super().began(call, args, kwargs)
+        super().call_began(call, args, kwargs)
 
-    def returned(self, call: WatchedCall, output: Any) -> None:
+    def forward_returned(self, call: WatchedCall, output: Any) -> None:
         if (call.name, call.index) == self._target:
             self.returned_it = self.returned_it or any(
                 is_bad(part, saturated=True) for _, part in leaves(output)
             )
 
-    def ended(self, call: WatchedCall, output: Any) -> None:
+    def call_ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():
             self._give_real_gradients(output)
-        super().ended(call, output)
+        super().call_ended(call, output)
         snapshot = self.snapshot
         if (
             snapshot is not None

@@ -1,7 +1,7 @@
 """The extrema of tensors, computed where they lie, and brought to the host all at once.
 
 A NaN makes both extrema NaN, and an Inf is one of the two. So one pass over a tensor shows whether
-it is finite and how near to its type's limit it comes. Nothing is read until ``Meter.read``, which
+it is finite and how near to its type's limit it comes. Nothing is read until ``Meter.fetch``, which
 waits for a device once."""
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Meter:
             underflow: also find the shares of values that are zero or subnormal.
 
         Returns:
-            What ``read`` will fill in; ``None`` for what can hold neither NaN nor Inf, or no data.
+            What ``fetch`` will fill in; ``None`` for what can hold neither NaN nor Inf, or no data.
         """
         if type(value) is float:
             return _of_number(value)
@@ -194,7 +194,7 @@ class Meter:
         return found
 
     def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
-        """Leave ``low`` and ``high``, one-element tensors on any device, to ``read``."""
+        """Leave ``low`` and ``high``, one-element tensors on any device, to ``fetch``."""
         extrema = Extrema(dtype_name(low.dtype), ())
         extrema.waiting = {"low": low, "high": low if high is None else high}
         with outside_transforms(), torch.no_grad():
@@ -202,7 +202,7 @@ class Meter:
         return extrema
 
     def _wait_for(self, extrema: Extrema) -> None:
-        """Leave computed results to ``read``.
+        """Leave computed results to ``fetch``.
 
         Results in host memory are read at once, past PyTorch's dispatcher: kept to the end of a
         step, thousands of one-element tensors would fragment the model's memory."""
@@ -217,7 +217,7 @@ class Meter:
         if extrema.waiting:
             self._waiting.append(extrema)
 
-    def read(self) -> None:
+    def fetch(self) -> None:
         """Fill in everything looked at since the last reading; waits for each device once."""
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, str, torch.Tensor]]] = (
             defaultdict(list)
@@ -276,7 +276,7 @@ def look_now(value: Any) -> Extrema | None:
     """The extrema of a tensor with all details, at once."""
     meter = Meter()
     extrema = meter.look(value, frames=True)
-    meter.read()
+    meter.fetch()
     return extrema
 
 
@@ -284,7 +284,7 @@ def norm_now(tensor: torch.Tensor) -> float:
     """A tensor's L2 norm, at once."""
     meter = Meter()
     (extrema,) = meter.norm([tensor])
-    meter.read()
+    meter.fetch()
     return extrema.low
 
 

@@ -42,7 +42,7 @@ class Note(StepObservation):
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
-    def read(self) -> StepObservation:
+    def observation(self) -> StepObservation:
         """The observation with its numbers."""
         self.tensors = [extrema.range_of(role, path) for role, path, extrema in self.parts]
         return self

@@ -19,39 +19,41 @@ from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 from accucompare.watcher.looking.watched_gradients import Gradients
 
 
-class Outermost(Protocol):
-    """Is called for calls that no other module makes."""
+class CallObserver(Protocol):
+    """Is told what calls are given and give, and when one that no other module makes begins and
+    ends."""
 
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def outermost_began(
+        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
 
-    def returned(self, call: WatchedCall) -> None:
-        """The call is over."""
+    def outermost_ended(self, call: WatchedCall) -> None: ...
 
-    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Any call, outermost or not, is given this."""
+    def call_given(
+        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
 
-    def gave(self, call: WatchedCall, output: Any) -> None:
-        """Any call, outermost or not, has given this."""
+    def call_gave(self, call: WatchedCall, output: Any) -> None: ...
 
-    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        """The gradient of one of its outputs."""
+    def gradient_arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
+        """The gradient of an output of an outermost call."""
 
 
 class Watcher(NoteListener):
-    """Hooks that look and change nothing; ``gradients`` has the backward's part."""
+    """Hooks that look and change nothing.
+
+    ``gradients`` has the part of the backward; ``observer``, if any, is told of calls."""
 
     def __init__(
         self,
         modules: Modules,
         meter: Meter,
-        outermost: Outermost | None = None,
         overflowed: Callable[[], bool | None] | None = None,
         distributed: bool = False,
     ) -> None:
         """Hook nothing yet.
 
         Args:
-            outermost: is called for outermost calls.
             overflowed: returns and clears the device's overflow flag, if it is to be asked at every
                 call.
             distributed: whether gradients are summed over ranks, so that this rank's own must be
@@ -59,9 +61,9 @@ class Watcher(NoteListener):
         """
         super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed, self._arrived)
-        self._outermost = outermost
+        self.observer: CallObserver | None = None
         # how many of a module's calls activation checkpointing has run again
-        self._again: dict[str, int] = {}
+        self._second_runs_of: dict[str, int] = {}
 
     def install(self) -> None:
         super().install()
@@ -81,23 +83,25 @@ class Watcher(NoteListener):
         self.notes.clear()
         self.meter.forget()
         self.gradients.forget()
-        self._again.clear()
+        self._second_runs_of.clear()
 
     def number(self, name: str) -> int:
         if not in_backward():
             return super().number(name)
-        self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
-        return max(0, self._indices[name] - self._again[name])
+        self._second_runs_of[name] = (
+            self._second_runs_of.get(name, 0) + 1
+        )  # the last call comes first
+        return max(0, self._indices[name] - self._second_runs_of[name])
 
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call_began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.place = ModuleCall(call.name, call.index, type(call.module).__name__, call.parent)
         if not in_backward():
             if call.parent is None:
                 self.gradients.begin()
-                if self._outermost is not None:
-                    self._outermost.began(call, args, kwargs)
-            if self._outermost is not None:
-                self._outermost.given(call, args, kwargs)
+                if self.observer is not None:
+                    self.observer.outermost_began(call, args, kwargs)
+            if self.observer is not None:
+                self.observer.call_given(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(
@@ -112,7 +116,7 @@ class Watcher(NoteListener):
                 call.operators.enter()
         call.first = torch._C._autograd._get_sequence_nr()
 
-    def ended(self, call: WatchedCall, output: Any) -> None:
+    def call_ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():
             self.gradients.end(call.first)
         outputs = (
@@ -123,10 +127,10 @@ class Watcher(NoteListener):
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
-            if self._outermost is not None:
-                self._outermost.gave(call, output)
+            if self.observer is not None:
+                self.observer.call_gave(call, output)
                 if call.parent is None:
-                    self._outermost.returned(call)
+                    self.observer.outermost_ended(call)
         if (caller := self.caller(call)) is not None:
             caller.children.append(
                 (torch._C._autograd._get_sequence_nr(), within(call.place, caller.place))
@@ -161,13 +165,13 @@ class Watcher(NoteListener):
             self.unseen.setdefault(call.name, remark("transform-gradients"))
         return True
 
-    def left(self, call: WatchedCall) -> None:
+    def call_left(self, call: WatchedCall) -> None:
         if call.operators is not None:
             call.operators.leave()
 
     def _arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        if self._outermost is not None:
-            self._outermost.arrived(place, path, grad)
+        if self.observer is not None:
+            self.observer.gradient_arrived(place, path, grad)
 
     def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
         if self._overflowed is None or not self._overflowed():

@@ -38,7 +38,7 @@ class GivenTensor:
     sample: torch.Tensor | None = None
     facts: dict[str, Extrema] = field(default_factory=dict)
 
-    def read(self) -> Given:
+    def settled(self) -> Given:
         """The facts with their numbers."""
         if self.sample is not None:
             self.digest = digest_of_sample(self.sample.cpu(), self.shape)

@@ -72,7 +72,7 @@ class LabelsOf:
     ends: list[Extrema] = field(default_factory=list)
     present: list[Extrema] = field(default_factory=list)
 
-    def read(self, parameter: str) -> Labels | None:
+    def settled(self, parameter: str) -> Labels | None:
         """The labels with their numbers; ``None`` if all are ignored."""
         some = [each for each in self.ends if each.low <= each.high]
         if not some:

@@ -53,7 +53,7 @@ class CrossEntropy:
     padding: Extrema | None = None
     missed: Extrema | None = None
 
-    def read(self) -> Targets:
+    def settled(self) -> Targets:
         """The facts with their numbers."""
         some = self.kept.low <= self.kept.high
         return Targets(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.log import (
     LoadedBatch,
-    Lookup,
     LossInput,
     Number,
     Targets,
@@ -28,6 +26,7 @@ from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
 from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory
 from accucompare.watcher.vitals.batches import GivenTensor, look_at_batch
+from accucompare.watcher.vitals.call_vitals import CallVitals
 from accucompare.watcher.vitals.from_notes import (
     first_entered,
     first_outputs,
@@ -47,15 +46,9 @@ from accucompare.watcher.vitals.setup import (
 from accucompare.watcher.vitals.stale_gradients import StaleGradients
 from accucompare.watcher.vitals.update_vitals import UpdateVitals, applied_by
 
-#: Classes that cut off values below zero, or nearly.
-_CUTTING = re.compile(
-    r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$"
-)
 _RUNNING = ("running_mean", "running_var")
 #: How many frozen parameters with a gradient are named.
 _FEW = 8
-#: Of an embedding, the ids of so many calls per step are looked at.
-_MOST_LOOKUPS = 16
 
 
 class VitalSigns:
@@ -86,9 +79,6 @@ class VitalSigns:
             for name, module in modules.named.items()
             if is_switched(module)
         ]
-        self._cutting = {
-            name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)
-        }
         self._named = modules.named
         self._owners = {
             name
@@ -96,11 +86,6 @@ class VitalSigns:
             if any(each is not None for each in module._parameters.values())
         }
         self._own = {id(each.tensor): each.name for each in watcher.gradients.parameters}
-        self._tables = {
-            name: module
-            for name, module in modules.named.items()
-            if isinstance(module, nn.Embedding)
-        }
         self._matrices = {name for name, module in modules.named.items() if has_matrix(module)}
         self._use = GradientUse(watcher.gradients.parameters, watcher.meter)
         self._clippings = [
@@ -112,8 +97,7 @@ class VitalSigns:
             for kind, name, tensor in modules.tensors()
             if kind == "buffers" and name.endswith(_RUNNING)
         ]
-        # by module: which of its units have given something above zero
-        self._alive: dict[str, torch.Tensor] = {}
+        self._calls = CallVitals(modules, watcher.meter)
         self._stale = StaleGradients(watcher.gradients.parameters, watcher.meter)
         self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
@@ -136,16 +120,15 @@ class VitalSigns:
         self._drawn: dict[str, None] = {}
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
-        self._idle: dict[str, Extrema] = {}
         # of the running backward
         self._root: tuple[int, Extrema, CrossEntropy | None] | None = None
         self._elsewhere = 0
         self._loss_inputs: dict[LossInput, None] = {}
         self._labels: dict[str, LabelsOf] = {}
-        self._lookups: dict[str, list[Extrema]] = {}
         # the last cross entropy: classes, type, labels, which are ignored
         self._asked: tuple[int, str, torch.Tensor, int] | None = None
         self._use.next_step()
+        self._calls.next_step()
 
     def install(self) -> None:
         """Begin to look."""
@@ -185,7 +168,9 @@ class VitalSigns:
         if self._looking():
             self._watcher.run(act, "the checklist", arguments)
 
-    def called(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def outermost_began(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """An outermost call of a module begins."""
         if not self._looking():
             return
@@ -218,36 +203,16 @@ class VitalSigns:
         if self._after is not None:
             self._drawn_between |= _differing(self._after, self._drawing)
 
-    def returned(self) -> None:
+    def outermost_ended(self) -> None:
         """An outermost call is over."""
         if self._looking() and self._drawing is not None:
             self._after = states_of_generators()
             self._drawn |= _differing(self._drawing, self._after)
             self._drawing = None
 
-    def given(
-        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """A module call begins: look at an embedding's ids."""
-        if (
-            name not in self._tables
-            or not self._looking()
-            or in_backward()
-            or len(self._lookups.get(name, ())) >= _MOST_LOOKUPS
-        ):
-            return
-        ids = next(
-            (value for _, value in arguments_of(args, kwargs) if isinstance(value, torch.Tensor)),
-            None,
-        )
-        if (
-            type(ids) is torch.Tensor
-            and not torch._C._functorch.is_functorch_wrapped_tensor(ids)
-            and ids.numel()
-            and not ids.is_meta
-        ):
-            with torch.no_grad():
-                self._lookups.setdefault(name, []).append(self._meter.later(*torch.aminmax(ids)))
+    def call_given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name in self._calls.tables and self._looking() and not in_backward():
+            self._calls.given(name, args, kwargs)
 
     def _asking(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A cross entropy begins: keep its labels, in case it ends the step."""
@@ -264,29 +229,15 @@ class VitalSigns:
                 args[4],
             )
 
-    def gave(self, name: str, module: nn.Module, output: Any) -> None:
-        """A module call is over: note which units of a cutting module gave something above zero."""
+    def call_gave(self, name: str, output: Any) -> None:
         if (
-            name not in self._cutting
-            or not self._looking()
-            or not self._closely
-            or not torch.is_grad_enabled()
+            name in self._calls.cutting
+            and self._looking()
+            and self._closely
+            and torch.is_grad_enabled()
+            and not in_backward()
         ):
-            return
-        if (
-            type(output) is not torch.Tensor
-            or output.dim() < 2
-            or not output.numel()
-            or in_backward()
-        ):
-            return
-        with torch.no_grad():
-            axis = 1 if output.dim() > 3 else -1
-            above = (output.detach() > 0).transpose(axis, -1).flatten(0, -2).any(0)
-            known = self._alive.get(name)
-            self._alive[name] = (
-                above if known is None or known.shape != above.shape else known | above
-            )
+            self._calls.gave(name, output)
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         # otherwise it is part of a forward
@@ -386,10 +337,7 @@ class VitalSigns:
             for name, tensor in self._running:
                 if (extrema := self._meter.look(tensor)) is not None:
                     self._buffers[name] = extrema
-            self._idle = {
-                name: self._meter.later(1 - alive.float().mean())
-                for name, alive in self._alive.items()
-            }
+        self._calls.end_step()
 
     def events(self, scale: float | None, died: bool = False) -> list[TrainingSetup | Vitals]:
         """The step's events, with their numbers read.
@@ -430,7 +378,7 @@ class VitalSigns:
             scale=scale,
             kept=self._stale.kept if updates.count else 0,
             schedulers=updates.applied,
-            given=[given.read() for given in self._given],
+            given=[given.settled() for given in self._given],
             targets=self._targets(died),
             evaluated=self._evaluated or 0,
             trained_without=self._trained_without,
@@ -441,7 +389,7 @@ class VitalSigns:
             narrowed=narrowed_inputs(notes, self._named) if self._closely else [],
             frozen=list(self._frozen)[:_FEW],
             layers=self._layers(divisor) if self._closely else {},
-            idle={name: each.low for name, each in self._idle.items()},
+            idle=self._calls.idle,
             buffers={
                 name: (number(each.low), number(each.high)) for name, each in self._buffers.items()
             },
@@ -450,9 +398,11 @@ class VitalSigns:
             elsewhere=self._elsewhere,
             losses=list(self._loss_inputs),
             labels=[
-                read for name, each in self._labels.items() if (read := each.read(name)) is not None
+                settled
+                for name, each in self._labels.items()
+                if (settled := each.settled(name)) is not None
             ],
-            lookups=[self._lookup(name, ids) for name, ids in self._lookups.items()],
+            lookups=self._calls.lookups,
             entered=first_entered(notes, self._matrices) if self._closely else None,
             thrown=self._use.thrown(),
             clipped=self._use.clipped,
@@ -465,7 +415,7 @@ class VitalSigns:
         """Of the cross entropy in the backward; if the step ended earlier, of the last one
         called."""
         if self._entropy is not None:
-            return self._entropy.read()
+            return self._entropy.settled()
         if not died or self._asked is None:
             return None
         classes, dtype, labels, ignored = self._asked
@@ -477,10 +427,6 @@ class VitalSigns:
             return None
         low, high = torch.aminmax(labels[labels != ignored])
         return Targets(classes, dtype, number(float(low)), number(float(high)))
-
-    def _lookup(self, name: str, ids: list[Extrema]) -> Lookup:
-        low, high = min(each.low for each in ids), max(each.high for each in ids)
-        return Lookup(name, self._tables[name].num_embeddings, number(low), number(high))
 
     def _norms(
         self, divisor: float
@@ -527,7 +473,7 @@ class VitalSigns:
                 strict=True,
             )
         )
-        self._meter.read()
+        self._meter.fetch()
         return [
             number(norms[each.name].low) if each.name in norms else None
             for each in self._watcher.gradients.parameters

@@ -16,7 +16,7 @@ from accucompare.live.numerics import Numerics
 from accucompare.recorder.session import Casting, build, moved, telling_exits
 from accucompare.recorder.state import run_step
 from accucompare.selection import FloatType
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from accucompare.watcher.watch.watch_context import watching
 from accucompare.watcher.watch_options import WatchOptions
 

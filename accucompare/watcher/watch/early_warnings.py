@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from accucompare.findings.log import (
+    MINUS,
     OUTSIDE,
     Alert,
     AlertKind,
+    Finding,
     Log,
     ModuleCall,
     WatchRemark,
@@ -28,7 +30,7 @@ _UNDERFLOW = 0.1
 _NARROW = ("float16", "float8")
 
 
-class Lookout:
+class EarlyWarnings:
     """Warns once per module and kind, in the log and by ``logging``."""
 
     def __init__(self, log: Log, near: float, allow: Callable[[str], bool], quiet: bool) -> None:
@@ -92,6 +94,24 @@ class Lookout:
         )
         self.warn(AlertKind.UNDERFLOW, text, step, note.place, subnormal + zero, extrema.dtype)
         self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
+
+    def look_at_harmless(self, masked: Finding | None, harmless: Iterable[Finding]) -> None:
+        """Warn of what is no finding since nothing came of it.
+
+        Args:
+            masked: what a gradient had, and no parameter's gradient has.
+            harmless: what values had, and nothing that they lead to has.
+        """
+        texts = []
+        if masked is not None:
+            operator = masked.operator or "backward"
+            texts.append((masked, remark("masked-gradient", operator=operator, kinds=masked.kinds)))
+        for each in harmless:
+            if each.kinds != [MINUS]:  # the log of a probability of 0 gives -Inf
+                texts.append((each, remark("came-to-nothing", kinds=each.kinds)))
+        for each, text in texts:
+            place = ModuleCall(each.name, each.call, each.type, None)
+            self.warn(AlertKind.NOTE, text, each.step, place)
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
         """Warn of gradients that the sum over ranks made not finite; whether there are any."""

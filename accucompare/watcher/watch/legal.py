@@ -11,7 +11,7 @@ from accucompare.watcher.again import Explainer
 from accucompare.watcher.looking import Watcher
 from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watch.reporting import Reporter
-from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.watch.step_findings import StepFindings
 
 
 class Legal:
@@ -22,7 +22,7 @@ class Legal:
         self,
         fills: set[tuple[str, str]],
         watcher: Watcher,
-        reader: Reader,
+        found: StepFindings,
         explainer: Explainer,
         reporter: Reporter,
         vitals: VitalSigns,
@@ -36,7 +36,7 @@ class Legal:
         # by id, this step's findings, and what running the step again has shown
         self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}
         self._watcher = watcher
-        self._reader = reader
+        self._found = found
         self._explainer = explainer
         self._reporter = reporter
         self._vitals = vitals
@@ -47,12 +47,12 @@ class Legal:
         self._again.clear()
 
     def leave_out(self, saturates: bool) -> None:
-        """Remove legal findings from the reader's; ``saturates``: the device saturates."""
+        """Remove legal findings from the step's; ``saturates``: the device saturates."""
         # harmless fills of earlier steps may do harm now
         if self._fills - self._of_step and self._comes_to_something():
             known = self._fills - self._of_step
             self._fills.intersection_update(self._of_step)
-            self._reader.read()
+            self._found.refresh()
             self._find_fills(known)
         self._find_fills()
         self._find_harmless(saturates)
@@ -61,13 +61,13 @@ class Legal:
         """Remove what modules fill something with; ``known``: their fills in earlier steps."""
         while (
             filled := next(
-                (each for each in self._reader.findings if self._is_fill(each, known)), None
+                (each for each in self._found.findings if self._is_fill(each, known)), None
             )
         ) is not None:
             found = {(filled.name, kind) for kind in filled.kinds}
             self._fills |= found
             self._of_step |= found
-            self._reader.read()
+            self._found.refresh()
 
     def _is_fill(self, finding: Finding, known: Collection[tuple[str, str]]) -> bool:
         if id(finding) in self._again or self._reporter.has_reported(finding):
@@ -86,7 +86,7 @@ class Legal:
 
     def _find_harmless(self, saturates: bool) -> None:
         """Remove what comes to nothing, if that holds for everything that began in this step."""
-        origins = self._reader.origins
+        origins = self._found.origins
         self.harmless = []
         if (
             not origins
@@ -96,7 +96,7 @@ class Legal:
         ):
             return
         if not self._explainer.has_spoilt_a_buffer():
-            self.harmless, self._reader.findings = origins, []
+            self.harmless, self._found.findings = origins, []
 
     def _may_be_harmless(self, finding: Finding) -> bool:
         """Whether code often removes this kind again on purpose."""
@@ -120,7 +120,7 @@ class Legal:
             for note in self._watcher.notes
             if note.what is What.ENDED and note.place.parent is None
         ]
-        given = kinds_of(tensor for note in outputs for tensor in note.read().tensors)
+        given = kinds_of(tensor for note in outputs for tensor in note.observation().tensors)
         norms = self._watcher.gradients.norms.values()
         return (
             bool(given - {MINUS})

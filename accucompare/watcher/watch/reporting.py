@@ -25,7 +25,7 @@ from accucompare.reproduce import Snapshot, save_reproducer
 from accucompare.selection import OnFinding
 from accucompare.watcher.again import Explainer
 from accucompare.watcher.looking import Watcher
-from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.watch.step_findings import StepFindings
 from accucompare.watcher.watch_options import WatchOptions
 
 
@@ -39,7 +39,7 @@ class Reporter:
         options: WatchOptions,
         log: Log,
         watcher: Watcher,
-        reader: Reader,
+        found: StepFindings,
         explainer: Explainer,
     ) -> None:
         self.findings: list[Finding] = []
@@ -48,7 +48,7 @@ class Reporter:
         self._options = options
         self._log = log
         self._watcher = watcher
-        self._reader = reader
+        self._found = found
         self._explainer = explainer
         # by id, this step's reported findings, before and after they were explained
         self._reported: dict[int, Finding] = {}
@@ -86,7 +86,7 @@ class Reporter:
         Returns:
             What is to be raised, if anything.
         """
-        new = [finding for finding in self._reader.findings if id(finding) not in self._reported]
+        new = [finding for finding in self._found.findings if id(finding) not in self._reported]
         if forward_only:
             new = [finding for finding in new if finding.direction is Direction.FORWARD]
         self._reported |= {id(finding): finding for finding in new}
@@ -95,7 +95,7 @@ class Reporter:
         frames = self._frames_until(origins[0]) if origins and not self._reported_places else None
         new = [self._explained(finding) if finding.origin else finding for finding in new]
         self._reported |= {id(finding): finding for finding in new}
-        self._reader.settle(list(zip(judged, new, strict=True)))
+        self._found.settle(list(zip(judged, new, strict=True)))
         origins = [finding for finding in new if finding.origin]
         if origins and updated:
             self._spoilt_update = self._watcher.step
@@ -165,7 +165,7 @@ class Reporter:
     def _frames_until(self, finding: Finding) -> Frames | None:
         if not self._options.frames:
             return None
-        observations = (note.read() for note in self._watcher.notes)
+        observations = (note.observation() for note in self._watcher.notes)
         return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
 
     def error_of_others(
@@ -184,9 +184,9 @@ class Reporter:
         asked = self._options.agree and any_has(known or own, device)
         if own or not (known or asked):
             return None
-        found = self._reader.add_of_others()
+        found = self._found.add_of_others()
         finding = self._with_reproducer(*self._explainer.part_of_this_rank(found))
-        self._reader.settle([(found, finding)])
+        self._found.settle([(found, finding)])
         self._reported[id(finding)] = finding
         self.findings.append(finding)
         self._log.write(finding)
@@ -197,7 +197,9 @@ class Reporter:
         if self._watcher.step not in self._options.trace_steps:
             return
         frames = Frames(
-            self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True
+            self._watcher.step,
+            frames_of(note.observation() for note in self._watcher.notes),
+            traced=True,
         )
         self._log.write(frames)
         if not self._options.quiet:

@@ -30,9 +30,10 @@ from accucompare.recorder.recording import Recorder
 from accucompare.recorder.session import rank_and_ranks
 from accucompare.recorder.state import Continuation, Training, restore_weights
 from accucompare.selection import OnFinding
+from accucompare.text import with_article
 from accucompare.version import __version__
 from accucompare.watcher.watch.pausing import Pausing
-from accucompare.watcher.watch.steps import Watch
+from accucompare.watcher.watch.running_watch import Watch
 from accucompare.watcher.watch_options import WatchOptions
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -105,7 +106,9 @@ def watch(
         []
     """
     if not isinstance(out, (str, Path)):
-        raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
+        raise UsageError(
+            f"out must be the path of a directory, but is {with_article(type(out).__name__)}"
+        )
     options = WatchOptions(
         **vars(group(LookAt, look, "look")),
         loop=group(Loop, loop, "loop"),
@@ -129,7 +132,9 @@ def watching(
 ) -> Iterator[Watch]:
     """What ``watch`` does, with its options as one object."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+        raise UsageError(
+            f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
+        )
     modules = name_modules(model)
     _refuse_second(modules)
     for each in options.optimizers:
@@ -157,23 +162,23 @@ def watching(
         saturates=backend.saturates(),
     )
     with contextlib.ExitStack() as stack:
-        session = Watch(modules, device, folder, start, options, pausing)
-        session.begin_with(first)
+        running = Watch(modules, device, folder, start, options, pausing)
+        running.begin_with(first)
         try:
             if options.kernel_dump is not None:
                 folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
-                session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
+                running.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
             # inner hooks of a compiled model stop firing after its first call
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(eager_stance())
             stack.callback(_watched.difference_update, list(modules.named.values()))
             _watched.update(modules.named.values())
-            stack.callback(register_optimizer_step_pre_hook(session.before_update).remove)
-            session.begin()
-            yield session
-            session.finish()
+            stack.callback(register_optimizer_step_pre_hook(running.before_update).remove)
+            running.begin()
+            yield running
+            running.finish()
         except BaseException as error:
-            session.fail(error)
+            running.fail(error)
             raise
 
 
@@ -197,7 +202,8 @@ def _state_of(
         continuation = Continuation.of(bundle, rank, training, modules, (), device)
         if continuation is None:
             raise UsageError(
-                f"{options.like}: holds no state of a training; save one with --save-state, or with"
+                f"{options.like}: holds no state of a training; save one with save_state=True"
+                " (--save-state), or with"
                 " pause_after"
             )
         restore_weights(bundle, modules, changed=continuation.state.buffers)

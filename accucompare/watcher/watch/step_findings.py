@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from accucompare.findings.log import (
     Finding,
     ModuleCall,
     Site,
+    Step,
     StepObservation,
     TensorRange,
     WatchLimits,
@@ -27,12 +28,17 @@ from accucompare.findings.origins import find_origins, infinite_outputs
 from accucompare.live.autograd import Parameter, gradient_state
 from accucompare.watcher.looking import Extrema, Meter, Watcher, has_memory, look_now, norm_now
 
+#: How many of the parameters that carry most of grad_norm a step's event names.
+_LARGEST = 5
+#: How many modules that could not be looked at are listed altogether.
+_UNSEEN_LISTED = 20
 
-class Reader:
+
+class StepFindings:
     """What a step has shown so far.
 
     Attributes:
-        findings: in execution order; reading again keeps earlier, explained objects.
+        findings: in execution order; refreshing keeps earlier, explained objects.
         scaled: whether there is a loss scaler, which writes into gradients unseen.
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a
             ReLU, and so is no finding.
@@ -59,10 +65,10 @@ class Reader:
     def origins(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.origin]
 
-    def read(self) -> None:
+    def refresh(self) -> None:
         """Bring what was looked at to the host, waiting for the device, and judge it."""
         watcher = self._watcher
-        watcher.meter.read()
+        watcher.meter.fetch()
         self._mend_norms()
         norms = watcher.gradients.norms.values()
         finite = all(
@@ -72,7 +78,7 @@ class Reader:
         if finite and not flagged and not self._limits.saturates:
             self._add_late_gradients()
             return
-        observations = [note.read() for note in watcher.notes]
+        observations = [note.observation() for note in watcher.notes]
         if self._ranks == 1:  # several ranks each see their own gradients before the sum
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
@@ -91,6 +97,27 @@ class Reader:
         self.findings += self._added
         self._add_late_gradients()
 
+    def event(self, norms: Mapping[str, float], loss: float | None, **others: Any) -> Step:
+        """The step's line in the log.
+
+        Args:
+            norms: of the gradients, by parameter.
+            others: what else it has.
+        """
+        total = math.hypot(*norms.values()) if norms else None
+        by_size = sorted(
+            norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1]
+        )
+        return Step(
+            self._watcher.step,
+            finite=not self.origins and (total is None or math.isfinite(total)),
+            grad_norm=None if total is None else number(total),
+            largest=[(name, number(norm)) for name, norm in by_size[:_LARGEST]],
+            loss=None if loss is None else number(loss),
+            unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_LISTED]),
+            **others,
+        )
+
     def settle(self, explained: Sequence[tuple[Finding, Finding]]) -> None:
         """Replace findings by explained ones: ``explained`` has pairs of before and after."""
         after = {id(before): now for before, now in explained}
@@ -103,7 +130,7 @@ class Reader:
         if loss is None or math.isfinite(loss) or self.findings:
             return
         outputs = (
-            note.read()
+            note.observation()
             for note in self._watcher.notes
             if note.what is What.ENDED and note.place.parent is None
         )
@@ -129,7 +156,7 @@ class Reader:
         looked = [
             (parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters
         ]
-        meter.read()
+        meter.fetch()
         return [
             (parameter, extrema)
             for parameter, extrema in looked
@@ -206,6 +233,7 @@ class Reader:
         return finding
 
     def _harmful(self, findings: list[Finding]) -> list[Finding]:
+        """The findings without a backward that reached no parameter, which goes to ``masked``."""
         backward = [
             finding
             for finding in findings

@@ -12,9 +12,7 @@ import torch
 
 from accucompare import devices
 from accucompare.errors import NonFiniteError, WatchEndedError
-from accucompare.findings.analysis import Scaling
 from accucompare.findings.log import (
-    MINUS,
     Alert,
     AlertKind,
     Direction,
@@ -22,16 +20,12 @@ from accucompare.findings.log import (
     Ending,
     Finding,
     Log,
-    ModuleCall,
     Number,
-    ScaleChange,
-    Step,
     WatchLimits,
     WatchRemark,
     WatchStart,
     What,
     log_path,
-    number,
     remark,
 )
 from accucompare.live.modules import Modules, points
@@ -40,13 +34,15 @@ from accucompare.report.watch_words import said
 from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
-from accucompare.watcher.looking import Meter, Scope, WatchedCall, Watcher
+from accucompare.watcher.looking import Meter, Scope, Watcher
 from accucompare.watcher.vitals import VitalSigns
-from accucompare.watcher.watch.early_warnings import Lookout
+from accucompare.watcher.watch.early_warnings import EarlyWarnings
 from accucompare.watcher.watch.legal import Legal
+from accucompare.watcher.watch.loss_scale import LossScale
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.reporting import Reporter
-from accucompare.watcher.watch.step_end import Reader
+from accucompare.watcher.watch.step_calls import StepCalls
+from accucompare.watcher.watch.step_findings import StepFindings
 from accucompare.watcher.watch_options import WatchOptions
 
 #: From so many outermost calls per step on, flags are read early, and clean calls are forgotten.
@@ -55,10 +51,6 @@ _READ_EARLY = 4
 _MOST_NOTED = 100_000
 #: Look for underflow in every n-th watched step.
 _UNDERFLOW_EVERY = 10
-#: How many of the parameters that carry most of grad_norm a step's event names.
-_LARGEST = 5
-#: How many modules that could not be looked at are listed altogether.
-_UNSEEN_LISTED = 20
 
 
 class Watch:
@@ -68,7 +60,6 @@ class Watch:
         path: the directory of the log and of reproducers.
         grad_norms: per step with a backward, the L2 norm of all gradients (this rank's part, if
             sharded), before clipping and without the loss scale.
-        scales: the loss scale after each step, if there is a scaler.
     """
 
     def __init__(
@@ -84,7 +75,6 @@ class Watch:
         self.path = out
         self._pausing = pausing
         self.grad_norms: list[float] = []
-        self.scales: list[float] = []
         self._options = options
         self._start = start
         self._device = device
@@ -94,39 +84,43 @@ class Watch:
             options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills
         )
         flag = self._device_flag if options.flag_per_module and start.saturates else None
-        self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._watcher = Watcher(modules, Meter(), flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
         self._vitals = VitalSigns(
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
         )
-        self._reader = Reader(self._watcher, limits, start.ranks)
-        self._scaler = options.loop.scaler
-        self._reader.scaled = self._scaler is not None
+        self._found = StepFindings(self._watcher, limits, start.ranks)
+        self._found.scaled = options.loop.scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
+        self._calls = self._watcher.observer = StepCalls(
+            self._contexts, self._vitals, pausing, self._watcher.indices, self._make_room
+        )
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._reporter = Reporter(
-            out, start, options, self._log, self._watcher, self._reader, self._explainer
+            out, start, options, self._log, self._watcher, self._found, self._explainer
         )
         self._legal = Legal(
-            fills, self._watcher, self._reader, self._explainer, self._reporter, self._vitals
+            fills, self._watcher, self._found, self._explainer, self._reporter, self._vitals
         )
-        self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
-        self._scaling = Scaling(self._scale())
-        self._scale_of_step: float | None = None  # when it began
+        self._warnings = EarlyWarnings(self._log, options.near, options.allows, options.quiet)
+        self._scale = LossScale(options.loop.scaler)
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step about overflow
         # by id, how often each optimizer began an update in this step
         self._updated: Counter[int] = Counter()
         self._backwards = 0
         self._watched_steps = 0
-        self._trainings = 0  # outermost calls with gradients
-        self._trained_calls = 0  # likewise, in this step
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
         self.dump: contextlib.ExitStack | None = None  # of kernels; ends with the first step
         self._log.write(start)
+
+    @property
+    def scales(self) -> list[float]:
+        """The loss scale after each step, if there is a scaler."""
+        return self._scale.scales
 
     @property
     def findings(self) -> list[Finding]:
@@ -152,7 +146,7 @@ class Watch:
         gradients are then no finding. It waits for the device."""
         self._asked = True
         self._read()
-        backward = any(finding.direction is Direction.BACKWARD for finding in self._reader.findings)
+        backward = any(finding.direction is Direction.BACKWARD for finding in self._found.findings)
         return (
             bool(self._flag)
             or backward
@@ -208,53 +202,28 @@ class Watch:
 
     def scaled_by(self, scaler: Any) -> None:
         """The scaler of this step's losses, or ``None``; known before its update."""
-        if scaler is not self._scaler:
-            self._scaler, self._reader.scaled = scaler, scaler is not None
-            self._scaling.scale = self._scale_of_step = self._scale()
+        self._found.scaled = scaler is not None
+        self._scale.set_scaler(scaler)
 
-    # called by the watcher for outermost calls
-
-    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        contexts = self._contexts
-        self._trainings += torch.is_grad_enabled()
-        self._trained_calls += torch.is_grad_enabled()
+    def _make_room(self) -> None:
+        """An outermost call begins: keep no more of those before it than is needed."""
         if len(self._watcher.notes) > _MOST_NOTED:
             self._forget()
-        if len(contexts.kept) >= _READ_EARLY:
+        kept = self._contexts.kept
+        if len(kept) >= _READ_EARLY:
             self._read()
-            if not self._reader.findings:
+            if not self._found.findings:
                 # whose backward is to come
-                contexts.kept = [
-                    each for each in contexts.kept if each.grad_enabled and not each.grads
-                ]
-        contexts.keep(call, args, kwargs, self._watcher.indices())
-        if self._pausing is not None and torch.is_grad_enabled():
-            self._pausing.called(args, kwargs)
-        self._vitals.called(call.module, args, kwargs)
-
-    def returned(self, call: WatchedCall) -> None:
-        self._contexts.ended(call)
-        self._vitals.returned()
-
-    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._vitals.given(call.name, call.module, args, kwargs)
-
-    def gave(self, call: WatchedCall, output: Any) -> None:
-        self._vitals.gave(call.name, call.module, output)
+                kept[:] = [each for each in kept if each.grad_enabled and not each.grads]
 
     def _forget(self) -> None:
         """Drop what was seen in a step without an end, if nothing was found in it."""
         self._read()
-        if not self._reader.findings:
+        if not self._found.findings:
             self._watcher.forget()
-            self._reader.next_step()
+            self._found.next_step()
             self._contexts.kept.clear()
-            self._lookout.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
-
-    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        context = self._contexts.find(place.key)
-        if context is not None and not context.obstacle:
-            context.grads[path] = grad.detach()
+            self._warnings.warn(AlertKind.NOTE, remark("step-without-end"), self._watcher.step)
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """Meanwhile watch nothing, without hooks; for use between two calls of the model."""
@@ -267,7 +236,7 @@ class Watch:
         if not self._watcher.listening:
             return
         with self._watcher.paused():
-            self._reader.read()
+            self._found.refresh()
             self._legal.leave_out(saturates=self._start.saturates)
             if self._start.saturates:
                 flagged = any(note.what is What.FLAG for note in self._watcher.notes)
@@ -289,7 +258,7 @@ class Watch:
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
-            self._lookout.warn(AlertKind.NOTE, remark("several-updates"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("several-updates"), self._watcher.step)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
 
@@ -316,15 +285,15 @@ class Watch:
         if self._pausing is not None and len(self._updated) == 1:
             with self._watcher.paused():
                 self._pausing.look(self._vitals.losses, self._watcher.step)
-        self._reader.add_loss(self._bad_loss())
+        self._found.add_loss(self._bad_loss())
         # with a loss scale, a fused optimizer skips a bad update itself
-        error = self._report(forward_only=self._scaling.scale is not None)
+        error = self._report(forward_only=self._scale.last is not None)
         gradients = self._watcher.gradients
         spoilt = not all(
             norm.finite for norm in (*gradients.norms.values(), *gradients.late.values())
         )
         others = self._reporter.error_of_others(
-            self._device, self._scaling.scale is None and spoilt, own=error is not None
+            self._device, self._scale.last is None and spoilt, own=error is not None
         )
         if error or others:
             self._write_step()
@@ -334,7 +303,7 @@ class Watch:
         """A loss of this step that is not finite, and not because of a loss scale."""
         return (
             next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None)
-            if self._scaling.scale is None
+            if self._scale.last is None
             else None
         )
 
@@ -344,10 +313,12 @@ class Watch:
         step = self._watcher.step
         # before the end of the step forgets them
         losses = [*self._vitals.losses, *([] if loss is None else [loss])]
-        self._reader.add_loss(self._bad_loss() if loss is None else loss)
+        self._found.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
-        scaled = self._end_scale()
+        by_hand = self._asked and not self._updated and bool(self._found.findings or self._flag)
+        where = next((finding.place for finding in self._found.origins), "")
+        scaled = self._scale.end_step(step, by_hand, where)
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._report(forward_only=handled)
         others = (
@@ -358,7 +329,7 @@ class Watch:
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
-                self._lookout.log(step, scaled.text)
+                self._warnings.log(step, scaled.text)
         self._write_step(handled, loss)
         self._end_by(error or others)
         if self._pausing is not None and self._pausing.end_step(losses, step, bool(self._updated)):
@@ -369,11 +340,7 @@ class Watch:
         state = str(pausing.state or "")
         saved = remark("state-saved", state=state) if state else remark("no-state-saved")
         self._end(Ending.PAUSED, remark("paused", step=step, saved=saved), state=state)
-        cure = (
-            f"; go on from there with like={str(pausing.state)!r} (--like {pausing.state})"
-            if pausing.state
-            else ""
-        )
+        cure = f"; go on from there with like={state!r} (--like {state})" if state else ""
         raise WatchEndedError(
             f"the loss was NaN or Inf in {self._options.pause_after} steps running, up to step"
             f" {step}; {said(saved)}{cure}"
@@ -385,30 +352,19 @@ class Watch:
         self._backwards += self._watcher.gradients.backwards
         self._watched_steps += bool(self._watcher.notes)
         if not self._watcher.notes:
-            self._lookout.warn(AlertKind.NOTE, remark("no-call-seen"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("no-call-seen"), self._watcher.step)
         norms = {
-            name: norm.low / (self._scale_of_step or 1.0)
+            name: norm.low / (self._scale.at_begin or 1.0)
             for name, norm in self._watcher.gradients.norms.items()
         }
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
             self.grad_norms.append(total)
-        for event in self._vitals.events(self._scale_of_step):
+        for event in self._vitals.events(self._scale.at_begin):
             self._log.write(event)
-        by_size = sorted(
-            norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1]
-        )
         self._log.write(
-            Step(
-                self._watcher.step,
-                finite=not self._reader.origins and (total is None or math.isfinite(total)),
-                grad_norm=None if total is None else number(total),
-                largest=[(name, number(norm)) for name, norm in by_size[:_LARGEST]],
-                scale=self._scaling.scale,
-                overflowed=self._flag,
-                loss=None if loss is None else number(loss),
-                skipped=handled,
-                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_LISTED]),
+            self._found.event(
+                norms, loss, scale=self._scale.last, overflowed=self._flag, skipped=handled
             )
         )
 
@@ -416,13 +372,12 @@ class Watch:
         if self.dump is not None:
             self.dump.close()
             self.dump = None
-        self._contexts.kept.clear()
-        self._reader.next_step()
+        self._calls.next_step()
+        self._found.next_step()
         self._written = False
         self._reporter.next_step()
         self._legal.next_step()
         self._updated.clear()
-        self._trained_calls = 0
         self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
@@ -444,66 +399,30 @@ class Watch:
             underflow=(step // options.every) % _UNDERFLOW_EVERY == 0,
             operators=options.level == Level.OP,
         )
-        if self._watcher.listening:
-            self._scaling.scale = self._scale()  # unwatched steps may have changed it
-        self._scale_of_step = self._scaling.scale
+        self._scale.begin_step(self._watcher.listening)
         if self._start.saturates and self._watcher.listening:
             self._device_flag()  # overflow in between is not this step's
 
     def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
         return self._reporter.report(
-            self._scale_of_step, bool(self._updated), forward_only, may_raise
+            self._scale.at_begin, bool(self._updated), forward_only, may_raise
         )
 
     def _look_out(self) -> None:
-        step, masked = self._watcher.step, self._reader.masked
-        self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
-        if masked is not None:
-            text = remark(
-                "masked-gradient", operator=masked.operator or "backward", kinds=masked.kinds
-            )
-            self._lookout.warn(
-                AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None)
-            )
-        for each in self._legal.harmless:
-            if each.kinds != [MINUS]:  # the log of a probability of 0 gives -Inf
-                text = remark("came-to-nothing", kinds=each.kinds)
-                self._lookout.warn(
-                    AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None)
-                )
-        if self._flag and not self._reader.findings:
-            self._lookout.warn(AlertKind.FLAG, remark("flag-unexplained"), step)
+        step, masked = self._watcher.step, self._found.masked
+        self._warnings.look(self._watcher.notes, step, scaled=self._scale.at_begin is not None)
+        self._warnings.look_at_harmless(masked, self._legal.harmless)
+        if self._flag and not self._found.findings:
+            self._warnings.warn(AlertKind.FLAG, remark("flag-unexplained"), step)
         if (
             self._start.ranks > 1
-            and not self._reader.findings
-            and self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+            and not self._found.findings
+            and self._warnings.look_at_sums(self._watcher.gradients.norms, step)
         ):
             self._reporter.spoilt_by_others(step)
 
-    def _scale(self) -> float | None:
-        return (
-            float(self._scaler.get_scale())
-            if self._scaler is not None and self._scaler.is_enabled()
-            else None
-        )
-
-    def _end_scale(self) -> ScaleChange | None:
-        """What the loss scaler, or the loop in its place, did in this step."""
-        scale, before = self._scale(), self._scaling.scale
-        if scale is not None:
-            self.scales.append(scale)
-        lowered = scale is not None and before is not None and scale < before
-        by_hand = (
-            self._asked
-            and not self._updated
-            and scale is None
-            and bool(self._reader.findings or self._flag)
-        )
-        where = next((finding.place for finding in self._reader.origins), "")
-        return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
-
     def begin(self) -> None:
-        self._bad_at_first = {parameter.name for parameter, _ in self._reader.bad_parameters()}
+        self._bad_at_first = {parameter.name for parameter, _ in self._found.bad_parameters()}
         self._watcher.install()
         self._vitals.install()
         points.active.append(self._watcher)
@@ -514,41 +433,32 @@ class Watch:
     def finish(self) -> None:
         """The loop is over. What came after the last ``step()`` is a step, unless it only
         evaluates."""
-        if self._watcher.notes and self._backwards and not self._trains:
-            self._evaluated()
+        trains = (
+            self._updated or self._watcher.gradients.backwards > 0 or self._calls.trained_calls > 0
+        )
+        if self._watcher.notes and self._backwards and not trains:
+            self._read()
+            error = self._report()
+            if self._found.findings:
+                self._write_step()
+            self._end_by(error)
         elif self._watcher.notes:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
         self._end(Ending.FINISHED)
 
-    @property
-    def _trains(self) -> bool:
-        """Whether something in this step had gradients, or was updated."""
-        return (
-            bool(self._updated) or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
-        )
-
-    def _evaluated(self) -> None:
-        """Report what an evaluation after the last step has shown."""
-        self._read()
-        error = self._report()
-        if self._reader.findings:
-            self._write_step()
-        self._end_by(error)
-
     def _check_parameters(self, step: int) -> None:
         """Check the parameters after the last update, which no forward will show."""
-        bad = [] if self._ended or self.findings else self._reader.bad_parameters()
+        if self._ended or self.findings or self._reporter.is_spoilt_by_others:
+            return
         bad = [
             (parameter, extrema)
-            for parameter, extrema in bad
+            for parameter, extrema in self._found.bad_parameters()
             if parameter.name not in self._bad_at_first
         ]
-        if not bad or self._reporter.is_spoilt_by_others:
-            return
-        self._reader.add_update(bad, step)
-        error = self._report()
-        self._end_by(error)
+        if bad:
+            self._found.add_update(bad, step)
+            self._end_by(self._report())
 
     def fail(self, error: BaseException) -> None:
         """The loop has raised: report what was found until then, and end."""
@@ -556,10 +466,10 @@ class Watch:
             with contextlib.suppress(Exception):  # the loop's own error matters more
                 self._read()
                 self._report(may_raise=False)
-                if self._reader.findings:
+                if self._found.findings:
                     self._write_step()
                 elif self._watcher.notes and not isinstance(error, KeyboardInterrupt):
-                    for event in self._vitals.events(self._scale_of_step, died=True):
+                    for event in self._vitals.events(self._scale.at_begin, died=True):
                         self._log.write(event)
         if isinstance(error, KeyboardInterrupt):
             self._end(Ending.INTERRUPTED)
@@ -587,18 +497,18 @@ class Watch:
             self.say(remark("not-looked-at", failure=failure))
         if (
             self._options.optimizers
-            and self._trainings
+            and self._calls.trainings
             and self._watched_steps
             and not self._backwards
         ):
-            self._lookout.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
+            self._warnings.warn(AlertKind.NOTE, remark("no-backward-reached"), self._watcher.step)
         weights: list[Number | None] = []
         # a failed device may raise; the loop's own error matters more
         with contextlib.suppress(Exception):
             weights = self._vitals.final_weights()
         self._log.write(
             End(
-                self._watcher.step + self._written,
+                self._watcher.step + self._written,  # the step in hand counts, once it is written
                 self._watched_steps,
                 reason or ending.value,
                 ending,

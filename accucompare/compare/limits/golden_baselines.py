@@ -16,7 +16,7 @@ from accucompare.bundle.format import BASELINES, GRADIENT_ROLES, Error, Key, Man
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.bundle.writing import BundleWriter
 from accucompare.compare.limits.baseline import differing, is_half
-from accucompare.compare.limits.suggest import float_dtype, product_formats
+from accucompare.compare.limits.suggested_baseline import float_dtype, product_formats
 from accucompare.compare.measuring import (
     Values,
     beyond_last_place,

@@ -1,0 +1,119 @@
+"""The limits in force in a diff: of a file by layer, the user's for all, or of each dtype.
+
+``compare.pair_limits.limits_in_force`` makes them of what was asked and of the candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from accucompare.bundle.format import Record, Role
+from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS
+from accucompare.compare.limits.rules import Rule
+from accucompare.compare.limits.tolerance import Tolerance, fed_limit
+from accucompare.compare.remarks import DefaultOfDtype, LimitSource
+from accucompare.numbers import DTYPES
+
+DEFAULT_REL_L2 = {
+    name: BY_DIGITS[dtype.digits][0] for name, dtype in DTYPES.items() if dtype.digits
+}
+CEILING = {name: BY_DIGITS[dtype.digits][1:] for name, dtype in DTYPES.items() if dtype.digits}
+
+COPIES = (
+    "Embedding",
+    "Identity",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Flatten",
+    "Unflatten",
+    "ReLU",
+    "MaxPool1d",
+    "MaxPool2d",
+)
+
+
+@dataclass(frozen=True)
+class LimitsInForce:
+    """The limits of each pair: the user's by layer, the user's for all, or a table by dtype.
+
+    Attributes:
+        rules: from a file; the first that applies to the candidate's record wins.
+        otherwise: the user's limits for all other layers; else the table by dtype.
+        fed: whether the candidate was fed; then a multiple of the rounding replaces the table.
+        copies: the classes in ``COPIES`` that are torch's own in this model.
+        sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
+        recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
+        rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    otherwise: Tolerance = field(default_factory=Tolerance)
+    fed: bool = False
+    rounding: float = 0.0
+    conv_rounding: float = 0.0
+    copies: frozenset[str] = frozenset()
+    sums: frozenset[str] = frozenset()
+    recurrent: frozenset[str] = frozenset()
+
+    def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
+        """The limits for a pair of floating or complex records.
+
+        Args:
+            coarsest: the dtype with the fewest digits so far in its step; by default the pair's.
+        """
+        coarsest = coarsest or min(
+            (golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits
+        )
+        products = max(self.rounding, self.conv_rounding)
+        if (own := self.of_user(candidate)) is not None:
+            return _of_user(own, _ceiling(coarsest, products, copies=False, fed=self.fed))
+        if self.fed:
+            own_products = self.conv_rounding if "Conv" in candidate.type else self.rounding
+            copies = candidate.role is Role.OUTPUT and candidate.type in self.copies
+            return _fed(
+                max(DTYPES[coarsest].rounding, own_products), _ceiling(coarsest, products, copies)
+            )
+        ceiling = _ceiling(coarsest, products, copies=False, fed=False)
+        return _default(coarsest, coarsest in (golden.dtype, candidate.dtype), ceiling)
+
+    def of_user(self, candidate: Record) -> Tolerance | None:
+        """The user's own limits for a record; ``None`` if there are none."""
+        ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
+        return ruled or (self.otherwise if self.otherwise.has_limit else None)
+
+
+@cache
+def _of_user(tolerance: Tolerance, ceiling: float) -> Tolerance:
+    return replace(tolerance, ceiling=ceiling)
+
+
+@cache
+def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
+    return Tolerance(
+        rel_l2=DEFAULT_REL_L2[coarsest],
+        source=DefaultOfDtype(coarsest, before=not own),
+        by_default=True,
+        ceiling=ceiling,
+    )
+
+
+@cache
+def _fed(rounding: float, ceiling: float) -> Tolerance:
+    return Tolerance(
+        rel_l2=fed_limit(rounding),
+        source=LimitSource.FED,
+        by_default=True,
+        ceiling=ceiling,
+        fed=True,
+    )
+
+
+@cache
+def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
+    """The ceiling by coarsest type or product format; ``copies``: a fed module only copies."""
+    if copies:
+        return FED_ROUNDINGS * DTYPES[coarsest].rounding
+    formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
+    return max(CEILING[name][0 if fed else 1] for name in (coarsest, *formats[:1]))

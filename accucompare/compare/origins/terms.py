@@ -1,0 +1,122 @@
+"""How large the terms of golden's sums are, which says how far rounding may be off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from accucompare.bundle.format import Record, Role
+from accucompare.compare.constants import RECURRENT, SUMMED
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.origins.module_calls import CallKey, call_of, parameter_of
+
+#: A parameter's gradient: of one call, and whole.
+PARAMETER_GRADIENTS = (Role.CALL_GRAD, Role.PARAM_GRAD)
+
+#: What a module makes of its sums.
+_OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
+
+
+@dataclass
+class Terms:
+    """How much larger golden's terms of a gradient or an update are than their sum.
+
+    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero but
+    for rounding. An update is rounded as its parameter is. What a call writes into a buffer may be
+    a mean of its inputs: after a normalisation, zero but for rounding. A mean of n terms has one
+    term's rounding, divided by the square root of n."""
+
+    # L2 norm of all that arrived at a call's outputs
+    _arrived: dict[CallKey, float] = field(default_factory=dict)
+    # the same at one of its nodes
+    _nodes: dict[tuple[CallKey, str, int], float] = field(default_factory=dict)
+    # of the terms of a parameter's gradient
+    _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    # L2 norm of a parameter before an update
+    _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)
+    # in this step: L2 norm and size of what calls were given
+    _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)
+    # how many values each sum of a module has
+    _summed: dict[str, int] = field(default_factory=dict)
+    # how many values arrived at a module's output
+    _elements: dict[str, int] = field(default_factory=dict)
+    # mean length of a recurrent module's sequences
+    _length: dict[str, float] = field(default_factory=dict)
+
+    def summed(self, record: Record) -> int:
+        """How many values a ``SUMMED`` module sums for a channel or sample; 0 if unknown."""
+        if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
+            each = record.shape[SUMMED[record.type]]
+            self._summed[record.name] = max(
+                self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1)
+            )
+        return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
+
+    def added(self, record: Record) -> int:
+        """How many terms a bias's gradient sums; 0 for other records, or if unknown."""
+        if record.role is Role.GRAD_OUTPUT:
+            self._elements[record.name] = max(
+                self._elements.get(record.name, 0), math.prod(record.shape)
+            )
+        if record.role not in PARAMETER_GRADIENTS or len(record.shape) != 1:
+            return 0
+        return self._elements.get(record.name, 0) // max(record.shape[0], 1)
+
+    def roundings(self, record: Record) -> float:
+        """How many roundings a value takes in a ``RECURRENT`` module composed of operators."""
+        if record.role is Role.OUTPUT and len(record.shape) > 1:
+            if record.path == "0" or record.path.startswith("0."):
+                self._length[record.name] = math.prod(record.shape[:-1])
+            elif record.name in self._length and record.path in ("1", "1.0"):
+                self._length[record.name] /= max(math.prod(record.shape[1:-1]), 1)
+        if record.role not in _OF_SUMS:
+            return 0.0
+        forward = RECURRENT[record.type]
+        if record.role in PARAMETER_GRADIENTS:
+            return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
+        return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
+
+    def give(self, record: Record) -> None:
+        """Remember an input of a call; it may become a term of a buffer's update."""
+        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
+        call = call_of(record)
+        if self._given and next(iter(self._given))[:2] != call[:2]:
+            self._given.clear()
+        self._given.setdefault(call, []).append((size, math.prod(record.shape)))
+
+    def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
+        """The limits of golden's record, with room for the rounding of its terms."""
+        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
+        call = call_of(record)
+        part = (record.rank, record.step, parameter_of(record))
+        update = (record.rank, record.step, record.call, part[-1])
+        terms = size
+        if record.role is Role.GRAD_OUTPUT:
+            self._arrived[call] = math.hypot(self._arrived.get(call, 0.0), size)
+        elif record.role is Role.CALL_GRAD:
+            # a bias: the sum of what arrived
+            terms = max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size
+            self._sizes[part] = math.hypot(self._sizes.get(part, 0.0), terms)
+        elif record.role is Role.OP_GRAD_OUTPUT:
+            self._nodes[(call, *record.operator)] = size
+        elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
+            terms = max(size, self._nodes.get((call, *record.operator), 0.0))
+        elif record.role is Role.BUFFER_UPDATE:
+            own = math.prod(record.shape)
+            terms = max(
+                (
+                    given * min(own / count, 1.0)
+                    for given, count in self._given.get(call, ())
+                    if count
+                ),
+                default=size,
+            )
+        elif record.role is Role.PARAM_GRAD:
+            terms = self._sizes.get(part, size)
+        elif record.role is Role.PARAM_BEFORE:
+            self._values[update] = size
+        elif record.role is Role.PARAM_UPDATE:
+            terms = self._values.get(update, size)
+        return (
+            tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
+        )
