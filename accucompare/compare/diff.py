@@ -405,11 +405,14 @@ def _judge(
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
-    if not opened.at_once:
-        rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
-        return [*vouched_for(rows, paired.parameters), *uncalled]
-    parts = _parts(paired.chosen, outcomes, opened, origins)
-    return DiffRows([*_parts_of(vouched_for(DiffRows(parts), paired.parameters)), uncalled])
+    rows: Sequence[Row]
+    if opened.at_once:  # steps without operators
+        parts = _parts(paired.chosen, outcomes, opened, origins)
+        rows = DiffRows([*parts, uncalled])
+    else:
+        own = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+        rows = [*own, *uncalled]
+    return vouched_for(rows, paired.parameters)
 
 
 def _parts(
@@ -425,10 +428,6 @@ def _parts(
             yield steps.pop(0)[1].traced(origins.trace, damage)
     yield _rows(pairs[begin:], outcomes[begin:], damage, origins)
     yield from (step.traced(origins.trace, damage) for _, step in steps)
-
-
-def _parts_of(rows: Sequence[Row]) -> Sequence[RowsOfStep | list[Row]]:
-    return rows.parts if isinstance(rows, DiffRows) else [list(rows)]
 
 
 def _findings(

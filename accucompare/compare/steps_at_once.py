@@ -44,8 +44,9 @@ from accucompare.compare.task_batches import BATCH_BYTES, Progress
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, deviation, kernel
 
-#: What plain rows are of. What leaves something behind for later steps is judged in order.
-ROLES_AT_ONCE = frozenset((Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT))
+#: What plain rows are of, and what else a step may hold. Limits on all else depend on other values.
+_PLAIN = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
+_AT_ONCE = frozenset((*_PLAIN, Role.COMPUTED_BUFFER, Role.ARGUMENT_UPDATE))
 #: A tensor with smaller values may hold masks of some type.
 _NO_MASK = -6e4
 #: Records of a step, on average, that are worth arrays.
@@ -114,9 +115,7 @@ def columns_of(bundle: Bundle) -> ColumnsOfSteps:
 def may_judge_at_once(bundle: Bundle, steps: ColumnsOfSteps) -> bool:
     """Whether no record of a bundle has to be judged beside those of other steps."""
     outlines = {each.outline for each in steps.values()}
-    return len(steps) == len(bundle.steps()) and all(
-        each.roles <= ROLES_AT_ONCE for each in outlines
-    )
+    return len(steps) == len(bundle.steps()) and all(each.roles <= _AT_ONCE for each in outlines)
 
 
 def judge_steps(
@@ -299,9 +298,10 @@ def _forms(
 
 
 def _alike(golden: Record, candidate: Record) -> bool:
-    """Whether two records are of tensors of one shape, and one kind of numbers with digits."""
+    """Whether two records are of modules' tensors of one shape and one kind, with digits."""
     return (
-        golden.dtype in DTYPES
+        golden.role in _PLAIN
+        and golden.dtype in DTYPES
         and candidate.dtype in DTYPES
         and golden.shape == candidate.shape
         and {golden.layout, candidate.layout} == {Layout.STRIDED}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat
 from typing import Any, Protocol, overload
 
@@ -197,6 +197,20 @@ def whole_steps(rows: Iterable[Row]) -> list[RowsOfStep]:
     """The steps whose plain rows are columns."""
     parts = rows.parts if isinstance(rows, DiffRows) else ()
     return [part for part in parts if isinstance(part, RowsOfStep)]
+
+
+def with_changed(rows: Sequence[Row], change: Callable[[Row], Row]) -> Sequence[Row]:
+    """The rows, with all but plain ones changed."""
+    if not isinstance(rows, DiffRows):
+        return [change(row) for row in rows]
+    parts: list[RowsOfStep | list[Row]] = []
+    for part in rows.parts:
+        if isinstance(part, RowsOfStep):
+            odd = {place: change(row) for place, row in part.odd.items()}
+            parts.append(replace(part, odd=odd))
+        else:
+            parts.append([change(row) for row in part])
+    return DiffRows(parts)
 
 
 def of_failing_steps(rows: Iterable[Row]) -> list[Row]:
