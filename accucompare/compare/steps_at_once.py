@@ -7,14 +7,14 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle.format import Layout, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.bundle.reading import Bundle, Outline, StepColumns
 from accucompare.compare.constants import NEAR
 from accucompare.compare.judging import (
@@ -28,7 +28,7 @@ from accucompare.compare.judging import (
 )
 from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, SmallMetrics, measure_columns, small_form
-from accucompare.compare.pair_limits import limits_of_step
+from accucompare.compare.pair_limits import PairLimits
 from accucompare.compare.pairing import Pair
 from accucompare.compare.rows import (
     UNMATCHED,
@@ -44,9 +44,10 @@ from accucompare.compare.task_batches import BATCH_BYTES, Progress
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, deviation, kernel
 
-#: What plain rows are of, and what else a step may hold. Limits on all else depend on other values.
+#: What plain rows are of.
 _PLAIN = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
-_AT_ONCE = frozenset((*_PLAIN, Role.COMPUTED_BUFFER, Role.ARGUMENT_UPDATE))
+#: What else leaves nothing behind for later steps, if it passes.
+_ALONE = frozenset((*_PLAIN, Role.COMPUTED_BUFFER, Role.ARGUMENT_UPDATE))
 #: A tensor with smaller values may hold masks of some type.
 _NO_MASK = -6e4
 #: Records of a step, on average, that are worth arrays.
@@ -58,14 +59,19 @@ _PASSED = Verdict(Reason.OK)
 
 #: (rank, step).
 StepOfBundle = tuple[int, int]
+#: The limits of the next pair in execution order.
+LimitsFor = Callable[[Pair], Tolerance]
 
 
 @dataclass(eq=False)
 class JudgedStep:
-    """A step's plain rows, and the outcomes of its other pairs by place."""
+    """A step's plain rows, and the outcomes of its other pairs by place.
+
+    ``in_order``: whether where later errors come from depends on it even if nothing fails."""
 
     rows: RowsOfStep
     outcomes: dict[int, PairOutcome | BundleError]
+    in_order: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +88,7 @@ class JudgedStep:
     def traced(self, trace: Callable[[Record, Verdict], Verdict], damage: list[str]) -> RowsOfStep:
         """The rows, with failures traced to where they were made. Arguments as for ``row_of``."""
         rows, outcomes = self.rows, self.outcomes
-        if not self.fails:  # then there is nothing to trace
+        if not (self.in_order or self.fails):  # then there is nothing to trace
             for place, outcome in outcomes.items():
                 pair = Pair(rows.golden[place], rows.candidate[place])
                 rows.odd[place] = row_of(pair, outcome, damage, lambda record, verdict: verdict)
@@ -113,9 +119,18 @@ def columns_of(bundle: Bundle) -> ColumnsOfSteps:
 
 
 def may_judge_at_once(bundle: Bundle, steps: ColumnsOfSteps) -> bool:
-    """Whether no record of a bundle has to be judged beside those of other steps."""
+    """Whether a bundle's pairs are known by their keys, as operators' are not."""
+    return len(steps) == len(bundle.steps()) and all(
+        each.outline.roles.isdisjoint(OPERATOR_ROLES) for each in steps.values()
+    )
+
+
+def _in_order(steps: ColumnsOfSteps, rules: LimitsInForce) -> bool:
+    """Whether limits, or where errors come from, depend on earlier steps."""
     outlines = {each.outline for each in steps.values()}
-    return len(steps) == len(bundle.steps()) and all(each.roles <= _AT_ONCE for each in outlines)
+    return bool(rules.sums) or any(
+        not each.roles <= _ALONE or not each.types.isdisjoint(rules.recurrent) for each in outlines
+    )
 
 
 def judge_steps(
@@ -125,8 +140,12 @@ def judge_steps(
     rules: LimitsInForce,
     progress: Progress,
 ) -> dict[StepOfBundle, JudgedStep]:
-    """The steps that can be judged at once."""
+    """The steps that can be judged at once; all or none where one depends on earlier ones."""
     found: dict[StepOfBundle, JudgedStep] = {}
+    in_order = any(_in_order(side, rules) for side in (golden, candidate))
+    if in_order and golden.keys() != candidate.keys():
+        return {}
+    precision = PairLimits()
     total = sum(each.outline.nbytes for side in (golden, candidate) for each in side.values())
     done = failed = 0
     with sides.given_up_on_error():
@@ -134,9 +153,14 @@ def judge_steps(
             theirs = candidate.get(place)
             if theirs is None or failed == _MOST_FAILED:
                 continue
-            judged = _judged(sides, ours, theirs, rules)
+            judged = _judged(sides, ours, theirs, lambda pair: precision.tolerance_for(pair, rules))
             failed = failed + 1 if judged is None else 0
+            if judged is not None and rules.otherwise.given and judged.fails:
+                judged = None  # it may be rounded input, as other steps show
+            if judged is None and in_order:
+                return {}
             if judged is not None:
+                judged.in_order = in_order
                 found[place] = judged
                 done += judged.nbytes
                 progress(done, total)
@@ -144,7 +168,7 @@ def judge_steps(
 
 
 def _judged(
-    sides: Sides, golden: StepColumns, candidate: StepColumns, rules: LimitsInForce
+    sides: Sides, golden: StepColumns, candidate: StepColumns, limits_for: LimitsFor
 ) -> JudgedStep | None:
     ours, theirs = golden.outline, candidate.outline
     if not (kernel.is_compiled() and len(golden) and (ours is theirs or ours.keys == theirs.keys)):
@@ -154,12 +178,9 @@ def _judged(
     same = (golden.digests == candidate.digests).all(axis=1) & _same_types(ours, theirs)
     for place in {*golden.odd, *candidate.odd}:
         same[place] = same_bits(golden[place], candidate[place])
-    of_step = limits_of_step(ours, theirs, same, rules)
-    if of_step is None:
-        return None
-    limits, limit_of = of_step
+    limits, limit_of = _limits(golden, candidate, limits_for)
     plain = _may_be_plain(golden, candidate)
-    forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of.astype(np.int64), -1))
+    forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of, -1))
     content, starts = sides.golden.small_columns(golden)
     other, places = sides.candidate.small_columns(candidate)
     starts = np.stack([starts, places], 1)
@@ -178,9 +199,23 @@ def _judged(
         shares = _used_of(estimated, limits, limit_of[places])
         metrics.append(_kept(estimated, places, shares, used))
     rows = RowsOfStep(golden, candidate, limits, limit_of, identical, metrics, used)
-    judged = JudgedStep(rows, _alone(sides, rows))
-    by_user = rules.otherwise.given  # then what fails may be rounded input, as others may show
-    return None if by_user and judged.fails else judged
+    return JudgedStep(rows, _alone(sides, rows))
+
+
+def _limits(
+    golden: StepColumns, candidate: StepColumns, limits_for: LimitsFor
+) -> tuple[list[Tolerance], NDArray[np.int32]]:
+    """The limits of a step's pairs, and the number of each pair's."""
+    numbers: dict[int, int] = {}  # by id, for most pairs have the same object
+    limits: list[Tolerance] = []
+    of = []
+    for pair in map(Pair, golden, candidate):
+        own = limits_for(pair)
+        number = numbers.setdefault(id(own), len(limits))
+        if number == len(limits):
+            limits.append(own)
+        of.append(number)
+    return limits, np.array(of, np.int32)
 
 
 def _kept(
@@ -214,12 +249,13 @@ def _estimates(sides: Sides, golden: StepColumns, candidate: StepColumns) -> Est
 
 
 def _used_of(
-    estimates: EstimatedMetrics, limits: Iterable[Tolerance], limit_of: NDArray[np.uint8]
+    estimates: EstimatedMetrics, limits: list[Tolerance], limit_of: NDArray[np.int32]
 ) -> Float64:
     """The share of its limits that each estimated pair uses; NaN for those judged alone."""
     used = np.full(len(limit_of), np.nan)
     wider = room(Metrics(deviation=deviation(estimates.size)))
-    for number, each in enumerate(limits):
+    for number in np.unique(limit_of).tolist():
+        each = limits[number]
         if (each.atol, each.rtol, each.cosine) == (None, None, None) and each.rel_l2:
             own = limit_of == number
             used[own] = estimates.rel_l2[own] / (each.rel_l2 * wider)
@@ -236,14 +272,13 @@ def _alone(sides: Sides, rows: RowsOfStep) -> dict[int, PairOutcome | BundleErro
     return dict(zip(places, judge_tasks(sides, tasks), strict=True))
 
 
-def _used(
-    metrics: SmallMetrics, limits: Iterable[Tolerance], limit_of: NDArray[np.uint8]
-) -> Float64:
+def _used(metrics: SmallMetrics, limits: list[Tolerance], limit_of: NDArray[np.int32]) -> Float64:
     """The share of its limits that each pair uses, as ``judge_pair`` says; NaN if it fails or has
     more to say."""
     column = metrics.column
     used = np.zeros(len(limit_of))
-    for number, each in enumerate(limits):
+    for number in np.unique(limit_of).tolist():
+        each = limits[number]
         own = limit_of == number
         shares = []
         if each.atol is not None or each.rtol is not None:
@@ -275,7 +310,7 @@ def _same_types(golden: Outline, candidate: Outline) -> NDArray[np.bool_] | bool
 
 
 def _forms(
-    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.int64]
+    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.int32]
 ) -> tuple[list[kernel.PairForm], NDArray[np.intp]]:
     """What measuring must know of small pairs, and the number of each pair's.
 

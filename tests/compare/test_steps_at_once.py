@@ -49,7 +49,7 @@ def model(seed: int, spoilt: float, backward: bool) -> tuple[list[Item], list[It
         for _ in names
     ]
     roles = ["computed_buffer", "input", "output", "argument_update"]
-    roles += ["grad_output", "grad_input"] if backward else []
+    roles += ["grad_output", "grad_input", "call_grad", "buffer_update"] if backward else []
     sides: tuple[list[Item], list[Item]] = ([], [])
     for step in range(STEPS):
         wrong = draw.random() < spoilt

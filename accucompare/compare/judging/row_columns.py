@@ -52,7 +52,7 @@ class RowsOfStep:
     golden: StepColumns
     candidate: StepColumns
     limits: Sequence[Tolerance]
-    limit_of: NDArray[np.uint8]
+    limit_of: NDArray[np.int32]
     identical: NDArray[np.bool_]
     metrics: Sequence[tuple[NDArray[np.bool_], MetricColumns]]
     used: Float64
