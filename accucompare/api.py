@@ -15,6 +15,7 @@ from accucompare.bundle.format import bundle_around
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
+from accucompare.compare.layouts import read_layouts
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.remarks import LimitSource
@@ -182,6 +183,7 @@ def diff(
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     accept: str | Standard | None = None,
+    layout: str | Path | None = None,
     work: Work = Work(),
 ) -> Comparison:
     """Compare two bundles.
@@ -209,12 +211,15 @@ def diff(
         accept: a standard for two runs of training, such as ``"mindformers"``. It judges losses and
             gradient norms of the steps (``Comparison.acceptance``) and decides in place of the
             rows.
+        layout: a TOML file that says how the candidate's ranks hold some tensors, for those whose
+            layout is neither recorded nor told by shapes and values: ``[[layout]]`` tables with
+            globs ``layer`` and ``role``, and ``dims = "batch sequence hidden[tp]"``.
         work: how the work is done, as ``accucompare.Work(verify=True, cluster="tcp://host:8786")``.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
         ClusterError: if the cluster cannot be reached, or its workers cannot do the work.
-        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do
+        UsageError: if a limit, a renaming or a file of these makes no sense, or the bundles do
             not belong together: fed with another golden, or a baseline of another dtype,
             incomplete, or not fed as the candidate was.
 
@@ -237,6 +242,7 @@ def diff(
         auto=auto,
         selection=Selection.of(only, skip),
         standard=None if accept is None else _standard(accept),
+        layouts=() if layout is None else read_layouts(layout),
         work=work,
     )
     with contextlib.ExitStack() as stack:

@@ -72,6 +72,8 @@ EXEMPT = {
     "rules._MOST_BYTES": "memory",
     "rules.read_rules": "a version of Python",
     "transforms": "the shape of an error",
+    "unify._FUSED": "what is tried: the values prove what fits",
+    "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
     "worker": "memory",
 }
 

@@ -42,6 +42,7 @@ SUB_ROOMS = {
     "compare": [
         "measuring",
         "pairing",
+        "layouts",
         "limits",
         "rows",
         "judging",
@@ -64,7 +65,7 @@ SUB_ROOMS = {
         "watch_files",
     ],
     "recorder": ["feeding", "state", "recording", "session"],
-    "live": ["values", "modules", "around", "operators", "autograd", "numerics"],
+    "live": ["values", "modules", "around", "operators", "layouts", "autograd", "numerics"],
     "watcher": ["looking", "again", "vitals", "custom", "watch"],
     "findings": ["log", "analysis", "origins", "checklist"],
 }

@@ -108,9 +108,10 @@ def capture(
     tensors = options.pop("baseline_tensors")
     precisions = _precisions(options.pop("with_baseline"), tensors, asked)
     open_device(name)  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_capture
 
     with (
@@ -158,6 +159,7 @@ def capture(
 @option.rel_l2
 @option.cosine
 @option.tolerances
+@option.layout
 @option.accept
 @option.of(LocateOptions, "map", "only", "skip")
 @option.report("GOLDEN-vs-CANDIDATE")
@@ -192,15 +194,15 @@ def diff(
     records. With --accept, a standard for losses and gradient norms gives the exit code, and rows
     that fail are shown only."""
     from accucompare.api import diff as compare
+    from accucompare.cli.progress import progress_bar
     from accucompare.compare.diff_options import Work
     from accucompare.compare.limits import Tolerance
-    from accucompare.report.console import progress_bar
 
     reports = reports_to_write(
         reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
     )
     outputs = Outputs(reports, json_path, parquet_path).checked(
-        inputs={"--tolerances": options["tolerances"]}
+        inputs={"--tolerances": options["tolerances"], "--layout": options["layout"]}
     )
     with progress_bar("comparing", "bytes", quiet) as progress:
         limits = Tolerance(
@@ -382,7 +384,8 @@ def verify(bundle: Place, quiet: bool) -> int:
     """Read all of BUNDLE and check that it is as it was written."""
     from accucompare.bundle.reading import open_bundle
     from accucompare.bundle.reading import verify as read_all
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.cli.progress import progress_bar
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_verified
 
     with open_bundle(bundle) as opened:

@@ -128,8 +128,9 @@ def gradcheck(
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
     from accucompare.findings.checklist import STATUS_EXIT_CODES
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.watched import print_gradcheck
     from accucompare.watcher.custom import check_gradients
 

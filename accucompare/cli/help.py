@@ -32,7 +32,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
             "ops queue"
         ),
         "Which layers": "only skip map",
-        "What to compare": "golden baseline verify keep_going workers cluster",
+        "What to compare": "golden baseline layout verify keep_going workers cluster",
         "What is close enough": "atol rtol rel_l2 cosine tolerances accept",
         "What to look for": (
             "on_finding pause_after frames trace_steps abort_after_step every checks_every "

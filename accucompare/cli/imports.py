@@ -50,8 +50,9 @@ def import_(
     DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become
     accucompare's, so that diff takes the bundle like any other. What has no counterpart is listed,
     here and in the bundle. docs/import.md says what is read of each format."""
+    from accucompare.cli.progress import progress_bar
     from accucompare.dumps import Naming, import_dump
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_import
 
     with progress_bar("importing", "tensors", quiet) as progress:

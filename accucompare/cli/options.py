@@ -1,4 +1,5 @@
-"""Every option of the command line, declared once; parameters give what differs by command."""
+"""The command line's options, made of the fields of ``asked``, or declared here, if only commands
+have them. Parameters give what differs by command."""
 
 from __future__ import annotations
 
@@ -294,6 +295,12 @@ cosine = click.option(
 )
 tolerances = click.option(
     "--tolerances", type=LOCAL, metavar="TOML", help="Limits by layer, type, role and dtype."
+)
+layout = click.option(
+    "--layout",
+    type=LOCAL,
+    metavar="TOML",
+    help="How the candidate's ranks hold some tensors, where nothing else tells.",
 )
 accept = click.option(
     "--accept",

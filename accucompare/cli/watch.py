@@ -115,9 +115,10 @@ def watch(
 
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
     from accucompare.findings.analysis import read_logs
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.console import reader_may_leave
     from accucompare.watcher.watch import watch_case
     from accucompare.watcher.watch_options import WatchOptions
 

@@ -400,6 +400,8 @@ def _not_compared(result: Result) -> Iterator[Fact]:
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
     if result.left_out:
         yield facts.RecordsLeftOut(result.left_out)
+    if result.weights_in_parts:
+        yield facts.WeightsInParts(result.weights_in_parts)
     if uncompared := result.uncompared:
         yield facts.NotCompared(tuple(uncompared), len(result.rows))
     if both := result.nan_on_both:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import WRITTEN_ROLES, GlobalRecord, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
@@ -20,12 +21,25 @@ from accucompare.compare.judging import (
     RowsOfStep,
     Sides,
     but_plain,
+    judge_with,
+    left_as_terms,
     of_failing_steps,
+    of_own_means,
+    of_ranks,
     open_beside,
     plain_count,
+    used_as_terms,
     why_not_proved,
     with_given,
     with_proofs,
+)
+from accucompare.compare.layouts import (
+    RankRecords,
+    Unified,
+    as_one,
+    rows_of_ranks,
+    unify,
+    without_parts,
 )
 from accucompare.compare.limits import (
     LimitsInForce,
@@ -40,6 +54,7 @@ from accucompare.compare.origins import (
     Trace,
     find_culprits,
     not_fed,
+    parameter_of,
     scaled_first,
     small_changes,
     unsteady,
@@ -66,6 +81,7 @@ from accucompare.compare.rows import (
     Row,
     Status,
     Task,
+    Verdict,
     explained,
     never_called,
     other_model,
@@ -121,6 +137,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         opened = _open(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
+        whole, opened = opened, _as_one(opened, paired)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -168,6 +185,7 @@ def compare(
                 if options.standard is None
                 else accept(options.standard, training.pairs if training is not None else ())
             ),
+            weights_in_parts=_in_parts(whole, opened, rows),
         )
 
 
@@ -205,6 +223,8 @@ class _Opened:
     candidate_records: list[Record]
     damage: list[str]
     at_once: Mapping[StepOfBundle, JudgedStep]
+    golden_ranks: RankRecords | None
+    candidate_ranks: RankRecords | None
 
     @property
     def fed(self) -> bool:
@@ -230,10 +250,14 @@ class _Paired(NamedTuple):
     """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    chosen: list[Pair]
+    unified: Unified
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+
+    @property
+    def chosen(self) -> list[Pair]:
+        return self.unified.pairs
 
 
 class _Assigned(NamedTuple):
@@ -270,6 +294,17 @@ def _open(
         _records(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
         for bundle in (ours, theirs)
     )
+    ranks: list[RankRecords | None] = [None, None]
+    if _spread_otherwise(ours, theirs, golden_records, candidate_records):
+        sides = (ours, golden_records), (theirs, candidate_records)
+        ranks = [
+            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
+            for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
+        ]
+        golden_records, candidate_records = (
+            records if own is None else own.first()
+            for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
+        )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
@@ -285,6 +320,7 @@ def _open(
         candidate_records,
         damage,
         at_once,
+        *ranks,
     )
 
 
@@ -301,6 +337,7 @@ def _at_once(
         or options.work.verify
         or candidate.manifest.fed
         or imported != [None, None]
+        or _on_other_ranks(golden, candidate)
         # threads wait for storage
         or any(isinstance(bundle.path, Url) for bundle in (golden, candidate))
     ):
@@ -333,13 +370,59 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
-    return _Paired(
-        pairs,
-        [pair for pair in pairs if options.selection.allows(pair.record.name)],
-        renamings,
-        proposed,
-        parameters,
+    chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
+    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks, options.layouts)
+    return _Paired(pairs, unified, renamings, proposed, parameters)
+
+
+def _spread_otherwise(
+    golden: Bundle, candidate: Bundle, ours: Iterable[Record], theirs: Iterable[Record]
+) -> bool:
+    """Whether the model is spread over the ranks of the two sides in different ways."""
+    if golden.manifest.ranks == candidate.manifest.ranks == 1:
+        return False
+    if _on_other_ranks(golden, candidate):
+        return True
+    shards = {record.key: record.shard for record in theirs}
+    return any(shards.get(record.key, record.shard) != record.shard for record in ours)
+
+
+def _on_other_ranks(golden: Bundle, candidate: Bundle) -> bool:
+    return golden.manifest.ranks != candidate.manifest.ranks or any(
+        manifest.mesh != candidate.manifests[rank].mesh
+        for rank, manifest in golden.manifests.items()
+        if rank in candidate.manifests
     )
+
+
+def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
+    """The bundles with manifests of the global model, where one has several ranks."""
+    if opened.golden_ranks is opened.candidate_ranks is None:
+        return opened
+    golden, candidate, pairs = opened.golden, opened.candidate, paired.chosen
+    if opened.golden_ranks is not None:
+        golden = as_one(golden, opened.golden_ranks, pairs, None)
+    if opened.candidate_ranks is not None:
+        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
+    golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
+    baseline = opened.baseline
+    if baseline.bundle is not None:
+        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
+
+
+def _in_parts(whole: _Opened, opened: _Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The parameters that ``_as_one`` left out of the manifests, and no row compares."""
+    names = (opened.models[0].get("parameters") or {}).keys()
+    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    if not left_out:
+        return ()
+    compared = {
+        parameter_of(row.golden)
+        for row in rows
+        if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
+    }
+    return tuple(name for name in left_out if name not in compared)
 
 
 def _assign(
@@ -373,9 +456,15 @@ def _assign(
         _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
-    tasks = with_given(tasks) if options.limits.given or options.rules else tasks
+    tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
     steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
-    return _Assigned(_with_second_runs(tasks, again, steady), baseline, beside)
+    tasks = _with_layouts(
+        _with_second_runs(tasks, again, steady),
+        paired.unified,
+        opened.candidate_ranks,
+        baseline.bundle,
+    )
+    return _Assigned(tasks, baseline, beside)
 
 
 def _judge(
@@ -400,6 +489,11 @@ def _judge(
         beside.rounded,
     )
     outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
+    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
+        again = functools.partial(judge_with, sides)
+        used_as_terms(tasks, outcomes, again)
+        of_own_means(tasks, outcomes, again)
+        left_as_terms(tasks, outcomes, again)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
@@ -528,6 +622,30 @@ def _with_second_runs(
     ]
 
 
+def _with_layouts(
+    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+) -> list[Task]:
+    """The tasks with what else the ranks' records may make up, or why they make up nothing."""
+    if ranks is None and not unified.unknown:
+        return tasks
+    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
+    return [
+        msgspec.structs.replace(
+            task,
+            arranged=unified.others.get(place, ()),
+            unknown=unified.unknown.get(place),
+            means=unified.means,
+            summed=(
+                ranks.adding(record)
+                if ranks is not None and alone and isinstance(record, GlobalRecord)
+                else 1
+            ),
+        )
+        for place, task in enumerate(tasks)
+        for record in [task.pair.candidate]
+    ]
+
+
 def _count(pairs: list[Pair]) -> int:
     return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
 
@@ -625,9 +743,12 @@ def _records(
 def _rows(
     pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
 ) -> list[Row]:
+
+    def traced(record: Record, verdict: Verdict) -> Verdict:
+        return of_ranks(origins.trace(record, verdict))
+
     return [
-        row_of(pair, outcome, damage, origins.trace)
-        for pair, outcome in zip(pairs, outcomes, strict=True)
+        row_of(pair, outcome, damage, traced) for pair, outcome in zip(pairs, outcomes, strict=True)
     ]
 
 

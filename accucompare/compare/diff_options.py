@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accucompare.compare.layouts import GivenLayout
 from accucompare.compare.limits import Rule, Tolerance
 from accucompare.compare.pairing import Renaming
 from accucompare.compare.task_batches import Progress
@@ -54,6 +55,7 @@ class DiffOptions:
         auto: whether to apply the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
         standard: decides in place of the rows.
+        layouts: how the candidate's ranks hold some tensors.
     """
 
     limits: Tolerance = Tolerance()
@@ -62,4 +64,5 @@ class DiffOptions:
     auto: bool = False
     selection: Selection = Selection()
     standard: Standard | None = None
+    layouts: tuple[GivenLayout, ...] = ()
     work: Work = Work()

@@ -303,6 +303,12 @@ class RecordsLeftOut(_Said, frozen=True):
     count: int
 
 
+class WeightsInParts(_Said, frozen=True):
+    """Parameters of which no rank holds all, and no row compares the values."""
+
+    names: tuple[str, ...]
+
+
 class NotCompared(_Said, frozen=True):
     """Rows that could not be compared."""
 
@@ -402,6 +408,7 @@ Uncovered: TypeAlias = (
     | BuffersNotRecorded
     | CapturedInPart
     | RecordsLeftOut
+    | WeightsInParts
     | NotCompared
     | BroadcastRows
     | AloneRows

@@ -54,8 +54,9 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
 
 @dataclass
 class PairLimits:
-    """The coarsest floating dtype in which the two sides have differed so far, by step.
+    """The limits of pair after pair in execution order, and what they depend on.
 
+    That is first the coarsest floating dtype in which the two sides have differed so far in a step.
     Values that agree bring no rounding error into later ones; neither do scales (float8_e8m0fnu).
     """
 

@@ -71,6 +71,15 @@ class CaptureStopped(FindingFact, frozen=True):
     error: str | None
 
 
+class RankLacksSteps(FindingFact, frozen=True):
+    """A rank recorded fewer steps than others."""
+
+    side: BesideGolden
+    rank: int
+    steps: int
+    of: int
+
+
 class RanksMissing(FindingFact, frozen=True):
     """Ranks that a bundle lacks."""
 

@@ -111,6 +111,7 @@ class OneSideWhy(str, Enum):
 
     VERSION = "version"  # it was captured by one that records none
     WITHOUT_GRADIENTS = "no gradients"
+    FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
 
 
@@ -126,6 +127,50 @@ class OtherOptimizerState(_Fact, frozen=True):
 
     golden: str
     candidate: str
+
+
+class PartsMissing(_Fact, frozen=True):
+    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record."""
+
+    ranks: tuple[int, ...]
+
+
+class UnknownLayout(_Fact, frozen=True):
+    """The ranks' tensors, of these shapes, fill golden's in no way that is known."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class RanksDiffer(_Fact, frozen=True):
+    """``wrong`` of the ranks that hold one value are off; none, if they differ by rounding."""
+
+    ranks: tuple[int, ...]
+    wrong: tuple[int, ...] = ()
+
+
+class ReducedHere(_Fact, frozen=True):
+    """The ranks' values are terms of a ``sum``, or of an ``avg``, that equals golden."""
+
+    how: str
+    ranks: tuple[int, ...]
+
+
+class Swapped(_Fact, frozen=True):
+    """The parts equal golden's in another order of the ranks."""
+
+    ranks: tuple[int, ...]
+
+
+class Interleaved(_Fact, frozen=True):
+    """Each rank has a part of each of so many layers that are fused."""
+
+    layers: int
+
+
+class TimesRanks(_Fact, frozen=True):
+    """Each rank's gradient is of its own mean loss: so many times golden's."""
+
+    times: float
 
 
 class NeverCalled(_Fact, frozen=True):
@@ -272,7 +317,14 @@ class BaselineDtype(_Fact, frozen=True):
 
 
 PairRemark: TypeAlias = (
-    BareRemark
+    PartsMissing
+    | UnknownLayout
+    | RanksDiffer
+    | ReducedHere
+    | Swapped
+    | TimesRanks
+    | Interleaved
+    | BareRemark
     | NotInDump
     | SameParameter
     | NotAsked

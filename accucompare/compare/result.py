@@ -55,6 +55,7 @@ class Result:
         other_model: what shows that the bundles are of two models; no culprit is named then.
         proposed_maps: renamings that would bring more layers together.
         training: the steps of two training runs, compared; ``None`` if neither bundle has them.
+        weights_in_parts: parameters of which no rank holds all, and no row compares the values.
         acceptance: the result by the standard asked for, which decides in place of the rows.
     """
 
@@ -78,6 +79,7 @@ class Result:
     proposed_maps: list[str] = field(default_factory=list)
     training: TrainingResult | None = None
     acceptance: Acceptance | None = None
+    weights_in_parts: tuple[str, ...] = ()
 
     @property
     def fed(self) -> bool:
@@ -98,7 +100,8 @@ class Result:
         return [
             row
             for row in but_plain(self.rows)
-            if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)
+            if row.reason in (Reason.NOT_COMPARABLE, Reason.INCOMPLETE)
+            and not is_operator(row.record)
         ]
 
     @cached_property
@@ -218,7 +221,7 @@ class Result:
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge every row, so that no baseline is needed."""
-        return self.tolerances.otherwise.given
+        return self.tolerances.otherwise.has_limit
 
     @cached_property
     def unproved(self) -> list[Row]:

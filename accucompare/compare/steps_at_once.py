@@ -155,7 +155,7 @@ def judge_steps(
                 continue
             judged = _judged(sides, ours, theirs, lambda pair: precision.tolerance_for(pair, rules))
             failed = failed + 1 if judged is None else 0
-            if judged is not None and rules.otherwise.given and judged.fails:
+            if judged is not None and rules.otherwise.has_limit and judged.fails:
                 judged = None  # it may be rounded input, as other steps show
             if judged is None and in_order:
                 return {}

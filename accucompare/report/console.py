@@ -1,9 +1,9 @@
-"""The commands' output: as wide as the terminal, or in 100 columns; progress on stderr."""
+"""The commands' output: as wide as the terminal, or in 100 columns."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -52,25 +52,3 @@ def reader_may_leave() -> Iterator[None]:
     # rich turns a broken pipe into an exit, and stdout into a sink
     with contextlib.suppress(BrokenPipeError, SystemExit):
         yield
-
-
-@contextlib.contextmanager
-def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, called with done and total; ``None`` without a terminal."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    from rich import progress
-
-    amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
-    with progress.Progress(
-        progress.TextColumn(verb),
-        progress.BarColumn(),
-        amount,
-        progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task(verb, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

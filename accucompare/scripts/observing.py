@@ -79,7 +79,7 @@ class _Capturing:
             "script": True,
             **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}),
         }
-        within = Within(made=made, first=first, matched=plan.seed is not None, prepared=True)
+        within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(
             recording(model, plan.out, options, training, within=within)

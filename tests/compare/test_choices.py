@@ -248,7 +248,7 @@ def test_another_number_of_boxes_in_bfloat16_is_no_bug_and_a_fault_before_them_i
 ) -> None:
     x = torch.randn(150, 32, generator=torch.Generator().manual_seed(0)).to(BF16).float()
     clean = located(tmp_path / "clean", Detector, x, 0, fed)
-    assert any(row.verdict.chosen for row in clean.rows)  # rounding does change it
+    assert any(row.verdict.by_rounding for row in clean.rows)  # rounding does change it
     assert clean.answer is Answer.NOT_SURE
     assert (
         located(tmp_path / "bad", Detector, x, 0, fed, 1.2, "backbone").culprits[0].name
@@ -261,7 +261,7 @@ def test_another_number_of_a_solver_s_steps_in_bfloat16_is_no_bug_and_a_fault_is
 ) -> None:
     x = torch.randn(2, 16, generator=torch.Generator().manual_seed(0)).to(BF16).float()
     clean = located(tmp_path / "clean", Solver, x, 2, fed=True)
-    assert any(row.verdict.chosen for row in clean.rows)  # rounding does change it
+    assert any(row.verdict.by_rounding for row in clean.rows)  # rounding does change it
     assert (clean.answer, clean.passed, bool(clean.trouble)) == (Answer.NOT_SURE, False, True)
     bad = located(tmp_path / "bad", Solver, x, 2, True, 1.2, "f.2")
     assert (bad.answer, bad.culprits[0].name) == (Answer.BUG, "f.2")

@@ -204,7 +204,7 @@ decides("constants.NEAR_LOWEST", -0.9896, -0.9904)(
 @decides("constants.SMALLEST_COSINE", 0.49, 0.51)
 def a_similarity(cosine: float, _: Path) -> bool:
     try:
-        return Tolerance(cosine=cosine).given
+        return Tolerance(cosine=cosine).has_limit
     except UsageError:
         return False
 

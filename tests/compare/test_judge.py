@@ -20,6 +20,7 @@ from accucompare.compare.origins.trace import Trace
 from accucompare.compare.rows.rows import STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.report.words import verdict_words
+from accucompare.text import with_article
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
 ONES = np.ones(4, np.float32)
@@ -245,7 +246,7 @@ def test_values_without_data_are_listed_as_not_comparable(tmp_path: Path, layout
     golden = item("fc", dtype="float32", layout=layout, shape=(2, 3))
     row = only_row(tmp_path, golden, golden)
     assert (row.reason, row.status) == (Reason.NOT_COMPARABLE, Status.NOT_COMPARED)
-    assert verdict_words.detail(row) == f"a {layout} float32 tensor"
+    assert verdict_words.detail(row) == f"{with_article(layout)} float32 tensor"
 
 
 def test_meta_tensors_of_different_shapes_fail(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Shard
+from accucompare.bundle.reading import Sketch
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.rows.rows import Reason
 from accucompare.errors import BundleError
@@ -62,6 +63,43 @@ def test_the_sketches_of_two_layouts_add_up_to_the_same_sum(
     assert np.linalg.norm(sums[1] - sums[0]) <= 1e-15 * np.linalg.norm(WHOLE)
 
 
+@pytest.mark.parametrize("mode", [Mode.SKETCH, Mode.TENSORS])
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [
+            (Shard(WHOLE.shape, (at,), flat=True), WHOLE.reshape(-1)[at:end])
+            for at, end in ((0, 4500), (4500, 12000))
+        ],
+        [
+            (
+                Shard(WHOLE.shape, (0, 0), runs=(((0, 20), (40, 20)), ((0, 200),))),
+                np.concatenate([WHOLE[:20], WHOLE[40:]]),
+            ),
+            (Shard(WHOLE.shape, (20, 0)), WHOLE[20:40]),
+        ],
+    ],
+    ids=["flat", "runs"],
+)
+def test_parts_of_any_form_add_up_to_the_sketch_of_the_whole(
+    tmp_path: Path, shards: list[tuple[Shard, np.ndarray]], mode: Mode
+) -> None:
+    capture = {"mode": mode.value, "sketch": {"version": 1, "size": 256}}
+    with BundleWriter(
+        tmp_path / "parts", Manifest(capture=capture, model={"sources": {}}), mode=mode
+    ) as writer:
+        for number, (shard, values) in enumerate(shards):
+            each = item(f"part{number}", np.ascontiguousarray(values), parent=("", 0), order=number)
+            writer.add(replace(each.record, shard=shard), each.array)
+        writer.end_step(0)
+    whole = bundle(tmp_path / "whole", WHOLE, [(0, 0, 60, 200)])
+    with ac.open_bundle(tmp_path / "parts") as parts, ac.open_bundle(whole) as golden:
+        total = sum(Sketch.of(parts, record) for record in parts.records())
+        wanted = Sketch.of(golden, next(golden.records()))
+        assert isinstance(total, Sketch)
+        assert total.error(wanted).value <= 1e-15
+
+
 @pytest.mark.parametrize("parts", [ROWS, COLUMNS], ids=["rows", "columns"])
 def test_equal_parts_are_compared_whichever_side_holds_tensors(
     tmp_path: Path, parts: list[tuple[int, int, int, int]]
@@ -105,7 +143,7 @@ def test_equal_parts_at_two_places_have_a_sketch_each(tmp_path: Path) -> None:
         bundle(tmp_path / "b", np.concatenate([WHOLE[:30], WHOLE[:30]]), ROWS)
     ) as opened:
         one, other = (opened.sketch(record) for record in opened.records())
-        assert opened.manifest.format_version == 3
+        assert opened.manifest.format_version == 5
     assert np.linalg.norm(one - other) > 0.5 * np.linalg.norm(WHOLE[:30])
 
 
@@ -115,6 +153,10 @@ def test_equal_parts_at_two_places_have_a_sketch_each(tmp_path: Path) -> None:
         {"shape": [60, 200], "start": [31, 0]},
         {"shape": [60], "start": [0]},
         {"shape": [60, 200], "start": [-1, 0]},
+        {"shape": [60, 200], "start": [6001], "flat": True},
+        {"shape": [60, 200], "start": [0, 0], "runs": [[[0, 30]], [[1, 200]]]},
+        {"shape": [60, 200], "start": [0, 0], "runs": [[[0, 30]], [[0, 199]]]},
+        {"shape": [60, 200], "start": [0, 0], "runs": [[[0, 30], [7, 0]], [[0, 200]]]},
     ],
 )
 def test_a_part_that_does_not_lie_in_its_whole_is_damage(

@@ -127,3 +127,26 @@ def test_where_all_values_were_fed_a_leaf_inherits_no_error(random: Random) -> N
         leaf = (record.step, (record.name, record.call)) not in parents
         if record.role is Role.OUTPUT and before.reason is Reason.OVER and leaf:
             assert after.reason is Reason.INTRODUCED
+
+
+def test_a_module_inherits_from_a_parameter_that_was_changed_before_its_first_call() -> None:
+    for why in (Reason.OVER, Reason.NON_FINITE):
+        trace, first = Trace(), record(Role.PARAM_CHANGED, "a", 0, None, 0, "weight")
+        output = record(Role.OUTPUT, "a", 0, ("", 0), 0, "0")
+        changed, made = trace.trace(first, Verdict(why)), trace.trace(output, Verdict(why))
+        own = Reason.INTRODUCED if why is Reason.OVER else why
+        assert changed == Verdict(own, begins=why is Reason.NON_FINITE)
+        assert made == Verdict(Reason.INHERITED if why is Reason.OVER else why)
+
+
+def test_a_root_gradient_inherits_nothing_from_inputs_of_another_step() -> None:
+    trace, over = Trace(fed=True), Verdict(Reason.OVER)
+    for step in (0, 1):
+        inputs, gradient = (
+            record(role, "", 0, None, step, "0") for role in (Role.INPUT, Role.GRAD_OUTPUT)
+        )
+        if step == 0:
+            assert trace.trace(inputs, over).reason is Reason.INPUTS_DIFFER
+            assert trace.trace(gradient, over).reason is Reason.INHERITED
+        else:
+            assert trace.trace(gradient, over).reason is Reason.INTRODUCED

@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accucompare as ac
-from accucompare.bundle.format.records import Role
+from accucompare.bundle.format.records import Record, Role
 from accucompare.errors import CaptureError
 from tests.forkserver import with_torch
 from tests.groups import leave
+from tests.parts import put_together
 from tests.recorded import Opened
 
 #: How the trained model, or its optimizer, is spread over two ranks.
@@ -156,14 +157,11 @@ def test_a_call_has_its_own_ranks_gradient_and_an_update_the_mean_of_all(
             }
         )
     bundle = opened(folder / kind)
+    grads: dict[str, list[Record]] = {}
     for rank in (0, 1):
         records = [record for record in bundle.records() if (record.rank, record.step) == (rank, 0)]
         found = {
-            role: {
-                f"{each.name}.{each.path}": bundle.values(each)
-                for each in records
-                if each.role is role
-            }
+            role: {f"{each.name}.{each.path}": each for each in records if each.role is role}
             for role in Role
         }
         assert (
@@ -173,14 +171,17 @@ def test_a_call_has_its_own_ranks_gradient_and_an_update_the_mean_of_all(
             == own[0].keys()
         )
         for name in own[0]:
-            assert np.array_equal(found[Role.CALL_GRAD][name], own[rank][name])
-            np.testing.assert_allclose(
-                found[Role.PARAM_GRAD][name], (own[0][name] + own[1][name]) / 2, rtol=1e-6
-            )
+            assert np.array_equal(bundle.values(found[Role.CALL_GRAD][name]), own[rank][name])
+            grads.setdefault(name, []).append(found[Role.PARAM_GRAD][name])
         series = bundle.manifests[rank].series[0]
-        assert series.updates == 1
-        mean = np.concatenate([(own[0][name] + own[1][name]).ravel() / 2 for name in own[0]])
-        assert series.grad_norm == pytest.approx(np.linalg.norm(mean), rel=1e-6)
+        assert (series.updates, series.of_parts) == (1, kind == "fsdp2")
+        mine = [bundle.values(each).ravel() for each in found[Role.PARAM_GRAD].values()]
+        assert series.grad_norm == pytest.approx(np.linalg.norm(np.concatenate(mine)), rel=1e-6)
+    for name, records in grads.items():
+        mean = (own[0][name] + own[1][name]) / 2
+        wholes = [put_together(bundle, records)] if kind == "fsdp2" else map(bundle.values, records)
+        for whole in wholes:
+            np.testing.assert_allclose(whole, mean, rtol=1e-6)
 
 
 def test_an_optimizer_that_steps_another_one_makes_one_update_with_the_others_state(

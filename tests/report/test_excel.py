@@ -154,6 +154,9 @@ def every_reason() -> list[Row]:
         replace(pair("not comparable"), verdict=Verdict(Reason.NOT_COMPARABLE), metrics=None),
         pair("over-precise", reason=Reason.OVER_PRECISE),
         pair("not deterministic", 1e-2, Reason.NOT_DETERMINISTIC),
+        pair("ranks disagree", 1e-2, Reason.RANKS_DISAGREE),
+        pair("unreduced", 1e-2, Reason.UNREDUCED),
+        replace(pair("incomplete"), verdict=Verdict(Reason.INCOMPLETE), metrics=None),
     ]
 
 
@@ -397,7 +400,8 @@ def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
         "dtype": red,
         "non-finite": dark,
         "missing": grey, "extra": grey, "one-sided": grey, "not called": grey,
-        "not comparable": grey,
+        "not comparable": grey, "incomplete": grey,
+        "ranks disagree": red, "unreduced": red,
         "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 

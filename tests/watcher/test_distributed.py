@@ -260,7 +260,7 @@ def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_mad
     [
         ("none", [{}, {}]),
         ("mesh", [{"pp": 0, "tp": 0}, {"pp": 0, "tp": 1}]),
-        ("dtensor", [{"axis 0": 0}, {"axis 0": 1}]),
+        ("dtensor", [{"dim 0": 0}, {"dim 0": 1}]),
         ("megatron", [{"tp": 0, "pp": 0, "dp": 3}, {"tp": 1, "pp": 0, "dp": 3}]),
     ],
 )

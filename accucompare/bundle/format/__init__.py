@@ -2,6 +2,7 @@
 
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
 from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
+from accucompare.bundle.format.global_records import Addends, Box, GlobalRecord, LayoutEvidence
 from accucompare.bundle.format.manifest import (
     BASELINES,
     FORMAT_VERSION,
@@ -38,7 +39,6 @@ from accucompare.bundle.format.records import (
     Layout,
     Record,
     Role,
-    Shard,
     display_name,
     same_line,
 )
@@ -50,6 +50,7 @@ from accucompare.bundle.format.saved_training import (
     Started,
     TrainingState,
 )
+from accucompare.bundle.format.shards import Shard, sketch_of_part
 from accucompare.bundle.format.zip_records import (
     COUNT_IN_ZIP64,
     END,
@@ -94,11 +95,15 @@ __all__ = [
     "ZIP64_END",
     "ZIP64_FIELD",
     "ZIP64_LOCATOR",
+    "Addends",
+    "Box",
     "Component",
     "Error",
+    "GlobalRecord",
     "Imported",
     "Key",
     "Layout",
+    "LayoutEvidence",
     "Manifest",
     "Missing",
     "Options",
@@ -121,5 +126,6 @@ __all__ = [
     "open_lines",
     "open_source",
     "same_line",
+    "sketch_of_part",
     "stamp_of",
 ]

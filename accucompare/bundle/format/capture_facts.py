@@ -94,6 +94,7 @@ class Options(msgspec.Struct, frozen=True):
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
+        call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
@@ -103,6 +104,8 @@ class Options(msgspec.Struct, frozen=True):
         fallback: the modules that ran in another type than the capture's.
         imported: the tool whose dump it was made from.
         replaced: the weights that differed from golden's before golden's were copied in.
+        unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
+            known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
@@ -121,6 +124,7 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False
+    call_grads: bool = True
     round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None
@@ -132,6 +136,7 @@ class Options(msgspec.Struct, frozen=True):
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
+    unplaced_draws: Count = 0
     script: bool = False
 
     def holds(self, group: RoleGroup) -> bool:

@@ -34,7 +34,7 @@ FORMAT_VERSION = 1
 #: but refuse a newer format by its number.
 NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
 #: The same for a bundle with shards, which older versions would compare with any other shard.
-SHARDS_NEED = 3
+SHARDS_NEED = 5
 #: The newest format that this version reads.
 NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
 _SIZE_LIMIT = 64 << 20  # a manifest has a few lines per parameter; a longer file is no manifest
@@ -167,6 +167,8 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
         grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
             and before clipping; ``None`` if there was no update, or a gradient cannot be read.
         clipped_norm: the same of the gradients that the updates used; ``None`` if none was clipped.
+        of_parts: whether these norms are of what this rank has of gradients that lie on several
+            ranks: parts, or terms of a sum.
         loss_scale: by which a ``GradScaler`` multiplied the losses.
         skipped: whether a ``GradScaler`` skipped an update because of gradients that were not
             finite.
@@ -181,6 +183,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
     lr: dict[str, float] = msgspec.field(default_factory=dict)
     grad_norm: float | None = None
     clipped_norm: float | None = None
+    of_parts: bool = False
     loss_scale: float | None = None
     skipped: bool = False
     updates: Count = 0
@@ -218,6 +221,8 @@ class Manifest:
         model: class, mode, modules, modules never called, parameters and buffers with their
             digests.
         inputs: per step, the root module's inputs with their digests.
+        mesh: this rank's index along each dimension of parallelism, and how many ranks lie along
+            it: ``{"dp": (1, 2), "tp": (0, 2)}``; empty where nothing told, and in older bundles.
         notes: what went differently than a reader would assume, one sentence each.
     """
 
@@ -232,6 +237,7 @@ class Manifest:
     environment: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mesh: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -401,6 +407,7 @@ class Manifest:
             _expect(known.get("steps", []), list, "steps")
             known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
             known["series"] = _typed(known.get("series", []), list[StepSeries])
+            known["mesh"] = _typed(known.get("mesh", {}), dict[str, tuple[Count, Count]])
             manifest = cls(**known)
             manifest.check()
             # older versions wrote ``complete`` before the last step was there
@@ -425,6 +432,9 @@ class Manifest:
             checked_count(entry.records)
             _expect(entry.digest, str, "the digest of a step")
             _expect(entry.partial, bool, "partial of a step")
+        for name, (index, size) in self.mesh.items():
+            if not index < size <= self.ranks:
+                raise ValueError(f"index {index} of {size} along {name[:40]!r} of the mesh")
         if len({entry.step for entry in self.steps}) < len(self.steps):
             raise ValueError("steps holds one step twice")
         numbers = [entry.step for entry in self.series]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from accucompare.bundle.format.shards import Shard
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Count, Statistics
 from accucompare.selection import RoleGroup
@@ -192,20 +193,6 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
-class Shard(msgspec.Struct, frozen=True, gc=False):
-    """A rank's part of a tensor: the whole's shape, and the index of the part's first element."""
-
-    shape: tuple[Count, ...]
-    start: tuple[Count, ...]
-
-    def holds(self, part: tuple[int, ...]) -> bool:
-        """Whether a part of this shape lies in the whole."""
-        ends = (first + length for first, length in zip(self.start, part, strict=False))
-        return len(part) == len(self.shape) == len(self.start) and all(
-            end <= whole for end, whole in zip(ends, self.shape, strict=True)
-        )
-
-
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One tensor in a bundle. A struct, since every tensor of every module call makes one;
     ``msgspec.structs.replace`` changes one.
@@ -230,8 +217,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         detail: what an opaque value was, or why a tensor could not be read.
         sketch: without a member: the number, from 0, of its sketch in the step; ``None`` if it has
             none.
-        shard: of a rank's part of a tensor: where it lies in the whole, as its sketch has it;
-            ``None`` for a whole tensor.
+        shard: the layout of a rank's part of a tensor, as its sketch has it; ``None`` for a whole
+            tensor, and where a rank cannot see the layout.
         requires_grad: whether autograd followed what a call took or gave; False in older bundles.
         source_line: where an operator was called, or for a node its operator, such as
             ``bert/modeling_bert.py:187``; older bundles name no folder.
@@ -332,7 +319,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         if self.sketch is not None:
             text += f',"sketch":{self.sketch}'
         if self.shard is not None:
-            text += f',"shard":{_JSON.encode(msgspec.structs.asdict(self.shard))}'
+            text += f',"shard":{_placed(self.shard)}'
         text += ',"requires_grad":true}\n' if self.requires_grad else "}\n"
         try:
             return text.encode()
@@ -439,6 +426,11 @@ def _list(numbers: tuple[int, ...]) -> str:
 
 def _parent(call: tuple[str, int] | None) -> str:
     return "null" if call is None else f"[{_quoted(call[0])},{call[1]}]"
+
+
+@lru_cache(maxsize=1 << 12)
+def _placed(shard: Shard) -> str:
+    return msgspec.json.encode(shard).decode()
 
 
 def _numbers(found: Statistics | None) -> str:

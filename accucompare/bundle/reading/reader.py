@@ -17,6 +17,7 @@ from accucompare.bundle.format import (
     OPERATOR_ROLES,
     STATE_ROLES,
     WRITTEN_ROLES,
+    GlobalRecord,
     Key,
     Manifest,
     Record,
@@ -29,6 +30,7 @@ from accucompare.bundle.format import (
     open_lines,
 )
 from accucompare.bundle.reading.archive import Archive
+from accucompare.bundle.reading.global_tensor import GlobalTensor
 from accucompare.bundle.reading.notebook_bundle import bundle_html
 from accucompare.bundle.reading.step_columns import StepColumns
 from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
@@ -62,6 +64,7 @@ class Bundle:
         path: its directory, or its URL.
         manifest: rank 0's manifest.
         manifests: every rank's manifest, by rank.
+        ranks: how many captured together.
     """
 
     def __init__(self, path: Place) -> None:
@@ -69,9 +72,8 @@ class Bundle:
         self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest, **manifests_of(path, self.manifest.ranks)}
-        self.missing_ranks = [
-            rank for rank in range(self.manifest.ranks) if rank not in self.manifests
-        ]
+        self.ranks = self.manifest.ranks
+        self.missing_ranks = [rank for rank in range(self.ranks) if rank not in self.manifests]
         self._order = [(rank, entry.step) for rank, entry in self.steps()]
         self._places = {step: place for place, step in enumerate(self._order)}
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
@@ -257,6 +259,8 @@ class Bundle:
     def raw(self, record: Record) -> Array:
         """A record's stored bits in its own shape, verified against the digest. Raises RecordError
         if it has no data or is damaged."""
+        if isinstance(record, GlobalRecord):
+            return GlobalTensor(record, self._stored).part()
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
@@ -264,8 +268,13 @@ class Bundle:
         check_digest(archive, record, digest(raw))
         return raw
 
-    def stored(self, record: Record) -> StoredTensor:
+    def stored(self, record: Record) -> StoredTensor | GlobalTensor:
         """A record's data on disk, to be read in parts. Errors as ``locate``."""
+        if isinstance(record, GlobalRecord):
+            return GlobalTensor(record, self._stored)
+        return self._stored(record)
+
+    def _stored(self, record: Record) -> StoredTensor:
         archive, offset = self.locate(record)
         return StoredTensor(record, archive, offset, self._buffer)
 
@@ -401,7 +410,7 @@ class Bundle:
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte. Raises
         RecordError if it has no data, or its member disagrees with it."""
-        if record.member is None:
+        if record.member is None or isinstance(record, GlobalRecord):
             raise RecordError(
                 f"{self.path}: {record.key} has no data ({self._why_without(record)})"
             )

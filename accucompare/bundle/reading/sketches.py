@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import Record, sketch_of_part
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import RecordError, UsageError
 from accucompare.numbers import (
@@ -18,7 +18,6 @@ from accucompare.numbers import (
     deviation,
     distance,
     power_near,
-    sketch_of,
     sketch_values,
     sums,
 )
@@ -168,10 +167,9 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
         return found
     assert record.statistics is not None
     shard, dtype = record.shard, DTYPES[record.dtype]
-    if shard is not None and shard.shape[1:] != record.shape[1:]:
-        placed = sketch_of(
-            bundle.raw(record), dtype, record.statistics, size, shard.shape, shard.start
-        )
+    offset = 0 if shard is None else shard.offset(record.shape)
+    if offset is None:
+        placed = sketch_of_part(bundle.raw(record), record.dtype, record.statistics, size, shard)
         return np.full(size, math.inf) if placed is None else placed
     stored, elements = bundle.stored(record), math.prod(record.shape)
     starts = range(0, elements, sums.SEGMENT)
@@ -181,9 +179,6 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
         for block in stored.blocks(start, min(start + sums.SEGMENT, elements), BLOCK)
     )
     scale = power_near(record.statistics)
-    offset = (
-        shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
-    )
     numbers = sketch_values(blocks, dtype, size, scale, offset) / scale
     stored.verify()
     return np.asarray(numbers)

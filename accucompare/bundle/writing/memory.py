@@ -17,7 +17,7 @@ Allocate = Callable[[int], Any]
 
 
 class Lease(NamedTuple):
-    """A block of host memory, and what releases it; ``None`` for the caller's own memory."""
+    """Host memory, and what releases it. No block: the caller's own memory, which only counts."""
 
     block: Any
     release: Callable[[], None]

@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Record, Shard
+from accucompare.bundle.format import Record, Shard, sketch_of_part
 from accucompare.bundle.writing.archive_writer import ArchiveWriter, member_name
-from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, sketch_of, summarize
+from accucompare.numbers import DTYPES, Array, Float64, Statistics, digest, summarize
 from accucompare.selection import SKETCH_SIZE, Mode
 
 #: What makes two records share data and statistics: dtype, shape, digest; for sketches, also the
@@ -70,7 +70,7 @@ class RecordFile:
         self._mode = mode
         self._sketch_size = sketch_size
         self._sketches: list[Float64] = []  # those not written yet
-        self._sketched = 0
+        self._sketch_count = 0
         # by storage type, shape and digest
         self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}
         self._known: dict[_Placed, _Kept] = {}
@@ -93,7 +93,9 @@ class RecordFile:
             record = replace(record, digest=sketched.digest, statistics=sketched.statistics)
         elif array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
-        content = (record.dtype, record.shape, record.digest, record.shard)
+        # only sketches depend on the place in the whole
+        placed = record.shard if self._mode is Mode.SKETCH else None
+        content = (record.dtype, record.shape, record.digest, placed)
         if sketched is not None and content not in self._known:
             self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
         # statistics from another tool have no digest
@@ -126,8 +128,9 @@ class RecordFile:
             self._mode is Mode.SKETCH
             and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize
         ):
-            place = () if record.shard is None else (record.shard.shape, record.shard.start)
-            sketch = sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size, *place)
+            sketch = sketch_of_part(
+                array, record.dtype, statistics, self._sketch_size, record.shard
+            )
             return _Kept(statistics, sketch=self._sketch(sketch))
         bits = (array.dtype.str, array.shape, record.digest)
         if bits not in self._members:
@@ -142,15 +145,16 @@ class RecordFile:
         if sketch is None:
             return None
         self._sketches.append(sketch)
-        self._sketched += 1
+        self._sketch_count += 1
         if len(self._sketches) == SKETCHES_A_MEMBER:
             self._write_sketches()
-        return self._sketched - 1
+        return self._sketch_count - 1
 
     def _write_sketches(self) -> None:
         if self._sketches:
             self._archive.add(
-                sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches)
+                sketches_name((self._sketch_count - 1) // SKETCHES_A_MEMBER),
+                np.stack(self._sketches),
             )
             self._sketches.clear()
 

@@ -202,7 +202,10 @@ class BundleWriter:
             self.failure = self.failure or self._without_thread()
         if self.failure is not None:
             return
-        announces = record.shard is None and (array is not None or record.statistics is not None)
+        # a sketch is of one place in the whole, so equal bits of another part need one of their own
+        announces = (record.shard is None or self.mode is not Mode.SKETCH) and (
+            array is not None or record.statistics is not None
+        )
         if record.digest is not None and announces:
             self._announced.add((record.dtype, record.shape, record.digest))
         # A deque needs no lock, and the writing thread looks only after it was woken

@@ -24,10 +24,10 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     limits: int
     baseline: Record | None
     repeat: Record | None
-    chosen: ByRounding | None
+    by_rounding: ByRounding | None
     golden_repeat: Record | None
     before: Pair | None
-    given: bool
+    given_to_both: bool
     proof: Proof | None
     rounded: Record | None
 
@@ -63,10 +63,10 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
             limits.setdefault(task.tolerance, len(limits)),
             task.baseline,
             task.repeat,
-            task.chosen,
+            task.by_rounding,
             task.golden_repeat,
             task.before,
-            task.given,
+            task.given_to_both,
             task.proof,
             task.rounded,
         )
@@ -82,10 +82,10 @@ def unpack_tasks(parcel: Parcel) -> list[Task]:
             parcel.limits[sent.limits],
             sent.baseline,
             sent.repeat,
-            sent.chosen,
+            sent.by_rounding,
             sent.golden_repeat,
             sent.before,
-            sent.given,
+            sent.given_to_both,
             sent.proof,
             sent.rounded,
         )

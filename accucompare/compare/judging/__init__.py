@@ -3,8 +3,14 @@
 from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
 from accucompare.compare.judging.given import with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
-from accucompare.compare.judging.judging import judge_task, judge_tasks
+from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
+from accucompare.compare.judging.rank_verdicts import (
+    left_as_terms,
+    of_own_means,
+    of_ranks,
+    used_as_terms,
+)
 from accucompare.compare.judging.row_columns import (
     DiffRows,
     MetricColumns,
@@ -32,11 +38,16 @@ __all__ = [
     "judge_pair",
     "judge_task",
     "judge_tasks",
+    "judge_with",
+    "left_as_terms",
     "of_failing_steps",
+    "of_own_means",
+    "of_ranks",
     "open_beside",
     "plain_count",
     "reasons_of",
     "room",
+    "used_as_terms",
     "whole_steps",
     "why_not_proved",
     "with_changed",

@@ -25,7 +25,9 @@ def with_given(tasks: list[Task]) -> list[Task]:
     given = {_content(task.pair) for task in tasks if _is_given(task.pair)} - {None}
     return (
         [
-            msgspec.structs.replace(task, given=True) if _content(task.pair) in given else task
+            msgspec.structs.replace(task, given_to_both=True)
+            if _content(task.pair) in given
+            else task
             for task in tasks
         ]
         if given

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role
+from accucompare.bundle.format import TRAINING_ROLES, GlobalRecord, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
 from accucompare.compare.judging.closer_looks import look_closer
@@ -20,6 +20,7 @@ from accucompare.compare.judging.judge import (
     settle_unsteady,
 )
 from accucompare.compare.judging.proof import doubt, limit_on_rounded
+from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
@@ -31,7 +32,7 @@ from accucompare.compare.measuring import (
     measure_broadcast,
     measure_masks,
 )
-from accucompare.compare.remarks import BareRemark, OtherMasks
+from accucompare.compare.remarks import BareRemark, OtherMasks, PartsMissing
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -56,13 +57,26 @@ _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
     """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
     outcome = _judged(sides, task, run)
+    if isinstance(task.pair.candidate, GlobalRecord) and isinstance(outcome, PairOutcome):
+        outcome = settle_ranks(task, outcome, lambda record: judge_with(sides, task, record, run))
     if (
-        task.chosen is None
+        task.by_rounding is None
         or isinstance(outcome, BundleError)
         or outcome.verdict.reason not in _OF_CHOICES
     ):
         return outcome
-    return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.chosen,), chosen=True))
+    return PairOutcome(
+        None, Verdict(Reason.NOT_COMPARABLE, remarks=(task.by_rounding,), by_rounding=True)
+    )
+
+
+def judge_with(sides: Sides, task: Task, candidate: GlobalRecord, run: Run = map) -> PairOutcome:
+    """The outcome with another tensor in the candidate's place. Errors as ``Bundle.stored``."""
+    pair = msgspec.structs.replace(task.pair, candidate=candidate)
+    outcome = _judged(sides, msgspec.structs.replace(task, pair=pair), run)
+    if isinstance(outcome, BundleError):
+        raise outcome
+    return outcome
 
 
 def judge_tasks(sides: Sides, tasks: Sequence[Task]) -> Iterator[PairOutcome | BundleError]:
@@ -86,6 +100,7 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
         or candidate.components is not None
         or golden.shard is not None
         or candidate.shard is not None
+        or isinstance(candidate, GlobalRecord)
     ):
         return None
     verdict = judge_pair(golden, candidate, metrics, task.tolerance)
@@ -94,6 +109,10 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
 
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
+    if task.unknown is not None:
+        missing = isinstance(task.unknown, PartsMissing)
+        reason = Reason.INCOMPLETE if missing else Reason.NOT_COMPARABLE
+        return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
             return PairOutcome(None, without_partner(_option(sides, golden, candidate)))
@@ -137,7 +156,7 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
-    expected = sides.expected(golden, candidate, metrics, task.baseline, run)
+    expected = sides.expected(golden, candidate, metrics, task, run)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, BareRemark.BASELINE_NON_FINITE)
     doubtful = doubt(sides, task, golden, candidate, expected, run)
@@ -167,13 +186,13 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
-    if task.given and not tolerance.by_default:
+    if task.given_to_both and not tolerance.by_default:
         verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(
             verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run)
         )
-    return PairOutcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+    return PairOutcome(metrics, verdict, None if expected is None else expected.measured, noise)
 
 
 def _measured(

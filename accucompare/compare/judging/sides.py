@@ -18,7 +18,7 @@ from accucompare.compare.measuring import (
     measure_identical,
     measure_pair,
 )
-from accucompare.compare.rows import same_bits
+from accucompare.compare.rows import Task, same_bits
 from accucompare.numbers import DTYPES, Statistics
 
 #: Metrics measured ahead, by the ``id`` of both records.
@@ -71,16 +71,19 @@ class Sides:
             raise
 
     def expected(
-        self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run
+        self, golden: Record, candidate: Record, metrics: Metrics, task: Task, run: Run
     ) -> Expected | None:
         """The baseline's error; ``None`` if missing or not measurable."""
+        baseline = task.baseline
         if self.baseline is None or baseline is None:
             return None
         if baseline.error is not None:
             return Expected.kept(baseline.error, candidate, baseline)
         if self.verify or not same_bits(candidate, baseline):
             metrics = self.measure(self.golden, golden, self.baseline, baseline, EXACT, run)
-        return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
+        if metrics.nonfinite_mismatch:
+            return None
+        return Expected.of(metrics, candidate, baseline).of_sums_over(task.summed, candidate.dtype)
 
     def noise(
         self, candidate: Record, repeat: Record | None, error: Metrics, run: Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import GlobalRecord, Record
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.sides import KnownMetrics, Sides, elementwise
 from accucompare.compare.limits import EXACT, Tolerance
@@ -101,6 +101,8 @@ def _measure(
 def _form(golden: Record, candidate: Record, tolerance: Tolerance) -> kernel.PairForm | None:
     """What measuring a pair must know; ``None`` if it has to be measured alone."""
     if golden.member is None or candidate.member is None or golden.shape != candidate.shape:
+        return None
+    if isinstance(golden, GlobalRecord) or isinstance(candidate, GlobalRecord):
         return None
     limits = elementwise(golden, tolerance)
     return small_form(golden.dtype, candidate.dtype, golden.shape, *limits)

@@ -20,7 +20,7 @@ from functools import cache
 
 from accucompare.bundle.format import Error, Key, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import HALF, SINGLE, PrecisionOfBaseline
+from accucompare.compare.constants import HALF, SINGLE, SUMS_OF_RANKS, PrecisionOfBaseline
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.remarks import BareRemark, BaselineDtype, BaselineShape, PairRemark
@@ -57,6 +57,7 @@ class Expected:
         different: how many integers or booleans differ.
         dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
         one_minus_cosine: ``None`` if the baseline keeps its errors only.
+        growth: how many times larger than measured ``rel_l2`` and ``rmse`` are.
     """
 
     rel_l2: float
@@ -64,6 +65,7 @@ class Expected:
     different: int = 0
     dtype: str = ""
     one_minus_cosine: float | None = None
+    growth: float = 1.0
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
@@ -78,6 +80,19 @@ class Expected:
         return cls(metrics.rel_l2, metrics.rmse, differing(metrics), one_minus_cosine=angle)._cast(
             candidate, baseline
         )
+
+    def of_sums_over(self, ranks: int, dtype: str) -> Expected:
+        """As large as where so many ranks' partial sums are rounded to a type and added up."""
+        if ranks == 1 or not is_half(dtype):
+            return self
+        first, power = SUMS_OF_RANKS
+        growth = first * ranks**power
+        return replace(self, rel_l2=self.rel_l2 * growth, rmse=self.rmse * growth, growth=growth)
+
+    @property
+    def measured(self) -> float:
+        """The baseline's own relative L2 error."""
+        return self.rel_l2 / self.growth
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
         """The same, with ``dtype`` set if the candidate computes in a wider type."""

@@ -1,4 +1,6 @@
-"""The limits in force in a diff: of a file by layer, the user's for all, or of each dtype."""
+"""The limits in force in a diff: of a file by layer, the user's for all, or of each dtype.
+
+``compare.pair_limits.limits_in_force`` makes them of what was asked and of the candidate."""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ class LimitsInForce:
     def of_user(self, candidate: Record) -> Tolerance | None:
         """The user's own limits for a record; ``None`` if there are none."""
         ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
-        return ruled or (self.otherwise if self.otherwise.given else None)
+        return ruled or (self.otherwise if self.otherwise.has_limit else None)
 
 
 @cache

@@ -90,6 +90,6 @@ def _rule(table: Any, file: str, number: int) -> Rule:
         )
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
-    if not tolerance.given:
+    if not tolerance.has_limit:
         raise UsageError(f"{place}: has no limit; give one of {', '.join(_LIMIT_KEYS)}")
     return Rule(tolerance, file, number, **{key: table[key] for key in _RULE_KEYS if key in table})

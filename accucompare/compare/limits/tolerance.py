@@ -79,7 +79,7 @@ class Tolerance:
             )
 
     @property
-    def given(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether there is any limit."""
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accucompare.bundle.format import Record
-from accucompare.bundle.reading import Bundle, StoredTensor
+from accucompare.bundle.reading import Bundle, GlobalTensor, StoredTensor
 from accucompare.compare.constants import COMMON_ROUNDINGS, OF_BASELINE, ROUNDINGS_OF_UPDATE
 from accucompare.numbers import DTYPES, DType, Float64, Statistics, as_reals, sums, widen
 
@@ -36,7 +36,7 @@ from accucompare.numbers import DTYPES, DType, Float64, Statistics, as_reals, su
 class Values:
     """A tensor's data on disk, with its true type and number of elements."""
 
-    stored: StoredTensor
+    stored: StoredTensor | GlobalTensor
     dtype: DType
     elements: int
 

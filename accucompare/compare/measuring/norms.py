@@ -1,4 +1,7 @@
-"""The norms of two tensors and their difference, and their angle, exact for any magnitude."""
+"""The norms of two tensors and their difference, and their angle, exact for any magnitude.
+
+Of small pairs ``small`` has them, of sketches ``judging.estimates``, of statistics
+``judging.bounds``."""
 
 from __future__ import annotations
 

@@ -183,13 +183,23 @@ def _operators(rows: list[Row]) -> list[Culprit]:
     return culprits
 
 
+_MADE_HERE = (
+    Reason.INTRODUCED,
+    Reason.GLUE,
+    Reason.SHAPE,
+    Reason.DTYPE,
+    Reason.UNREDUCED,
+    Reason.RANKS_DISAGREE,
+)
+
+
 def _own_error(row: Row) -> bool:
     """Whether a row shows an error made there."""
     if not _may_be_culprit(row):
         return False
     if row.reason is Reason.NON_FINITE or row.lost:
         return row.verdict.begins
-    return row.reason in (Reason.INTRODUCED, Reason.GLUE, Reason.SHAPE, Reason.DTYPE)
+    return row.reason in _MADE_HERE
 
 
 def _may_be_culprit(row: Row) -> bool:

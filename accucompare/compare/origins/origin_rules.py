@@ -76,7 +76,7 @@ def _is_own(verdict: Verdict) -> bool:
 
 
 def _may_differ(verdict: Verdict) -> bool:
-    return _fails(verdict) or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
+    return _fails(verdict) or verdict.by_rounding or verdict.reason is Reason.NOT_DETERMINISTIC
 
 
 def _differs(verdict: Verdict) -> bool:
@@ -103,7 +103,7 @@ def _earlier(age: int) -> bool:
 
 @dataclass(frozen=True)
 class Taint:
-    """What may be wrong. Called, it says whether it is.
+    """What an error may make wrong. Called with a record, it says whether that is wrong by now.
 
     Attributes:
         what, whose: of which call, module, parameter, … a record shows it; ``None``: of none.
@@ -155,7 +155,7 @@ _rank_of = attrgetter("rank")
 # what a call's own code goes on with; an error of its own; a value on one side only
 CODE = Taint("code", call_of, fed=True)
 _MAKER = replace(CODE, whose=source_of)
-_ERROR = Taint("error", lambda record: (source_of(record),))
+_ERROR = Taint("error", lambda record: (record.rank, record.step, source_of(record)))
 _ALONE = Taint("alone", _value_of, _is_alone)
 # what a call's backward goes on with, or lacks, as only one side has it
 _BACKWARD = Taint("backward", source_of, fed=True)
@@ -297,7 +297,6 @@ def _updates(fed: bool) -> dict[Role, OriginRule]:
             # after a wrong update it is no error of its own: clamping may do more there
             changed,
             changes,
-            nan_source=(_always,),
             alone_source=changed,
             wanders=() if fed else (_OTHER, replace(_OTHER, when=_last)),
         ),

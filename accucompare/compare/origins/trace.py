@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import (
     GRADIENT_ROLES,
     OPERATOR_ROLES,
+    TRAINING_ROLES,
     UPDATE_ROLES,
     Layout,
     Manifest,
@@ -37,8 +38,8 @@ NotFed = tuple[int, int, str, int, str, str]
 #: What makes, or is made by, module calls.
 _FORWARD = (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE)
 
-#: What changed between calls.
-_BETWEEN = (Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+#: What comes before or after calls.
+_BETWEEN = (Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.BUFFER_AFTER, *TRAINING_ROLES)
 
 #: What a call makes of its inputs.
 _MADE = (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.BUFFER_UPDATE)
@@ -47,7 +48,7 @@ _MADE = (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.BUFFER_UPDATE)
 _GLUE = (Role.INPUT, Role.GRAD_OUTPUT, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
 #: What a call gives, made by its own code or by the calls that it made.
-_GIVEN = (Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES)
+_GIVES = (Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES)
 
 
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
@@ -129,8 +130,9 @@ class Trace:
         for begun in (call, caller) if role not in _BETWEEN and not self.fed else ():
             if begun is not None and begun not in self._begun:
                 self._begun.add(begun)
-                if (MODULE.what, begun[::2], None) in self._seen.wrong:
-                    self._taint(CODE, begun, record.step)
+                for why in (None, Reason.NON_FINITE):
+                    if (MODULE.what, begun[::2], why) in self._seen.wrong:
+                        self._taint(CODE, begun, record.step, why)
 
     def _taint(
         self, taint: Taint, whose: Hashable | None, step: int, why: Reason | None = None
@@ -167,7 +169,7 @@ class Trace:
             return Reason.INPUTS_DIFFER if record.role is Role.INPUT else Reason.INTRODUCED
         if not (
             record.role in _GLUE
-            or (record.role in _GIVEN and call_of(record) in self._seen.callers)
+            or (record.role in _GIVES and call_of(record) in self._seen.callers)
         ):
             return Reason.INTRODUCED
         passed_on = self.fed and not operator and self._passes_on(record, verdict.used or 0.0)

@@ -162,7 +162,7 @@ def _is_of_model(record: Record) -> bool:
 def _holds_values(row: Row) -> bool:
     """Whether a row without data may hold computed values, not one-sided or an input object."""
     golden, candidate = row.golden, row.candidate
-    if row.verdict.chosen:
+    if row.verdict.by_rounding:
         return True
     if row.reason is not Reason.NOT_COMPARABLE or golden is None or candidate is None:
         return False
@@ -216,7 +216,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
     for row in suspects:
         record = row.record
         assert record is not None
-        if row.verdict.chosen:
+        if row.verdict.by_rounding:
             hiding.append(row)
             continue
         if _is_gradient(row):

@@ -49,6 +49,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _other_state(pair, classes)
+            or _no_call_grad(pair, golden, candidate)
             or _no_gradient(pair)
             or _not_trained(pair.record, untrained)
             or _not_run(pair, steps)
@@ -73,6 +74,15 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side has no gradients of single calls, as under FSDP's flat parameters."""
+    lacks_golden = pair.golden is None
+    other = golden if lacks_golden else candidate
+    if pair.record.role is not Role.CALL_GRAD or other.manifest.options.call_grads:
+        return None
+    return NotOnSide(OneSideWhy.FLAT_PARAMETERS, lacks_golden)
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from accucompare.bundle.format import Key, Record, Role
+from accucompare.bundle.format import GlobalRecord, Key, Record, Role
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, chosen_shape
@@ -45,12 +45,16 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     baseline: Record | None = None
     repeat: Record | None = None
     # how rounding changes the shape or the number of calls, as the baseline shows
-    chosen: ByRounding | None = None
+    by_rounding: ByRounding | None = None
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
-    given: bool = False  # whether both models were given these values, in a dtype each
+    given_to_both: bool = False  # whether both models were given these values, in a dtype each
     proof: Proof | None = None  # where the baseline is not known to be proved
     rounded: Record | None = None  # of golden's own code on rounded values
+    arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
+    means: tuple[float, ...] = ()  # what a mean over the ranks' batches may divide by
+    summed: int = 1  # how many more ranks than the baseline's add up their terms of a sum
+    unknown: PairRemark | None = None  # why the ranks' records cannot be put together
 
 
 class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -60,6 +64,8 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     verdict: Verdict
     baseline: float | None = None
     noise: float | None = None
+    arranged: Record | None = None  # the candidate's, put together as it was judged
+    summed: Record | None = None  # the sum of what its ranks hold, if that would pass
 
 
 def row_of(
@@ -76,9 +82,8 @@ def row_of(
     record = pair.record
     verdict = trace(record, outcome.verdict)
     own = outcome.baseline, outcome.noise
-    return Row(
-        pair.golden, pair.candidate, verdict, outcome.metrics, pair.nearest, record.name, *own
-    )
+    candidate = pair.candidate if outcome.arranged is None else outcome.arranged
+    return Row(pair.golden, candidate, verdict, outcome.metrics, pair.nearest, record.name, *own)
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
@@ -90,8 +95,10 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     why = why_not(golden, candidate, record)
     if why is None:
         return msgspec.structs.replace(task, baseline=record)
-    chosen = chosen_shape(golden, candidate, record)
-    return msgspec.structs.replace(task, chosen=chosen, tolerance=because(task.tolerance, why))
+    by_rounding = chosen_shape(golden, candidate, record)
+    return msgspec.structs.replace(
+        task, by_rounding=by_rounding, tolerance=because(task.tolerance, why)
+    )
 
 
 def with_parameters(tasks: list[Task]) -> list[Task]:

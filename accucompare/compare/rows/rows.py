@@ -41,6 +41,9 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
+    RANKS_DISAGREE = "ranks disagree"
+    UNREDUCED = "unreduced"
+    INCOMPLETE = "incomplete"
     # over its limit, until ``trace`` says where it came from; no row of a result has this
     OVER = "over"
 
@@ -62,6 +65,9 @@ STATUS_OF = {
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
+    Reason.RANKS_DISAGREE: Status.FAIL,
+    Reason.UNREDUCED: Status.FAIL,
+    Reason.INCOMPLETE: Status.NOT_COMPARED,
     Reason.OVER: Status.FAIL,
 }
 
@@ -104,13 +110,14 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         reason: it decides the status.
         limit: what judged it; ``None`` if nothing did.
         smallest: the smallest limits that would pass.
-        used: measured error as a multiple of its limit (over 1 fails); the largest of several.
+        used: the column x limit: the measured error as a multiple of its limit (over 1 fails); the
+            largest of several.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or its floor).
         excess_limit: the limit on ``excess``, if that judged it.
         beyond: whether the baseline would pass it, but the error is too large for rounding.
         option: the two values of an operator's number or string, if they differ.
-        chosen: whether rounding alone changes the shape or number of calls: nothing judges it.
+        by_rounding: whether rounding alone changes the shape or number of calls: nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
         begins: whether what it shows begins here: NaN or Inf, if nothing that went in has any; a
             one-sided gradient or update, if both sides have what it is made of.
@@ -132,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     excess_limit: float | None = None
     beyond: bool = False
     option: Option | None = None
-    chosen: bool = False
+    by_rounding: bool = False
     alike: bool = False
     begins: bool = False
     not_all_fed: bool = False

@@ -81,7 +81,7 @@ def climb(
     digests = Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = of_rounding[0] if of_rounding else {}
     compared = (
-        given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+        given_within(rows, limits.by_user) if limits.by_user or not given.has_limit else frozenset()
     )
     partings = itertools.chain(
         other_weights(golden, weights), partings_of(pairs, digests, settings, rows, compared)

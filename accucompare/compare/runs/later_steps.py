@@ -137,7 +137,7 @@ def _judged(
     if not proven:
         return PairOutcome(
             metrics,
-            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), chosen=True),
+            Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), by_rounding=True),
             outcome.baseline,
             outcome.noise,
         )

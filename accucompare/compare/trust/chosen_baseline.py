@@ -96,12 +96,14 @@ class ChosenBaseline:
         tasks = [with_baseline(task, by_key) for task in tasks]
         calls = Calls.of(golden, candidate, own, renamings)
         tasks = [
-            msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen)
+            msgspec.structs.replace(task, by_rounding=calls.chosen(task.pair) or task.by_rounding)
             for task in tasks
         ]
         odd = given_otherwise(golden, by_key) if fed else set()
         tasks = [
-            msgspec.structs.replace(task, chosen=None) if judged_by_limits(task.pair, odd) else task
+            msgspec.structs.replace(task, by_rounding=None)
+            if judged_by_limits(task.pair, odd)
+            else task
             for task in tasks
         ]
         return replace(self, records=by_key), tasks

@@ -44,6 +44,7 @@ from accucompare.compare.preflight_facts import (
     PreflightFinding,
     ProductsRounded,
     ProperBaseline,
+    RankLacksSteps,
     RanksMissing,
     RefusedBaseline,
     Saturates,
@@ -95,6 +96,10 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
             if manifest.complete:
                 continue
             stopped = manifest.stopped or {}
+            if "rank" in stopped:
+                lacking = stopped["rank"], stopped["steps"], stopped["of"]
+                yield PreflightFinding(RankLacksSteps(side, *lacking))
+                continue
             yield PreflightFinding(
                 CaptureStopped(
                     side,
@@ -105,7 +110,7 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
                 )
             )
         if bundle.missing_ranks:
-            missing = RanksMissing(side, tuple(bundle.missing_ranks), bundle.manifest.ranks)
+            missing = RanksMissing(side, tuple(bundle.missing_ranks), bundle.ranks)
             yield PreflightFinding(missing)
 
 

@@ -21,7 +21,7 @@ from accucompare.findings.checklist.checks import (
     passed,
 )
 from accucompare.findings.checklist.checks_data import DATA
-from accucompare.findings.checklist.checks_loss import LOSS
+from accucompare.findings.checklist.checks_loss_inputs import LOSS
 from accucompare.findings.checklist.checks_model import MODEL
 from accucompare.findings.checklist.checks_optimizer import OPTIMIZER
 from accucompare.findings.checklist.checks_precision import PRECISION

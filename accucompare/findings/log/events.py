@@ -180,8 +180,8 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         origin: whether it began here; else it came in.
         cause: what is known of the inputs.
         kinds: of the output: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
-        near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``;
-            of a point, its label.
+        near: beside which child: of glue, the one that it was made ``before`` or ``after``, as
+            ``"before block.2"``; of a point, its label.
         operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
         line: the source line that called the operator, such as ``model.py:57``.
         weights: the module's parameters and buffers that are not finite.

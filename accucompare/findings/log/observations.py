@@ -29,7 +29,9 @@ class What(Enum):
     SECOND = "second"  # likewise, in a backward through another backward's gradients
     LOSS = "loss"  # likewise, of an operator called outside of the model, after it
     HOOKED = "hooked"  # what the user's hooks on a parameter have made of its gradient
-    PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
+    # a parameter's gradient: with several ranks this rank's own before the sum, else after the
+    # backward
+    PARAMETER = "parameter"
 
 
 class ModuleCall(NamedTuple):

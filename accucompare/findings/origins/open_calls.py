@@ -38,7 +38,7 @@ class OpenCall:
         arrived: the kinds among its inputs.
         met: the kinds that its own code may have met: ``arrived``, what its children gave, and what
             it was seen to make.
-        blamed: the met kinds that a finding explains already.
+        explained: the met kinds that a finding tells of already.
         pending: by kind, the finding held back until the value does harm: made by this call's own
             code or, outside of all calls, given to the model.
         filled: the pending kinds that something was filled with, as a running minimum is with +Inf.
@@ -55,7 +55,7 @@ class OpenCall:
     caller: OpenCall | None = None
     arrived: frozenset[str] = frozenset()
     met: set[str] = field(default_factory=set)
-    blamed: set[str] = field(default_factory=set)
+    explained: set[str] = field(default_factory=set)
     pending: dict[str, Finding] = field(default_factory=dict)
     filled: set[str] = field(default_factory=set)
     makers: dict[str, StepObservation] = field(default_factory=dict)
@@ -119,11 +119,11 @@ class OpenCall:
         self.makers.update(dict.fromkeys(new - {NAN} - filled, computed or observation))
 
 
-def blame_call(kinds: Iterable[str], *calls: OpenCall) -> None:
+def explain_kinds(kinds: Iterable[str], *calls: OpenCall) -> None:
     """From now on these calls' values of some kinds are known to come from a finding."""
     for call in calls:
         call.met |= set(kinds)
-        call.blamed |= set(kinds)
+        call.explained |= set(kinds)
 
 
 def _is_mask(observation: StepObservation) -> bool:

@@ -43,7 +43,7 @@ from accucompare.findings.log import (
     remark,
     within,
 )
-from accucompare.findings.origins.open_calls import INFINITE, OpenCall, blame_call
+from accucompare.findings.origins.open_calls import INFINITE, OpenCall, explain_kinds
 
 #: By a legal kind, the kinds that make it harmful if a call turns it into them.
 _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
@@ -55,6 +55,8 @@ _MOST_PASSED_ON = 100
 
 
 class _OriginSearch:
+    """Goes through a step's observations in order; keeps what each running call can have met."""
+
     def __init__(self, step: int, limits: WatchLimits, sees_operators: bool) -> None:
         self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
@@ -112,15 +114,15 @@ class _OriginSearch:
             caller,
             arrival,
             set(arrival),
-            set(arrival & caller.blamed),
+            set(arrival & caller.explained),
         )
         self._open[observation.place.key] = call
         fresh = arrival - caller.met
         caller.met |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
             # its own code made it of an Inf that is reported already
-            if kind == NAN and caller.met & caller.blamed & INFINITE:
-                blame_call({NAN}, caller, call)
+            if kind == NAN and caller.met & caller.explained & INFINITE:
+                explain_kinds({NAN}, caller, call)
             else:
                 self._hold(
                     caller,
@@ -164,10 +166,10 @@ class _OriginSearch:
         if harmful is not None:
             self._report(harmful, caller, call)
             self._pass_on(call, caller, observation, kinds)
-        elif call.arrived & call.blamed:
+        elif call.arrived & call.explained:
             self._pass_on(call, caller, observation, kinds)
-        elif call.met & call.blamed:  # made in a child, and reported there
-            blame_call(kinds, caller, call)
+        elif call.met & call.explained:  # made in a child, and reported there
+            explain_kinds(kinds, caller, call)
         elif (
             own := next(
                 (kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)),
@@ -204,7 +206,7 @@ class _OriginSearch:
             other = maker.pending.get(MINUS)
             if other is not None and other.order == finding.order and self._is_overflow(maker):
                 finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
-            blame_call(finding.kinds, *around)
+            explain_kinds(finding.kinds, *around)
             return finding
         return None
 
@@ -240,13 +242,13 @@ class _OriginSearch:
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self._findings.append(finding)
-        blame_call(finding.kinds, *calls)
+        explain_kinds(finding.kinds, *calls)
 
     def _pass_on(
         self, call: OpenCall, caller: OpenCall, observation: StepObservation, kinds: frozenset[str]
     ) -> None:
         """A call that was given a non-finite value and passes it on."""
-        blame_call(kinds, caller)
+        explain_kinds(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*call.given, *observation.tensors]
@@ -263,7 +265,7 @@ class _OriginSearch:
     def _point(self, observation: StepObservation) -> None:
         call = self._open.get(observation.place.key, self._outside)
         kinds = self.kinds(observation.tensors)
-        if kinds and not kinds <= call.blamed:
+        if kinds and not kinds <= call.explained:
             tensors = [*call.given, *observation.tensors]
             self._report(
                 self._finding(observation, Site.POINT, tensors, call, observation.near), call

@@ -1,6 +1,7 @@
 """Where a model runs: machine, code, libraries, ranks."""
 
 from accucompare.live.around.environment import (
+    ShardOf,
     describe_classes,
     describe_environment,
     describe_model,
@@ -11,11 +12,14 @@ from accucompare.live.around.environment import (
 )
 from accucompare.live.around.libraries import loaded_libraries
 from accucompare.live.around.ranks import (
+    Dimensions,
     TalksError,
     any_has,
     collectives,
     coordinates,
+    dimensions_of,
     has_sharded_parameters,
+    is_of_mesh,
     silence,
 )
 from accucompare.live.around.sources import (
@@ -27,7 +31,9 @@ from accucompare.live.around.sources import (
 )
 
 __all__ = [
+    "Dimensions",
     "FunctionsRun",
+    "ShardOf",
     "TalksError",
     "any_has",
     "collectives",
@@ -38,7 +44,9 @@ __all__ = [
     "describe_tensors",
     "device_of",
     "digests_of",
+    "dimensions_of",
     "has_sharded_parameters",
+    "is_of_mesh",
     "loaded_libraries",
     "modules_in",
     "notes_on",

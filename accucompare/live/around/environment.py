@@ -10,14 +10,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare import devices
+from accucompare.bundle.format import Shard
 from accucompare.devices import variables
 from accucompare.live.around.sources import (
     class_sources,
@@ -59,13 +61,23 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
     }
 
 
-def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
-    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each tensor."""
+#: Gives the layout of this rank's part of a model's tensor, where it is one.
+ShardOf = Callable[[torch.Tensor], Shard | None]
+
+
+def describe_tensors(
+    modules: Modules, shard_of: ShardOf | None = None
+) -> dict[str, dict[str, Any]]:
+    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each tensor, or of
+    this rank's part with its layout, if ``shard_of`` knows one."""
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
         if id(tensor) not in described:
-            described[id(tensor)] = _describe_tensor(tensor)
+            entry = described[id(tensor)] = _describe_tensor(tensor)
+            shard = None if shard_of is None else shard_of(tensor)
+            if shard is not None and shard.holds(tuple(entry["shape"])):
+                entry["shard"] = msgspec.to_builtins(shard)
         tables[kind][name] = described[id(tensor)]
     for module, buffer, _ in modules.computed():
         name = f"{module}.{buffer}" if module else buffer
@@ -73,9 +85,9 @@ def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def describe_model(modules: Modules) -> dict[str, Any]:
+def describe_model(modules: Modules, shard_of: ShardOf | None = None) -> dict[str, Any]:
     """Class, mode, modules with code and configuration, fingerprints of parameters and buffers."""
-    tables = describe_tensors(modules)
+    tables = describe_tensors(modules, shard_of)
     return {
         **describe_classes(modules),
         "active_dropout": sum(_drops_out(module) for module in modules.named.values()),

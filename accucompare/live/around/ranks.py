@@ -12,38 +12,111 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accucompare.live.modules import Modules
 
-#: Megatron's functions for a rank's coordinates, where ``megatron.core`` is loaded.
+#: The ends of the names of Megatron's functions for a rank's coordinates and their number, where
+#: ``megatron.core`` is loaded.
 _MEGATRON = {
-    "tp": "get_tensor_model_parallel_rank",
-    "pp": "get_pipeline_model_parallel_rank",
-    "dp": "get_data_parallel_rank",
-    "cp": "get_context_parallel_rank",
-    "ep": "get_expert_model_parallel_rank",
+    "tp": "tensor_model_parallel",
+    "pp": "pipeline_model_parallel",
+    "dp": "data_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_model_parallel",
 }
 #: Namespaces of the operators that talk to other ranks.
 _TALKING = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 
 
-def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
-    """This rank's place along each axis of parallelism, as far as it is known.
+class Dimensions:
+    """The dimensions of parallelism by name: this rank's index along each, and how many ranks lie
+    along it.
+
+    ``unnamed``: what the only dimension of a mesh without names is called.
+    """
+
+    def __init__(self, unnamed: str = "dim 0") -> None:
+        self._unnamed = unnamed
+        self._names: dict[Any, tuple[str, ...]] = {}
+        self._ranks: dict[str, Any] = {}  # what tells two dimensions of one name apart
+        self._places: dict[str, tuple[int, int]] = {}
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """(index, number of ranks) of each, such as ``{"dp": (1, 2), "tp": (0, 2)}``."""
+        return {**self._places}
+
+    def names(self, mesh: Any) -> tuple[str, ...]:
+        """The names of a ``DeviceMesh``'s dimensions, which are added if this rank is in it."""
+        if mesh not in self._names:
+            place, sizes = mesh.get_coordinate(), tuple(mesh.shape)
+            plain = self._unnamed if len(sizes) == 1 else ""
+            names = mesh.mesh_dim_names or tuple(
+                plain or f"dim {number}" for number in range(len(sizes))
+            )
+            self._names[mesh] = tuple(
+                str(name)
+                if place is None
+                else self.add(str(name), place[number], sizes[number], _along(mesh, number, place))
+                for number, name in enumerate(names)
+            )
+        return self._names[mesh]
+
+    def of_group(self, group: Any, name: str) -> str:
+        """The name of the dimension along which a process group lies; ``name`` if it is new."""
+        distributed = torch.distributed
+        ranks = tuple(distributed.get_process_group_ranks(group))
+        known = next((each for each, along in self._ranks.items() if along == ranks), None)
+        return known or self.add(
+            name, distributed.get_rank(group), distributed.get_world_size(group), ranks
+        )
+
+    def add(self, name: str, index: int, size: int, ranks: Any) -> str:
+        """Add a dimension; returns its name, with a number if another one has that name."""
+        number, free = 1, name
+        while self._ranks.setdefault(free, ranks) != ranks:
+            number += 1
+            free = f"{name}#{number}"
+        self._places[free] = int(index), int(size)
+        return free
+
+
+def _along(mesh: Any, dimension: int, place: Any) -> tuple[int, ...]:
+    """The ranks along a mesh's dimension, of which this one is one."""
+    where = tuple(
+        slice(None) if number == dimension else index for number, index in enumerate(place)
+    )
+    return tuple(mesh.mesh[where].tolist())
+
+
+def dimensions_of(modules: Modules, mesh: Any = None) -> Dimensions:
+    """The dimensions of parallelism of a model, as far as its tensors or Megatron tell.
 
     Args:
-        modules: if their parameters are DTensors, these know their mesh.
+        modules: if their parameters are DTensors, these know their meshes.
         mesh: a ``torch.distributed.device_mesh.DeviceMesh``, if the user has given one.
-
-    Returns:
-        For example ``{"dp": 1, "tp": 0}``; empty without parallelism.
     """
-    mesh = mesh if mesh is not None else next(_meshes(modules), None)
-    if mesh is not None:
-        place = mesh.get_coordinate() or ()
-        names = mesh.mesh_dim_names or tuple(f"axis {axis}" for axis in range(len(place)))
-        return {str(name): int(index) for name, index in zip(names, place, strict=True)}
+    sharded = any(
+        base.__name__ == "FSDPModule"
+        for module in modules.named.values()
+        for base in type(module).__mro__
+    )
+    found = Dimensions("fsdp" if sharded else "dim 0")
+    for each in [mesh] if mesh is not None else _meshes(modules):
+        found.names(each)
     state = sys.modules.get("megatron.core.parallel_state")
-    if state is None:
-        return {}
-    found = {axis: _ask(getattr(state, name, None)) for axis, name in _MEGATRON.items()}
-    return {axis: rank for axis, rank in found.items() if rank is not None}
+    if state is not None and not found.places:
+        for name, function in _MEGATRON.items():
+            index, size = (
+                _ask(getattr(state, f"get_{function}_{what}", None))
+                for what in ("rank", "world_size")
+            )
+            if index is not None:
+                found.add(name, index, index + 1 if size is None else size, function)
+    return found
+
+
+def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
+    """This rank's place along each dimension, as ``dimensions_of`` finds them: ``{"dp": 1, "tp":
+    0}``; empty without parallelism."""
+    return {name: index for name, (index, _) in dimensions_of(modules, mesh).places.items()}
 
 
 def has_sharded_parameters(modules: Modules) -> bool:
@@ -125,12 +198,14 @@ def silence() -> contextlib.AbstractContextManager[Any]:
     return _Silence() if several else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
+def is_of_mesh(tensor: Any) -> bool:
+    """Whether a value is a ``DTensor``, which knows its layout."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
+
+
 def _meshes(modules: Modules) -> Any:
-    return (
-        tensor.device_mesh
-        for *_, tensor in modules.tensors()
-        if hasattr(tensor, "device_mesh") and isinstance(tensor, torch.Tensor)
-    )
+    tensors: Any = (tensor for *_, tensor in modules.tensors() if is_of_mesh(tensor))
+    return (tensor.device_mesh for tensor in tensors)
 
 
 def _ask(question: Callable[[], int] | None) -> int | None:

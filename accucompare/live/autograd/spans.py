@@ -275,10 +275,15 @@ def cast_parameter(node: Any) -> torch.Tensor | None:
 
 
 class Sum:
-    """A gradient added up from several nodes' parts, in the order in which autograd does it."""
+    """A gradient added up from several nodes' parts, in the order in which autograd does it.
+
+    ``apart``: whether parts lie so differently on the ranks that adding them would take the others:
+    then there is no sum.
+    """
 
     def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
         """``whole`` is called once, with the sum of all parts; ``None`` if no part was defined."""
+        self.apart = False
         self._parts = 0
         self._total: torch.Tensor | None = None
         self._whole = whole
@@ -294,15 +299,37 @@ class Sum:
     def add(self, part: torch.Tensor | None) -> None:
         if part is not None:
             with torch.no_grad():  # if the backward makes a graph, this sum is no part of it
-                self._total = part if self._total is None else self._total + part
+                self._total = part if self._total is None else self._plus(self._total, part)
         self._parts -= 1
         if self._parts == 0:
             self.end()
 
+    def _plus(self, total: Any, part: Any) -> Any:
+        """A sum, computed on this rank alone."""
+        ours, theirs = (getattr(each, "placements", ()) for each in (total, part))
+        if ours == theirs:
+            return total + part
+        common = [_common(*pair) for pair in zip(ours, theirs, strict=False)]
+        if len(ours) != len(theirs) or None in common:
+            self.apart = True
+            return total
+        # from replicas, which talks to nobody
+        return total.redistribute(placements=common) + part.redistribute(placements=common)
+
     def end(self) -> None:
         """No further part will come."""
         total, self._total, self._parts = self._total, None, 0
-        self._whole(total)
+        self._whole(None if self.apart else total)
+
+
+def _common(one: Any, other: Any) -> Any:
+    """How two parts of a ``DTensor``'s gradient can both lie along one dimension of the mesh, if
+    one of them is replicated there, and so can be cut or made a term of the sum; else ``None``."""
+    if one == other:
+        return one
+    given = other if one.is_replicate() else one if other.is_replicate() else None
+    sums = given is not None and (given.is_shard() or getattr(given, "reduce_op", "") == "sum")
+    return given if sums else None
 
 
 class GradientHook(ReadingHook):

@@ -25,12 +25,17 @@ from accucompare.live.modules.hooks import (
 )
 from accucompare.live.modules.names import Modules, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
-from accucompare.live.modules.recomputation import Again, Witness, witness, witness_no_more
+from accucompare.live.modules.recomputation import (
+    AroundSecondRun,
+    Witness,
+    witness,
+    witness_no_more,
+)
 from accucompare.live.modules.state import put_together, state_record, take_apart
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
-    "Again",
+    "AroundSecondRun",
     "Attributes",
     "Call",
     "Hook",

@@ -74,8 +74,8 @@ class Listener(Generic[_C]):
         called: the names of the modules that were called.
     """
 
-    #: Whether ``forward_returned`` is to be called.
-    sees_returns = False
+    #: Whether ``forward_returned``, and ``forward_made``, are to be called.
+    sees_returns = sees_made = False
 
     def __init__(self, modules: Modules, kind: type[_C]) -> None:
         """``kind``: the class of its calls."""
@@ -102,6 +102,9 @@ class Listener(Generic[_C]):
 
     def forward_returned(self, call: _C, output: Any) -> None:
         """A forward has returned; the user's hooks have not run yet."""
+
+    def forward_made(self, call: _C, output: Any) -> None:
+        """The same, but the call goes on: the hooks that come now are still of its own."""
 
     def call_ended(self, call: _C, output: Any) -> Any:
         """A call ends. Returns what replaces its output, or ``None``."""
@@ -153,6 +156,9 @@ class Listener(Generic[_C]):
                 self._handles.append(
                     nn.Module.register_forward_hook(module, returned, prepend=True)
                 )
+            if self.sees_made:
+                made = Hook(self, self._made, name)
+                self._handles.append(nn.Module.register_forward_hook(module, made, prepend=True))
 
     def _take_off(self) -> None:
         if self._handles:
@@ -252,7 +258,7 @@ class Listener(Generic[_C]):
         return Mark(step, indices.copy(), parent)
 
     @contextlib.contextmanager
-    def again(self, mark: Mark) -> Iterator[None]:
+    def in_second_run(self, mark: Mark) -> Iterator[None]:
         """Within the context, this thread runs calls again from ``mark`` on, with its indices."""
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
@@ -307,6 +313,11 @@ class Listener(Generic[_C]):
         if call is not None and call.module is module:
             self.forward_returned(call, output)
             self.call_left(call)
+
+    def _made(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self.running()
+        if call is not None and call.module is module:
+            self.forward_made(call, output)
 
     def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         thread = threading.get_ident()

@@ -13,7 +13,8 @@ from torch.utils import checkpoint
 #: What the two ways of ``torch.utils.checkpoint`` make for a part of a model that will run again.
 _FRAME, _FUNCTION = "_CheckpointFrame", "CheckpointFunction"
 
-Again = Callable[[], contextlib.AbstractContextManager[None]]
+#: Makes the context of a second run.
+AroundSecondRun = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Witness:
             backward of its own (``use_reentrant=True``). Returns the context for the second run.
     """
 
-    begins: Callable[[bool], Again]
+    begins: Callable[[bool], AroundSecondRun]
 
 
 _witnesses: list[Witness] = []
@@ -65,9 +66,9 @@ def _framed(
 
 
 def _forward(forward: Callable[..., Any], ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
-    again = _wrapped(run, reentrant=True)
+    second_run = _wrapped(run, reentrant=True)
     output = forward(ctx, run, *args)
-    ctx.run_function = again
+    ctx.run_function = second_run
     return output
 
 
@@ -75,10 +76,10 @@ def _wrapped(run: Callable[..., Any], reentrant: bool) -> Callable[..., Any]:
     entered = [each.begins(reentrant) for each in _witnesses]
 
     @functools.wraps(run)
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def second_run(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for each in entered:
                 stack.enter_context(each())
             return run(*args, **kwargs)
 
-    return again
+    return second_run

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format import Layout, Record, Role
+from accucompare.bundle.format import Layout, Record, Role, Shard
 from accucompare.errors import CaptureError
-from accucompare.live.values import dtype_name, to_host
+from accucompare.live.values import dtype_name, local_part, to_host
 from accucompare.numbers import Array
 from accucompare.text import with_article
 
@@ -106,8 +106,12 @@ def put_together(
     return content
 
 
-def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
-    """A record of the state, and what brings its data to the host or raises CaptureError."""
+def state_record(
+    role: Role, name: str, tensor: torch.Tensor, shard: Shard | None = None
+) -> tuple[Record, Callable[[], Array]]:
+    """A record of the state, and what brings its data to the host or raises CaptureError.
+
+    ``shard``: the layout of a tensor of which this rank has a part."""
     record = Record(
         0,
         0,
@@ -118,9 +122,10 @@ def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, C
         0,
         "",
         None,
-        tuple(tensor.shape),
+        tuple(local_part(tensor).shape),
         dtype_name(tensor.dtype),
         Layout.STRIDED,
+        shard=shard,
     )
 
     def bits() -> Array:

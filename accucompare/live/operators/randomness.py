@@ -7,6 +7,8 @@ Mersenne Twister seeded with the seed and the operation's number.
 
 Activation checkpointing restores the plain generators before it computes a forward again. A draw
 then finds its number by their state, so a recomputed dropout mask equals the first one.
+
+For a ``DTensor`` the numbers of the whole are drawn, of which each rank takes those of its part.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import torch
 import xxhash
 from torch.nn.attention import SDPBackend
 
-from accucompare.bundle.format import SavedDraws
+from accucompare.bundle.format import SavedDraws, Shard
+from accucompare.live.around import is_of_mesh
 from accucompare.live.operators.dispatch import (
     intercepting,
     of_this_thread,
@@ -29,6 +32,7 @@ from accucompare.live.operators.dispatch import (
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
+from accucompare.live.values import local_part
 from accucompare.numbers import kernel as compiled
 from accucompare.text import with_article
 
@@ -45,12 +49,17 @@ class Draws:
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
         repeated: whether a step repeated the last one's draws, as generators were seeded again.
+        shard_of: gives the layout of a tensor, if there are several ranks.
+        unplaced: on several ranks, how many draws were for tensors whose layout is not known: they
+            are drawn as if the tensor were whole.
     """
 
     seed: int
     count: int = 0
     unmatched: set[str] = field(default_factory=set)
     repeated: bool = False
+    shard_of: Callable[[torch.Tensor], Shard | None] | None = None
+    unplaced: int = 0
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
@@ -163,18 +172,23 @@ def _name_of(op: Any) -> str:
     )
 
 
-def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
+def _generator_for(
+    tensor: torch.Tensor, given: torch.Generator | None, in_parts: bool = True
+) -> torch.Generator | None:
     """The generator to draw from; ``None`` if the plain numbers stay.
 
     They stay for a user's own CPU generator, which agrees on every device, and without plain data.
+
+    Args:
+        in_parts: whether ``_of_part`` is asked, so that a DTensor can be drawn for.
     """
     draws = of_this_thread(_active)
-    if (
-        draws is None
-        or (given is not None and given.device.type == "cpu")
-        or not _is_plain(tensor, draws)
-    ):
+    if draws is None or (given is not None and given.device.type == "cpu"):
         return None
+    placed = in_parts and _shard_of(tensor) is not None
+    if not (placed and is_of_mesh(tensor)) and not _is_plain(tensor, draws):
+        return None
+    draws.unplaced += draws.shard_of is not None and not placed
     state = given.get_state() if given is not None else get_state(tensor.device)
     return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 
@@ -200,9 +214,27 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     return drawn
 
 
+def _shard_of(tensor: torch.Tensor) -> Shard | None:
+    draws = of_this_thread(_active)
+    return None if draws is None or draws.shard_of is None else draws.shard_of(tensor)
+
+
+def _of_part(tensor: torch.Tensor, draw: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
+    """What ``draw`` gives for a tensor's shape; of the whole's, if it is a part, that part."""
+    shard = _shard_of(tensor)
+    if shard is None:
+        return draw(tensor.shape)
+    whole, shape = draw(torch.Size(shard.shape)), local_part(tensor).shape
+    part = torch.empty(shape, dtype=whole.dtype, device=whole.device)
+    for where, start in shard.boxes(tuple(shape)):
+        box = part[where]
+        box.copy_(whole[tuple(slice(at, at + n) for at, n in zip(start, box.shape, strict=True))])
+    return part
+
+
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace the plain values as data: to autograd, the plain operation made the tensor."""
-    tensor.detach().copy_(values)
+    local_part(tensor.detach()).copy_(values)
     return tensor
 
 
@@ -221,8 +253,11 @@ def _filling(op: Any) -> Callable[..., torch.Tensor]:
         dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
         return _overwrite(
             tensor,
-            without_dispatch(
-                op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours
+            _of_part(
+                tensor,
+                lambda shape: without_dispatch(
+                    op, torch.empty(shape, dtype=dtype, device="cpu"), *args, generator=ours
+                ),
             ),
         )
 
@@ -240,7 +275,7 @@ def _uniform_(
     without_dispatch(_aten.uniform_.default, tensor, low, high, generator=generator)
     if ours is None:
         return tensor
-    values = _uniform(tensor.shape, ours)
+    values = _of_part(tensor, lambda shape: _uniform(shape, ours))
     if tensor.dtype in _STEPS:  # rounding to nearest would often give `high`, which is never drawn
         values = values.mul_(_STEPS[tensor.dtype]).floor_().div_(_STEPS[tensor.dtype])
     values = values.mul_(high - low).add_(low).to(tensor.dtype)
@@ -261,7 +296,8 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
         if ours is None:
             return result
         p = args[0] if args else tensor if default is None else default
-        if isinstance(p, float) and result.is_cpu and result.dtype is torch.float32:
+        whole = _shard_of(tensor) is None
+        if whole and isinstance(p, float) and result.is_cpu and result.dtype is torch.float32:
             values = result.detach()
             if values.is_contiguous() and compiled.fill_uniform(
                 ours.initial_seed(), values.numpy(), p
@@ -269,7 +305,8 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
                 return result
         return _overwrite(
             result,
-            _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p),
+            _of_part(tensor, lambda shape: _uniform(shape, ours))
+            < (local_part(p.detach()).cpu() if isinstance(p, torch.Tensor) else p),
         )
 
     return kernel
@@ -284,7 +321,9 @@ def _native_dropout(
     )
     if ours is None:
         return result
-    kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
+    kept = (_of_part(tensor, lambda shape: _uniform(shape, ours)) < 1 - p).to(tensor.device)
+    if is_of_mesh(tensor):
+        kept = _overwrite(result[1], kept)
     return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept
 
 
@@ -370,7 +409,7 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         generators = [arg for arg in args if isinstance(arg, torch.Generator)]
         given = generator or (generators[0] if generators else None)
-        ours = _generator_for(tensors[0], given)
+        ours = _generator_for(tensors[0], given, in_parts=False)
         args = tuple(arg for arg in args if not isinstance(arg, torch.Generator))
         result: torch.Tensor = without_dispatch(op, *args, generator=given, **kwargs)
         if ours is None:

@@ -346,11 +346,19 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return Layout.STRIDED
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """The part of a ``DTensor`` that this rank has, found without asking the others; of any other
+    tensor, itself. What a collective is still to fill is waited for, as the model does before it
+    reads it."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    waits = getattr(local, "trigger_wait", None)  # of an AsyncCollectiveTensor
+    found: torch.Tensor = local if waits is None else waits()
+    return found
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with data of its own: shards gathered, oneDNN's layout made plain."""
-    # DTensor; a collective, which every rank's hook enters in the same order
-    if hasattr(tensor, "full_tensor"):
-        tensor = tensor.full_tensor()
+    """A tensor with data of its own on this rank, oneDNN's layout made plain."""
+    tensor = local_part(tensor)
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 

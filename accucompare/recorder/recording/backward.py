@@ -70,6 +70,7 @@ class Backward(Generic[_C]):
             steps are not recorded: autograd numbers the nodes of each thread separately.
         late: gradients that arrived after their step had ended; they are not recorded.
         past: steps that had calls and backwards, but no backward through a call.
+        apart: gradients whose parts lie differently on the ranks.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Backward(Generic[_C]):
         self.other_threads = False
         self.late = 0
         self.past = 0
+        self.apart = 0
         # whether a backward of this step went through a call; None before the first
         self._reached: bool | None = None
         self._guard = guard
@@ -102,7 +104,7 @@ class Backward(Generic[_C]):
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
-        self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
+        self.flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
         # by id: what takes the place of sharded parameters
         self._gathered: dict[int, torch.Tensor] = {}
         self._parameters: dict[int, str] = {}
@@ -182,7 +184,7 @@ class Backward(Generic[_C]):
                 f" ({', '.join(list(self._changing)[:3]) or '(root)'}): its grad_output is what"
                 " arrives from outside before that hook, and what the hook changes is not fed"
             )
-        if self._flat and self.count:
+        if self.flat and self.count:
             found.append(
                 "what a call adds to the gradient of a parameter (call_grad) is not recorded under"
                 f" {_FLAT}"
@@ -192,6 +194,11 @@ class Backward(Generic[_C]):
                 f"in {self.past} step(s) no backward went through a call of the model: the loss is"
                 " of none of its outputs, or of detached ones; those steps have no gradients of"
                 " layers"
+            )
+        if self.apart:
+            found.append(
+                f"{self.apart} gradient(s) come from parts that lie differently on the ranks; they"
+                " are not recorded, for adding the parts would wait for other ranks"
             )
         return found + (
             [f"{self.late} gradient(s) arrived after session.step(), and are not recorded"]
@@ -476,6 +483,7 @@ class Backward(Generic[_C]):
             running.graph.tell(None, given)
         for handle in running.handles:
             handle.remove()
+        self.apart += sum(each.apart for each in running.sums.values())
         if self._guard.listening:
             for each in (*running.parts, *running.sums.values()):
                 if each.waits:  # a backward with inputs= left out some of its nodes

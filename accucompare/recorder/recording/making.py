@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from accucompare.bundle.format import Record, Role
+from accucompare.bundle.format import Record, Role, Shard
 from accucompare.bundle.writing import BundleWriter, Lease
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
 from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
 
@@ -22,9 +23,10 @@ class How:
     Attributes:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
-        lease: the memory that holds them, if it was taken from the sink.
+        lease: the memory that holds them, if it was taken from the recorder.
         by_digest: whether ``written`` needs the digest of the bits on any device.
         given: whether the model is called with the value: its fingerprint goes into the manifest.
+        shard: the layout of a plain value that does not know its own.
     """
 
     detail: str = ""
@@ -33,17 +35,21 @@ class How:
     lease: Lease | None = None
     by_digest: bool = False
     given: bool = False
+    shard: Shard | None = None
 
 
 PLAINLY = How()
 
 
 class RecordMaker:
-    """Makes the records of one step after the other; ``count`` is their number in this step."""
+    """Makes the records of one step after the other; ``count`` is their number in this step.
 
-    def __init__(self, writer: BundleWriter) -> None:
+    ``layouts``: of the model's tensors, if there are several ranks."""
+
+    def __init__(self, writer: BundleWriter, layouts: Layouts | None = None) -> None:
         self.count = 0
-        self._writer = writer
+        self.writer = writer
+        self.layouts = layouts
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
 
     def next_step(self) -> None:
@@ -68,7 +74,15 @@ class RecordMaker:
                 numbered.
             operator, line: name and source line for an operator's value; else ``""``.
         """
-        host = self._host_value(value, how.given or how.by_digest, how.bits)
+        needed, bits, shard = how.given or how.by_digest, how.bits, None
+        if self.layouts is not None and isinstance(value, torch.Tensor):
+            shard = self.layouts.of(value) or how.shard
+            if shard is not None and self.writer.sketch_size is not None:
+                # its place in the whole makes a sketch of its own, here
+                needed, bits = True, Bits.NEW if bits is Bits.ANY else bits
+        host = self._host_value(value, needed, bits)
+        if shard is not None and not shard.holds(host.shape):
+            shard = None
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -90,13 +104,14 @@ class RecordMaker:
             statistics=host.statistics,
             detail=how.detail or host.detail,
             components=host.components,
+            shard=shard,
             requires_grad=role in (Role.INPUT, Role.OUTPUT)
             and isinstance(value, torch.Tensor)
             and value.requires_grad,
             source_line=line,
         )
         self.count += 1
-        self._writer.add(
+        self.writer.add(
             record,
             host.array,
             how.given,
@@ -108,7 +123,7 @@ class RecordMaker:
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):
-            return to_host(value, self._writer, needed, bits)
+            return to_host(value, self.writer, needed, bits)
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from accucompare.bundle.format import Role, Shard
 from accucompare.live.autograd import Span
 from accucompare.live.modules import Call
 from accucompare.recorder.feeding import Lent
@@ -24,6 +25,9 @@ class RecordedCall(Call):
         span: the nodes that the call makes in autograd's graph, if the backward is recorded.
         notes_lines: whether the source lines of these nodes are noted.
         again: whether its first run was recorded, and activation checkpointing runs it again.
+        placed: the forward's own distributed tensors, by path, from before other hooks saw them.
+        gradients: how the gradients of its plain inputs and outputs lie on the ranks, by role and
+            path, where that is known.
     """
 
     lent: Lent | None = field(default=None, init=False)
@@ -33,3 +37,5 @@ class RecordedCall(Call):
     span: Span[RecordedCall] | None = field(default=None, init=False)
     notes_lines: bool = field(default=False, init=False)
     again: bool = field(default=False, init=False)
+    placed: dict[str, Any] | None = field(default=None, init=False)
+    gradients: dict[tuple[Role, str], Shard] | None = field(default=None, init=False)

@@ -13,12 +13,13 @@ import torch
 
 from accucompare import devices
 from accucompare.bundle.format import BUFFER_ROLES, ROLES_OF, TRAINING_ROLES, Role, StepSeries
-from accucompare.bundle.writing import BundleWriter, Lease
+from accucompare.bundle.writing import Lease
 from accucompare.errors import AccucompareError, CaptureError
-from accucompare.live.around import FunctionsRun
+from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import (
-    Again,
+    AroundSecondRun,
     Call,
     Listener,
     Mark,
@@ -58,7 +59,7 @@ class Recorder(Listener[RecordedCall]):
         self,
         modules: Modules,
         selection: Selection,
-        writer: BundleWriter,
+        maker: RecordMaker,
         started: Callable[[], None],
         feed: Feeding | None = None,
         operators: bool = False,
@@ -67,6 +68,7 @@ class Recorder(Listener[RecordedCall]):
     ) -> None:
         """
         Args:
+            maker: of its records.
             started: called when an outermost call begins.
             operators: also record the operators of the selected modules.
             groups: the groups of roles to record.
@@ -76,18 +78,20 @@ class Recorder(Listener[RecordedCall]):
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
         self.sees_returns = feed is not None or operators
+        self._layouts = layouts = maker.layouts
+        self.sees_made = layouts is not None and layouts.has_placements
         self._allows = functools.cache(selection.allows)
-        self._writer = writer
+        self._writer = maker.writer
         self._started = started
         self._feed = feed
         self._operators = operators
         # storages of parameters and buffers, if operators are fed
         self._state: frozenset[int] = frozenset()
-        self._maker = RecordMaker(writer)
+        self._maker = maker
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
-        self._updates = Updates(modules, self, golden, training)
+        self._updates = Updates(modules, self, golden, training, layouts)
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         nodes = None
         if operators and follows:
@@ -139,6 +143,11 @@ class Recorder(Listener[RecordedCall]):
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
+    def without_call_grads(self) -> bool:
+        """Whether gradients of single calls cannot be told apart, as under FSDP1."""
+        return self._backward is not None and self._backward.flat
+
+    @property
     def records(self) -> int:
         return self._maker.count
 
@@ -158,6 +167,8 @@ class Recorder(Listener[RecordedCall]):
         super().install()
         self.listening = steps is None or steps.has(self.step)
         witness(self._witness)
+        if self._layouts is not None:
+            self._layouts.install()
         if self._backward is not None:
             self._backward.install()
         self._updates.install()
@@ -171,13 +182,15 @@ class Recorder(Listener[RecordedCall]):
     def remove(self) -> None:
         super().remove()
         witness_no_more(self._witness)
+        if self._layouts is not None:
+            self._layouts.remove()
         if self._backward is not None:
             self._backward.remove()
         self._updates.remove()
         self._functions.stop()
 
     def _record_computed(self) -> None:
-        """Put the hooks on; they listen in the given steps."""
+        """Record the buffers that the model computes itself, once per capture."""
         self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
             if self._allows(name) and Role.COMPUTED_BUFFER in self._roles:
@@ -222,6 +235,8 @@ class Recorder(Listener[RecordedCall]):
                 self._outermost.add(call.name)
                 self._functions.start()
         given = [*arguments_of(args, kwargs)]
+        if self._layouts is not None:
+            self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
         if not call.again:
             if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
@@ -230,7 +245,7 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
-            self._watch(call, given)
+            self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
         self.come_last(call)
@@ -238,14 +253,24 @@ class Recorder(Listener[RecordedCall]):
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
-        self._watch(call, given)
+        self._observe(call, given)
         self._note_arguments(call, args, kwargs, given)
         return args, kwargs
 
     def forward_returned(self, call: RecordedCall, output: Any) -> None:
         call.returned = (output,)
 
+    def forward_made(self, call: RecordedCall, output: Any) -> None:
+        call.placed = {path: part for path, part in leaves(output) if is_of_mesh(part)}
+
     def call_ended(self, call: RecordedCall, output: Any) -> Any:
+        if self._layouts is not None:
+            placed, call.placed = call.placed, None
+            if placed:
+                for path, part in leaves(output):
+                    if path in placed:
+                        self._layouts.keep(part, placed[path])
+            self._note_gradients(self._layouts, call, Role.GRAD_OUTPUT, leaves(output))
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -328,7 +353,7 @@ class Recorder(Listener[RecordedCall]):
             self._ran_in_backward = True
         return True
 
-    def _will_run_again(self, reentrant: bool) -> Again:
+    def _will_run_again(self, reentrant: bool) -> AroundSecondRun:
         """A part of the forward begins that will run again. Returns the second run's context."""
         return functools.partial(self._runs_again, self.mark(), reentrant)
 
@@ -345,7 +370,7 @@ class Recorder(Listener[RecordedCall]):
             return
         if follows and self._backward is not None:
             self._backward.run_again()
-        with self.again(mark):
+        with self.in_second_run(mark):
             yield
 
     def failed(self, error: Exception, name: str) -> None:
@@ -359,7 +384,7 @@ class Recorder(Listener[RecordedCall]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
+    def _observe(self, call: RecordedCall, given: Sequence[tuple[str, Any]]) -> None:
         """From now on observe the operators and nodes of a call, if they are recorded."""
         if (
             self._backward is not None
@@ -413,11 +438,26 @@ class Recorder(Listener[RecordedCall]):
     def room(self, nbytes: int) -> Lease:
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
+    def _note_gradients(
+        self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
+    ) -> None:
+        """Note how the gradients of a call's plain inputs or outputs lie on the ranks."""
+        if self._backward is None:
+            return
+        for path, part in parts:
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                shard = layouts.of_gradient(part)
+                if shard is not None:
+                    call.gradients = {**(call.gradients or {}), (role, path): shard}
+
     def _record_gradient(
         self, call: RecordedCall, role: Role, path: str, grad: torch.Tensor
     ) -> None:
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
-            self._record_value(call, role, path, grad)
+            shard = None if call.gradients is None else call.gradients.get((role, path))
+            self._record_value(
+                call, role, path, grad, how=PLAINLY if shard is None else How(shard=shard)
+            )
 
     def _record(self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None

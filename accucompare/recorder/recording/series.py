@@ -33,6 +33,7 @@ class _Numbers:
     norms: dict[tuple[int, int], Later] = field(default_factory=dict)
     # the same, by update, where gradients were clipped
     clipped: dict[int, list[float | None]] = field(default_factory=dict)
+    of_parts: bool = False
     scale: Any = None
     skipped: bool = False
     overflowed: list[torch.Tensor] = field(default_factory=list)
@@ -90,6 +91,10 @@ class SeriesRecorder:
     def left_out(self) -> None:
         """A scaler has skipped an update."""
         self._now.skipped = self._now.begun = True
+
+    def has_part(self) -> None:
+        """A gradient lies on several ranks."""
+        self._now.of_parts = True
 
     def norm_of(self, parameter: torch.Tensor) -> Callable[[Record], None]:
         """What to call with the record of a parameter's gradient."""
@@ -248,6 +253,7 @@ def _entry(step: int, numbers: _Numbers) -> StepSeries:
         )
         if numbers.clipped
         else None,
+        of_parts=numbers.of_parts,
         loss_scale=None if numbers.scale is None else _number(numbers.scale),
         skipped=numbers.skipped or left_out > 0,
         updates=numbers.updates - left_out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ from accucompare.live.autograd import (
     observe_backward_no_more,
     parameters_of,
 )
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves
+from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, local_part
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
 from accucompare.recorder.recording.main_grad import gradient_of
@@ -46,9 +48,15 @@ class Updates:
     """
 
     def __init__(
-        self, modules: Modules, sink: UpdateSink, golden: GoldenUpdates | None, training: Training
+        self,
+        modules: Modules,
+        sink: UpdateSink,
+        golden: GoldenUpdates | None,
+        training: Training,
+        layouts: Layouts | None = None,
     ) -> None:
         self._sink = sink
+        self._layouts = layouts
         self._golden = golden
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
@@ -159,9 +167,7 @@ class Updates:
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
                     grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
-                    self._sink.add_update(
-                        each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER)
-                    )
+                    self._give(each, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER), 0)
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -427,6 +433,12 @@ class Updates:
         self._times[key] += 1
         path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
         grad, where = gradient_of(parameter.tensor)
+        if (
+            grad is None
+            and self._layouts is not None
+            and self._layouts.has_none_of(parameter.tensor)
+        ):
+            grad = parameter.tensor.detach()
         if grad is None:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
@@ -474,6 +486,10 @@ class Updates:
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What to call with a gradient's record for its norm. Without a record, read it now."""
+        if self._layouts is not None:
+            shard = self._layouts.of_parameter(parameter.tensor, grad)
+            if shard is not None and not shard.is_whole(tuple(local_part(grad).shape)):
+                self._series.has_part()
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
@@ -502,6 +518,16 @@ class Updates:
             self._golden.put(parameter.owner, self._count, role, path, value)
 
     def _give(
-        self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY
+        self,
+        parameter: Parameter,
+        role: Role,
+        path: str,
+        value: Any,
+        how: How = PLAINLY,
+        update: int | None = None,
     ) -> None:
-        self._sink.add_update(parameter.owner, self._count, role, path, value, how)
+        """Record a value of a parameter's update, which is the running one if none is named."""
+        if self._layouts is not None and isinstance(value, torch.Tensor):
+            how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
+        number = self._count if update is None else update
+        self._sink.add_update(parameter.owner, number, role, path, value, how)

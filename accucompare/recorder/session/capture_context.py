@@ -24,7 +24,7 @@ from accucompare.live.numerics import Numerics, describe_autocast
 from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
-from accucompare.recorder.recording import Recorder
+from accucompare.recorder.recording import Recorder, RecordMaker
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import ALONE, Start, Subject, Within
 from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
@@ -147,16 +147,19 @@ def recording(
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
         saver = (
-            StateSaver(subject.modules, training, subject.device, within.inputs)
+            StateSaver(
+                subject.modules, training, subject.device, within.inputs, shard_of=subject.shard_of
+            )
             if options.save_state
             else None
         )
         start = Start.of(subject, out, options, stack, within)
-        start.notes[:0] = [*notes, *within.notes]
+        start.notes[:0] = [*subject.notes, *notes, *within.notes]
         directory = place_of(out)
         if not within.prepared:
             stack.enter_context(_prepared(directory, options.overwrite, subject))
         manifest = start.manifest(options, subject.ranks)
+        manifest.mesh = subject.mesh
         manifest.capture.update({**within.made, **numerics.options})
         manifest.environment.update(
             {**describe_environment(subject.device, within.case), "autocast": None, "random": None}
@@ -173,6 +176,8 @@ def recording(
             draws = (
                 stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
             )
+            if draws is not None and subject.layouts is not None:
+                draws.shard_of = subject.layouts.of
             start.restore_training(manifest, draws)
             if saver is not None and start.first_recorded == start.step:
                 saver.write(writer, start.step, draws)
@@ -183,7 +188,7 @@ def recording(
             recorder = Recorder(
                 subject.modules,
                 start.selection,
-                writer,
+                RecordMaker(writer, subject.layouts),
                 _on_first_call(manifest, subject),
                 start.feed,
                 options.level == Level.OP,

@@ -66,7 +66,7 @@ class Session:
         self._draws = draws
         self._steps = start.steps
         self._numerics = numerics
-        self._modules = subject.modules
+        self._subject = subject
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -170,6 +170,7 @@ class Session:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
         series = recorder.end_step()
+        manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {
@@ -181,6 +182,8 @@ class Session:
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.capture["backward"] = recorder.backwards > 0
+        if recorder.without_call_grads:
+            manifest.capture["call_grads"] = False
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))
@@ -189,6 +192,7 @@ class Session:
             "drawn on the device" if self._draws is None else "drawn on the CPU"
         )
         if self._draws is not None:
+            manifest.capture["unplaced_draws"] = self._draws.unplaced
             manifest.notes += [
                 f"{name} drew its random numbers on the device"
                 for name in sorted(self._draws.unmatched)
@@ -199,7 +203,7 @@ class Session:
         manifest.notes += recorder.training_notes()
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
         manifest.notes += notes_on_what_ran(
-            self._modules,
+            self._subject.modules,
             self._eager and recorder.called_compiled,
             recorder.called if of_modules else (),
         )

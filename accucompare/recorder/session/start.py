@@ -15,7 +15,8 @@ from accucompare.bundle.format import Manifest, Started, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.errors import UsageError
-from accucompare.live.around import describe_model, device_of
+from accucompare.live.around import ShardOf, describe_model, device_of
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, name_modules
 from accucompare.live.operators import Draws
 from accucompare.numbers import SKETCH_VERSION
@@ -37,7 +38,7 @@ class Within:
         inputs: saved with the state: positional and keyword arguments of each step.
         made: options by which the model was made, for the manifest.
         notes: more sentences for the manifest.
-        first: the number of the first step, if the capture starts from no state.
+        begun: the number of the first step, if the capture starts from no state.
         matched: whether random operations draw from the CPU under the seed; else they draw as
             without a capture.
         prepared: the directory is ready for all ranks, so they need not wait for each other.
@@ -47,7 +48,7 @@ class Within:
     inputs: list[CallArguments] | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    first: int = 0
+    begun: int = 0
     matched: bool = True
     prepared: bool = False
 
@@ -57,7 +58,10 @@ ALONE = Within()
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is captured, as it was given, and this process among the ranks."""
+    """The model that is captured, as it was given, and this process among the ranks.
+
+    ``layouts``: of the model's tensors, if there are several ranks.
+    """
 
     model: nn.Module
     modules: Modules
@@ -65,6 +69,7 @@ class Subject:
     device: torch.device
     rank: int = 0
     ranks: int = 1
+    layouts: Layouts | None = None
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
@@ -79,7 +84,23 @@ class Subject:
             )
         modules = name_modules(model)
         training.check(modules)
-        return cls(model, modules, training, device or device_of(model), *rank_and_ranks())
+        device = device or device_of(model)
+        return cls(model, modules, training, device, *rank_and_ranks(), Layouts.of_model(modules))
+
+    @property
+    def shard_of(self) -> ShardOf | None:
+        """What gives the layout of a parameter or buffer, if there are several ranks."""
+        return None if self.layouts is None else self.layouts.of_weight
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the manifest, on layouts that cannot be known."""
+        return [] if self.layouts is None else self.layouts.notes
+
+    @property
+    def mesh(self) -> dict[str, tuple[int, int]]:
+        """The manifest's mesh, as far as it is known now."""
+        return {} if self.layouts is None else self.layouts.dimensions.places
 
 
 def rank_and_ranks() -> tuple[int, int]:
@@ -145,11 +166,11 @@ class Start:
             options.groups,
             renamings,
             notes,
-            begun=within.first,
+            begun=within.begun,
         )
         if options.like is not None:
             start._take_state(stack.enter_context(open_bundle(options.like)), options, subject)
-        start.model = describe_model(modules)
+        start.model = describe_model(modules, subject.shard_of)
         if options.feed is not None:
             start.golden = stack.enter_context(open_bundle(options.feed))
             check_golden(start.golden, out, start.steps, subject.ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from rapidfuzz import fuzz, process
 
@@ -20,9 +21,10 @@ from accucompare.compare.pairing import (
     renamed_model,
 )
 from accucompare.errors import CaptureError
+from accucompare.live.around import ShardOf
 from accucompare.live.modules import Modules, put_together, state_record, take_apart
 from accucompare.live.values import from_bits
-from accucompare.numbers import Array
+from accucompare.numbers import DTYPES, Array
 
 _ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
 
@@ -31,9 +33,10 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def state_records(
-    modules: Modules, steps: list[CallArguments] | None
+    modules: Modules, steps: list[CallArguments] | None, shard_of: ShardOf | None = None
 ) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
-    """What to save of a model and its inputs.
+    """What to save of a model and its inputs; of a weight that lies on several ranks this rank's
+    part, with the layout that ``shard_of`` gives.
 
     Returns:
         Records, each with a function that brings its data to the host; and the structure of the
@@ -42,7 +45,10 @@ def state_records(
     Raises:
         CaptureError: if an input holds something that cannot be saved.
     """
-    records = [state_record(_ROLES[kind], name, tensor) for kind, name, tensor in modules.tensors()]
+    records = [
+        state_record(_ROLES[kind], name, tensor, None if shard_of is None else shard_of(tensor))
+        for kind, name, tensor in modules.tensors()
+    ]
     if steps is None:
         return records, None
     tensors: list[torch.Tensor] = []
@@ -126,15 +132,18 @@ def restore_weights(
     }
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
     for record, target in pairs:  # before any is copied: a model that does not fit stays as it is
-        if tuple(target.shape) != record.shape:
+        shape = record.shape if record.shard is None else record.shard.shape
+        if tuple(target.shape) != shape:
             raise CaptureError(
                 f"start (--like): {record.name!r} is {list(target.shape)} in the model but"
-                f" {list(record.shape)} in {bundle.path}"
+                f" {list(shape)} in {bundle.path}"
             )
     replaced = []
+    parts = _parts_by_name(bundle) if any(record.shard is not None for record, _ in pairs) else {}
     with torch.no_grad():
         for record, target in pairs:
-            value = from_bits(bundle.raw(record), record.dtype)
+            raw = bundle.raw(record) if record.shard is None else _whole(bundle, record, parts)
+            value = from_bits(raw, record.dtype)
             if _holds_another(target, value):
                 replaced.append(record.name)
             target.copy_(value)
@@ -144,6 +153,47 @@ def restore_weights(
         if role is Role.BUFFER
     ]
     return notes, replaced
+
+
+_Parts = dict[tuple[Role, str], list[Record]]
+
+
+def _parts_by_name(bundle: Bundle) -> _Parts:
+    """What all ranks have saved of each parameter and buffer."""
+    found: _Parts = {}
+    for rank in bundle.manifests:
+        for record in bundle.state(rank):
+            found.setdefault((record.role, record.name), []).append(record)
+    return found
+
+
+def _whole(bundle: Bundle, record: Record, parts: _Parts) -> Array:
+    """A saved tensor, put together from the ranks' parts. Errors as ``Bundle.raw``; CaptureError if
+    a part is missing."""
+    shard = record.shard
+    assert shard is not None
+    whole = np.zeros(shard.shape, DTYPES[record.dtype].storage)
+    filled = np.zeros(shard.shape, bool)
+    for part in parts.get((record.role, record.name), ()):
+        if part.shard is None or part.shard.shape != shard.shape or part.dtype != record.dtype:
+            continue
+        raw = bundle.raw(part)
+        targets, values = whole, raw
+        known = filled
+        if part.shard.flat:
+            targets, values, known = (each.reshape(-1) for each in (whole, raw, filled))
+        for where, start in part.shard.boxes(part.shape):
+            place = tuple(
+                slice(first, first + length)
+                for first, length in zip(start, values[where].shape, strict=True)
+            )
+            targets[place], known[place] = values[where], True
+    if not filled.all():
+        raise CaptureError(
+            f"start (--like): {bundle.path} has only a part of {record.name!r}: a rank's state is"
+            " missing"
+        )
+    return whole
 
 
 def _is_saved_as(saved: Mapping[tuple[Role, str], Record], name: str, other: str | None) -> bool:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare.bundle.format import Component, Missing, Record, Role, SavedObject, TrainingState
 from accucompare.bundle.writing import BundleWriter
-from accucompare.live.around import describe_tensors
+from accucompare.live.around import ShardOf, describe_tensors
 from accucompare.live.modules import Modules, generators_of, plain_numbers, state_record, take_apart
 from accucompare.live.operators import Draws, RandomState, running_steps
 from accucompare.numbers import DTYPES, Array
@@ -119,13 +119,16 @@ class StateSaver:
         device: torch.device,
         inputs: list[CallArguments] | None,
         matched: bool = True,
+        shard_of: ShardOf | None = None,
     ) -> None:
         """
         Args:
             inputs: one entry a step; ``None`` if they come from a user's own loop.
             matched: whether random operations draw from the CPU under a seed.
+            shard_of: gives the layout of a weight, if there are several ranks.
         """
         self._matched = matched
+        self._shard_of = shard_of
         self._modules = modules
         self._training = training
         self._device = device
@@ -153,7 +156,7 @@ class StateSaver:
             CaptureError: if it cannot be written, or a weight or an input cannot be saved.
         """
         records, writer.manifest.capture["inputs"] = state_records(
-            self._modules, self._inputs if batch is None else batch
+            self._modules, self._inputs if batch is None else batch, self._shard_of
         )
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
@@ -165,7 +168,7 @@ class StateSaver:
             if entry.component is not Component.DATA  # data digests are compared
         ]
         if step:
-            writer.manifest.model.update(describe_tensors(self._modules))
+            writer.manifest.model.update(describe_tensors(self._modules, self._shard_of))
 
     def _state(self, step: int, draws: Draws | None) -> tuple[TrainingState, list[_Entry]]:
         parts = _Parts()

@@ -1,4 +1,5 @@
-// Heat maps, layer by step: how large a number is on a logarithmic scale, from dark (small) over green to yellow (large).
+// Heat maps, layer by step or by rank: how large a number is on a logarithmic scale, from dark (small) over green to
+// yellow (large); with a limit, blue below it and red over it.
 
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const LIMIT_SPAN = 1000; // how far around a limit colours differ at most
@@ -23,7 +24,7 @@ class HeatMap {
     this.row = Math.max(1, Math.min(14, Math.floor(MOST_HIGH / names.length)));
     const [low, top] = this.bounds();
     [this.low, this.top] = [Math.log10(low), Math.log10(top)];
-    this.canvas = make("canvas", { role: "img", ariaLabel: `${about.title}, layer by step` });
+    this.canvas = make("canvas", { role: "img", ariaLabel: `${about.title}, layer by ${about.across ?? "step"}` });
     this.tip = make("div", { className: "tip", hidden: true });
     this.scroll = make("div", { className: "heat" }, this.canvas);
     const scale = make("span", { className: about.limit ? "scale limit" : "scale" }, exponent(low, 0), make("i"), exponent(top, 0));

@@ -17,7 +17,7 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import Statistics
-from accucompare.report.words import verdict_words
+from accucompare.report.words import layout_words, verdict_words
 
 if TYPE_CHECKING:
     import pandas
@@ -204,6 +204,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
     Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
     Column("nearest name", attrgetter("nearest"), TEXT, 36, "record", folded=2),
+    Column("layout", layout_words.layout, TEXT, 28, "record", sparse=True, folded=1),
+    Column(
+        "largest error on", layout_words.largest_error_on, TEXT, 12, "record", sparse=True, folded=1
+    ),
     Column(
         "tolerance",
         lambda row: verdict_words.limit_words(row.verdict.limit),

@@ -40,7 +40,7 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-GREYED = (*UNMATCHED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+GREYED = (*UNMATCHED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE, Reason.INCOMPLETE)
 
 
 class Look(NamedTuple):

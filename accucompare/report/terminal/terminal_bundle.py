@@ -12,7 +12,14 @@ import numpy as np
 from rich.text import Text
 
 from accucompare.bundle.format import Record, display_name
-from accucompare.bundle.reading import Bundle, Index, StoredTensor, Verified, open_bundle
+from accucompare.bundle.reading import (
+    Bundle,
+    GlobalTensor,
+    Index,
+    StoredTensor,
+    Verified,
+    open_bundle,
+)
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers import DTYPES, Array, DType, widen
@@ -246,7 +253,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         console.print(safe_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
 
 
-def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
+def _printed(stored: StoredTensor | GlobalTensor, index: Index, dtype: DType) -> str:
     """A part's values as NumPy prints them. Of a large one only the printed ends are read."""
     shape = stored.shape_of(index)
     if math.prod(shape) <= _VALUES_SHOWN:

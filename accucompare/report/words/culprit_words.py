@@ -46,7 +46,7 @@ def how_known(row: Row) -> str:
 def tolerance(comparison: Result) -> str:
     """What judged: the user's limits, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
-    if comparison.baseline is None or limits.otherwise.given:
+    if comparison.baseline is None or limits.otherwise.has_limit:
         return verdict_words.tolerances(limits)
     parts = [
         verdict_words.by_rules(limits),

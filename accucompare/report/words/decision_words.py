@@ -275,6 +275,11 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             return f"{preflight_words.sides_words(sides)} captured with {' '.join(options)}"
         case facts.RecordsLeftOut(count):
             return left_out_words(count)
+        case facts.WeightsInParts(names):
+            return (
+                f"{len(names)} parameter(s) lie in parts on the ranks, and their values were not"
+                f" compared, the first {names[0]}"
+            )
         case facts.NotCompared() | facts.BroadcastRows() | facts.AloneRows() | facts.NanOnBoth():
             return _rows_apart(fact, result)
         case facts.RowsJudged(how, count):

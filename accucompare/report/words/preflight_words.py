@@ -65,6 +65,7 @@ def message(finding: PreflightFinding) -> str:
 
 _TOPICS = {
     facts.CaptureStopped: "incomplete",
+    facts.RankLacksSteps: "incomplete",
     facts.RanksMissing: "incomplete",
     facts.HeldInMode: "mode",
     facts.ImportedDump: "import",
@@ -164,6 +165,13 @@ _MODES = {
 _MOST_SURROUNDINGS = 5
 
 
+def _lacking(fact: facts.RankLacksSteps | facts.RanksMissing) -> str:
+    """What ranks are missing, or recorded less than others."""
+    if isinstance(fact, facts.RanksMissing):
+        return f"{fact.side.value} lacks rank(s) {first_few(fact.missing)} of {fact.ranks}"
+    return f"{fact.side.value}: rank {fact.rank} recorded {fact.steps} of {fact.of} steps"
+
+
 def _of_captures(fact: FindingFact) -> str:
     """How captures ended, what they hold and were given; ``""`` for any other fact."""
     match fact:
@@ -172,8 +180,8 @@ def _of_captures(fact: FindingFact) -> str:
             place += "" if step is None else f" in step {step}"
             why = "it was killed, or is still running" if error is None else error
             return f"{side.value}{_in_rank(rank)} is incomplete: stopped{place}: {why}"
-        case facts.RanksMissing(side, missing, ranks):
-            return f"{side.value} lacks rank(s) {first_few(missing)} of {ranks}"
+        case facts.RankLacksSteps() | facts.RanksMissing():
+            return _lacking(fact)
         case facts.HeldInMode(mode, golden, candidate):
             sides = [*(["golden"] * golden), *(["the candidate"] * candidate)]
             return f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {_MODES[mode]}"

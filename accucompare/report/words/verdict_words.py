@@ -27,6 +27,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
+from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
@@ -52,6 +53,9 @@ MEANING = {
     Reason.NOT_DETERMINISTIC: (
         "over its limit, but no more than two runs of the candidate differ from each other"
     ),
+    Reason.RANKS_DISAGREE: "ranks that should hold the same values do not; some are right",
+    Reason.UNREDUCED: "each rank has its term of a sum or a mean that is golden's value",
+    Reason.INCOMPLETE: "parts of the global tensor are missing",
 }
 
 #: Follows "judged", for a row without recorded values.
@@ -305,6 +309,9 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.FLAT_PARAMETERS: (
+        "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
+    ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere, and {side} adds none, which is the same"
@@ -316,7 +323,33 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    return _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+
+
+def _of_ranks(remark: PairRemark) -> str:
+    """How the ranks' tensors make up golden's; ``""`` for any other remark."""
+    match remark:
+        case remarks.PartsMissing(ranks):
+            return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
+        case remarks.UnknownLayout(shapes):
+            held = ", ".join(str(list(shape)) for shape in shapes)
+            return f"the ranks hold {held}, which fill golden's tensor in no known way"
+        case remarks.RanksDiffer(ranks, ()):
+            return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
+        case remarks.RanksDiffer(ranks, wrong):
+            return f"{ranks_in_words(ranks)} hold it; wrong on {ranks_in_words(wrong)}"
+        case remarks.ReducedHere(how, ranks):
+            word = "mean" if how == "avg" else how
+            return f"the {word} of what {ranks_in_words(ranks)} hold is golden's value"
+        case remarks.Swapped(ranks):
+            order = ", ".join(map(str, ranks))
+            return f"golden's value is made of the parts of ranks {order}, in this order"
+        case remarks.Interleaved(layers):
+            return f"{layers} layers are fused, and each rank has a part of each"
+        case remarks.TimesRanks(times):
+            return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
+        case _:
+            return ""
 
 
 def _why_alone(remark: PairRemark) -> str:
@@ -505,5 +538,5 @@ def by_dtype(limits: LimitsInForce) -> str:
 
 
 def tolerances(limits: LimitsInForce) -> str:
-    rest = tolerance_words(limits.otherwise) if limits.otherwise.given else by_dtype(limits)
+    rest = tolerance_words(limits.otherwise) if limits.otherwise.has_limit else by_dtype(limits)
     return ", then ".join(filter(None, [by_rules(limits), rest]))

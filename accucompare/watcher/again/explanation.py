@@ -78,19 +78,19 @@ class Explainer:
         if context is None:
             blamed = _blame_weights(finding, weights or [])
             return blamed.noting(remark("not-run-again", why=remark("not-kept"))), None
-        again = second_run(
+        second = second_run(
             context, finding, notes, self._modules, self._contexts.versions(), self._limits
         )
         # what a weight holds came from elsewhere
-        if again.note is not None and (
-            again.showed or _blame_weights(finding, weights or []) is finding
+        if second.note is not None and (
+            second.showed or _blame_weights(finding, weights or []) is finding
         ):
-            finding = finding.noting(again.note)
-        if again.reproducer_note is not None:
-            finding = replace(finding, reproducer_notes=[again.reproducer_note])
-        if again.finding is not None:
-            finding = _refined(finding, again.finding)
-        return _blame_weights(finding, weights or []), again.snapshot
+            finding = finding.noting(second.note)
+        if second.reproducer_note is not None:
+            finding = replace(finding, reproducer_notes=[second.reproducer_note])
+        if second.finding is not None:
+            finding = _refined(finding, second.finding)
+        return _blame_weights(finding, weights or []), second.snapshot
 
     def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
         """Another rank's finding, with what this rank has of the last call of both, if there is
@@ -241,27 +241,27 @@ def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
     return replace(finding, site=Site.WEIGHTS, near="", weights=bad, unseen=[])
 
 
-def _refined(finding: Finding, again: Finding) -> Finding:
+def _refined(finding: Finding, second: Finding) -> Finding:
     """The finding with what the second run knows better: operator, source line and place."""
     place = (finding.name, finding.call, finding.near)
     if finding.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (
-        again.name,
-        again.call,
-        again.near,
+        second.name,
+        second.call,
+        second.near,
     ):
         finding = replace(
             finding.noting(remark("first-seen", place=finding.place)),
             **{
-                name: getattr(again, name)
+                name: getattr(second, name)
                 for name in ("name", "call", "type", "site", "near", "kinds", "cause")
             },
         )
     return replace(
-        finding.noting(*again.notes),
-        operator=again.operator,
-        line=again.line,
-        operator_tensors=again.operator_tensors,
-        tensors=again.tensors or finding.tensors,
-        legal=again.legal,
-        unseen=[*finding.unseen, *(each for each in again.unseen if each not in finding.unseen)],
+        finding.noting(*second.notes),
+        operator=second.operator,
+        line=second.line,
+        operator_tensors=second.operator_tensors,
+        tensors=second.tensors or finding.tensors,
+        legal=second.legal,
+        unseen=[*finding.unseen, *(each for each in second.unseen if each not in finding.unseen)],
     )

@@ -23,12 +23,14 @@ class Lines:
         self.always = False
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._noting = NodeLines()
-        self._again = False  # the last loss was a new one
+        self._loss_was_new = False
         self._left = _MOST_AGAIN
 
     def begin(self) -> None:
         """Operators called from now on are outside of the model."""
-        if (self.always or self._again or not self._known) and not torch.is_anomaly_enabled():
+        if (
+            self.always or self._loss_was_new or not self._known
+        ) and not torch.is_anomaly_enabled():
             self._noting.begin()
 
     def end(self) -> None:
@@ -45,10 +47,10 @@ class Lines:
         """The line of each node, read by ``line`` if it was noted; else empty."""
         names = tuple(node.name() for node in nodes)
         if nodes and not self._noting.noted and names not in self._known and self._left:
-            self._again = True
+            self._loss_was_new = True
             self._left -= 1
         if self._noting.noted:
-            self._again = False
+            self._loss_was_new = False
             self._known[names] = tuple(map(line, nodes))
             if len(self._known) > 8:
                 del self._known[next(iter(self._known))]

@@ -63,7 +63,7 @@ class Watcher(NoteListener):
         self.gradients = Gradients(self, modules, distributed, self._arrived)
         self.observer: CallObserver | None = None
         # how many of a module's calls activation checkpointing has run again
-        self._again: dict[str, int] = {}
+        self._second_runs_of: dict[str, int] = {}
 
     def install(self) -> None:
         super().install()
@@ -83,13 +83,15 @@ class Watcher(NoteListener):
         self.notes.clear()
         self.meter.forget()
         self.gradients.forget()
-        self._again.clear()
+        self._second_runs_of.clear()
 
     def number(self, name: str) -> int:
         if not in_backward():
             return super().number(name)
-        self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
-        return max(0, self._indices[name] - self._again[name])
+        self._second_runs_of[name] = (
+            self._second_runs_of.get(name, 0) + 1
+        )  # the last call comes first
+        return max(0, self._indices[name] - self._second_runs_of[name])
 
     def call_began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.place = ModuleCall(call.name, call.index, type(call.module).__name__, call.parent)

@@ -16,6 +16,7 @@ import torch
 from accucompare.bundle.format import Component
 from accucompare.bundle.writing import BundleWriter, forget_previous, prepare_directory
 from accucompare.live.around import describe_environment, describe_model
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, plain_numbers
 from accucompare.live.operators import RandomState
 from accucompare.recorder.capture_options import CaptureOptions
@@ -79,7 +80,11 @@ class Pausing:
         self._out = out
         self._times = times
         self._case = case
-        self._saver = StateSaver(modules, training, device, None, matched=False)
+        layouts = Layouts.of_model(modules)
+        self._shard_of = None if layouts is None else layouts.of_weight
+        self._saver = StateSaver(
+            modules, training, device, None, matched=False, shard_of=self._shard_of
+        )
         self._running = 0
         self._begun: _Begun | None = None
 
@@ -165,7 +170,7 @@ class Pausing:
             (),
             [],
             [],
-            model=describe_model(self._modules),
+            model=describe_model(self._modules, self._shard_of),
             begun=step,
         )
         manifest = start.manifest(CaptureOptions(save_state=True), 1)

@@ -508,7 +508,7 @@ class Watch:
             weights = self._vitals.final_weights()
         self._log.write(
             End(
-                self._watcher.step + self._written,
+                self._watcher.step + self._written,  # the step in hand counts, once it is written
                 self._watched_steps,
                 reason or ending.value,
                 ending,

@@ -233,6 +233,7 @@ class StepFindings:
         return finding
 
     def _harmful(self, findings: list[Finding]) -> list[Finding]:
+        """The findings without a backward that reached no parameter, which goes to ``masked``."""
         backward = [
             finding
             for finding in findings

@@ -162,23 +162,23 @@ def watching(
         saturates=backend.saturates(),
     )
     with contextlib.ExitStack() as stack:
-        session = Watch(modules, device, folder, start, options, pausing)
-        session.begin_with(first)
+        running = Watch(modules, device, folder, start, options, pausing)
+        running.begin_with(first)
         try:
             if options.kernel_dump is not None:
                 folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
-                session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
+                running.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
             # inner hooks of a compiled model stop firing after its first call
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(eager_stance())
             stack.callback(_watched.difference_update, list(modules.named.values()))
             _watched.update(modules.named.values())
-            stack.callback(register_optimizer_step_pre_hook(session.before_update).remove)
-            session.begin()
-            yield session
-            session.finish()
+            stack.callback(register_optimizer_step_pre_hook(running.before_update).remove)
+            running.begin()
+            yield running
+            running.finish()
         except BaseException as error:
-            session.fail(error)
+            running.fail(error)
             raise
 
 

@@ -1,0 +1,103 @@
+"""Tensors of the global model, put together from the records of several ranks."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import msgspec
+
+from accucompare.bundle.format.records import Record
+
+#: Records whose values add up; a single one is what it is.
+Addends = tuple[Record, ...]
+
+
+class LayoutEvidence(str, Enum):
+    """How it is known where the ranks' tensors lie."""
+
+    RECORDED = "recorded"
+    INFERRED = "inferred"  # from shapes, digests and the mesh
+    GIVEN = "given"
+
+
+class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A part of a global tensor, and the ranks' records that hold it.
+
+    Attributes:
+        start: the index of its first element in the global tensor.
+        terms: of one shape.
+        factor: what the terms' sum is multiplied by.
+        replicas: what other ranks hold in place of the terms, and should be equal.
+        where: the box's first index and the one behind its last in each dimension of the terms; if
+            empty, it is all of them.
+        flat: whether it is a run of the flattened tensor.
+    """
+
+    start: tuple[int, ...]
+    terms: Addends
+    factor: float = 1.0
+    replicas: tuple[Addends, ...] = ()
+    where: tuple[tuple[int, int], ...] = ()
+    flat: bool = False
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The shape of the terms; flattened if the box is of the flattened tensor."""
+        shape = self.terms[0].shape
+        return (math.prod(shape),) if self.flat else shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - first for first, stop in self.where) if self.where else self.part
+
+    @property
+    def same(self) -> bool:
+        """Whether the replicas hold the same bits."""
+        own = [record.digest for record in self.terms]
+        return all([record.digest for record in terms] == own for terms in self.replicas)
+
+
+class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
+    """A tensor of the global model, known by the key of its lowest rank with the rank 0.
+
+    Attributes:
+        boxes: its parts, which fill it.
+        evidence: how it is known where they lie.
+        axes: the dimensions of the mesh that shard it, by axis: ``((2, ("tp",)),)``.
+        reduced: how this comparison reduced what ranks hold: ``sum``, ``avg`` or ``""``.
+    """
+
+    boxes: tuple[Box, ...] = ()
+    evidence: LayoutEvidence = LayoutEvidence.RECORDED
+    axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    reduced: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether all replicas hold the same bits."""
+        return all(box.same for box in self.boxes)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that hold a part."""
+        return sorted(
+            {
+                record.rank
+                for box in self.boxes
+                for terms in (box.terms, *box.replicas)
+                for record in terms
+            }
+        )
+
+    def holders(self, index: tuple[int, ...]) -> list[int]:
+        """The ranks whose values make up an element."""
+        flat = 0
+        for at, length in zip(index, self.shape, strict=False):
+            flat = flat * length + at
+        for box in self.boxes:
+            place = (flat,) if box.flat else index
+            edges = zip(place, box.start, box.shape, strict=False)
+            if all(first <= at < first + length for at, first, length in edges):
+                return [record.rank for record in box.terms]
+        return []

@@ -1,0 +1,38 @@
+"""How the ranks' records make up the tensors of the global model."""
+
+from accucompare.compare.layouts.arrange import IncompleteError, arrangements
+from accucompare.compare.layouts.as_one import as_one, without_parts
+from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
+from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.unify import (
+    RankRecords,
+    Unified,
+    global_tensors,
+    interleaved,
+    reordered,
+    scaled,
+    unify,
+    with_replicas,
+    with_sums,
+)
+
+__all__ = [
+    "GivenLayout",
+    "IncompleteError",
+    "Mesh",
+    "RankRecords",
+    "Unified",
+    "arrangements",
+    "as_one",
+    "global_tensors",
+    "interleaved",
+    "read_layouts",
+    "reordered",
+    "rows_of_ranks",
+    "scaled",
+    "unify",
+    "with_replicas",
+    "with_sums",
+    "without_parts",
+]

@@ -1,0 +1,286 @@
+"""The ways in which the ranks' records of one value can make up a tensor of the global model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import UPDATE_ROLES, Addends, Box, LayoutEvidence, Record, Shard
+from accucompare.compare.layouts.batch_rows import Holder
+from accucompare.compare.layouts.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way to put a global tensor together; attributes as those of ``GlobalRecord``."""
+
+    boxes: tuple[Box, ...]
+    evidence: LayoutEvidence
+    axes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+class IncompleteError(Exception):
+    """RankRecords that hold a part are missing, or parts overlap."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What the ranks of one place along the dimensions that are not recorded make up."""
+
+    place: tuple[int, ...]
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def content(self) -> list[str | None]:
+        return [record.digest for box in self.boxes for record in box.terms]
+
+
+def arrangements(
+    records: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
+) -> list[Arrangement]:
+    """The ways to fill a tensor of a shape with ranks' records, the likeliest first; maybe none.
+
+    Args:
+        records: of one value, by rank and call of the model.
+        mesh: of all of these.
+        shape: of the global tensor.
+
+    Raises:
+        IncompleteError: if a recorded layout leaves a hole or overlaps, or a rank is missing.
+    """
+    units, left = _units(records, mesh)
+    if all(unit.shape == shape for unit in units):
+        # an optimizer may step some parameters on one rank only
+        if len(units) < mesh.count(left) and not _is_of_update(records):
+            raise IncompleteError
+        numbers = range(len(units[0].boxes))
+        boxes = tuple(_with_replicas(units, number) for number in numbers)
+        return [Arrangement(boxes, LayoutEvidence.INFERRED if left else LayoutEvidence.RECORDED)]
+    found = [
+        each
+        for axes in _assignments(units[0].shape, shape, left)
+        if (each := _side_by_side(units, left, axes, shape, mesh)) is not None
+    ]
+    if len(units) < mesh.count(left) and not found:
+        raise IncompleteError
+    return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
+
+
+def _is_of_update(records: Mapping[Holder, Record]) -> bool:
+    return next(iter(records.values())).role in UPDATE_ROLES
+
+
+def given_arrangement(
+    records: Mapping[Holder, Record],
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    axes: Mapping[int, tuple[str, ...]],
+) -> Arrangement | None:
+    """The records side by side along the axes that the user names; ``None`` if they do not fit."""
+    units = [
+        _Unit(mesh.places[holder], record.shape, (box_of(record),))
+        for holder, record in records.items()
+    ]
+    own = {axis: tuple(map(mesh.named, names)) for axis, names in axes.items()}
+    found = _side_by_side(units, tuple(mesh.sizes), own, shape, mesh)
+    return None if found is None else Arrangement(found.boxes, LayoutEvidence.GIVEN, found.axes)
+
+
+def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int, ...]]:
+    """The shapes that the whole may have, by the records alone; the smallest first."""
+    try:
+        units, left = _units(records, mesh)
+    except IncompleteError:
+        shards = [record.shard for record in records.values()]
+        return [shard.shape for shard in shards if shard is not None][:1]
+    first = units[0].shape
+    found: dict[tuple[int, ...], bool] = {}
+    for axes in itertools.product((None, *range(len(first))), repeat=len(left)):
+        whole = list(first)
+        for axis in {each for each in axes if each is not None}:
+            names = [name for name, own in zip(left, axes, strict=True) if own == axis]
+            lengths = {
+                tuple(unit.place[left.index(name)] for name in names): unit.shape[axis]
+                for unit in units
+                if len(unit.shape) == len(first)
+            }
+            whole[axis] = sum(lengths.values())
+        # a batch is the first axis, and rarely cut by what is not the batch's
+        odd = any(axis == 0 and name != mesh.batch for name, axis in zip(left, axes, strict=True))
+        found[tuple(whole)] = found.get(tuple(whole), True) and odd
+    return sorted(found, key=lambda shape: (math.prod(shape), found[shape]))
+
+
+def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], tuple[str, ...]]:
+    """What the recorded layouts make up, and the dimensions that they do not know."""
+    shards = [record.shard for record in records.values()]
+    first = shards[0]
+    known = [name for name in mesh.sizes if first is not None and name in first.mesh]
+    if not known or None in shards:
+        return [
+            _Unit(mesh.places[holder], record.shape, (box_of(record),))
+            for holder, record in records.items()
+        ], tuple(mesh.sizes)
+    left = mesh.without(known)
+    groups: dict[tuple[int, ...], dict[Holder, Record]] = {}
+    for holder, record in records.items():
+        groups.setdefault(mesh.along(holder, left), {})[holder] = record
+    return [_recorded(place, group, mesh) for place, group in groups.items()], left
+
+
+def box_of(record: Record) -> Box:
+    """A whole record as a box."""
+    edges = tuple((0, length) for length in record.shape)
+    return Box((0,) * len(record.shape), (record,), where=edges)
+
+
+def _recorded(place: tuple[int, ...], records: Mapping[Holder, Record], mesh: Mesh) -> _Unit:
+    """The tensor that records with shards make up."""
+    sums: dict[Shard, dict[tuple[int, ...], list[Record]]] = {}
+    shape: tuple[int, ...] = ()
+    for holder, record in records.items():
+        shard = record.shard
+        assert shard is not None
+        shape = shard.shape
+        if math.prod(record.shape) or not math.prod(shape):
+            aside = mesh.along(holder, mesh.without(shard.over))
+            sums.setdefault(shard, {}).setdefault(aside, []).append(record)
+    boxes = []
+    for shard, terms in sums.items():
+        own, *others = map(tuple, terms.values())
+        if any(len(each) != mesh.count(shard.over) for each in (own, *others)):
+            raise IncompleteError
+        factor = 1.0 / len(own) if shard.partial == "avg" else 1.0
+        for where, start in shard.boxes(own[0].shape):
+            edges = tuple((each.start, each.stop) for each in where)
+            boxes.append(Box(start, own, factor, tuple(others), edges, shard.flat))
+    if not _fill(boxes, shape):
+        raise IncompleteError
+    return _Unit(place, shape, tuple(boxes))
+
+
+def _fill(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Whether boxes hold each element of a tensor once."""
+    places = tuple((box.start, box.shape) for box in boxes)
+    return _places_fill(places, math.prod(shape))
+
+
+@lru_cache(maxsize=1 << 12)
+def _places_fill(
+    places: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], elements: int
+) -> bool:
+    """Whether boxes, each with its first index and its shape, are disjoint and hold so many."""
+    return sum(math.prod(shape) for _, shape in places) == elements and not any(
+        all(max(a, b) < min(a + m, b + n) for a, m, b, n in zip(*one, *other, strict=False))
+        for one, other in itertools.combinations(places, 2)
+    )
+
+
+def _with_replicas(units: Sequence[_Unit], number: int) -> Box:
+    """The first unit's box of a number; the others' are replicas."""
+    own, *others = (unit.boxes[number] for unit in units)
+    replicas: list[Addends] = [*own.replicas]
+    for box in others:
+        replicas += (box.terms, *box.replicas)
+    return replace(own, replicas=tuple(replicas))
+
+
+def _assignments(
+    local: tuple[int, ...], shape: tuple[int, ...], left: tuple[str, ...]
+) -> Iterator[dict[int, tuple[str, ...]]]:
+    """The ways to shard the axes that are not the whole's over dimensions of the mesh."""
+    if len(local) != len(shape):
+        return
+    axes = [axis for axis, whole in enumerate(shape) if local[axis] != whole]
+    subsets = [
+        subset for size in range(1, len(left) + 1) for subset in itertools.combinations(left, size)
+    ]
+    for chosen in itertools.product(subsets, repeat=len(axes)):
+        names = [name for subset in chosen for name in subset]
+        if len(names) == len(set(names)):
+            yield dict(zip(axes, chosen, strict=True))
+
+
+def _side_by_side(
+    units: Sequence[_Unit],
+    left: tuple[str, ...],
+    axes: dict[int, tuple[str, ...]],
+    shape: tuple[int, ...],
+    mesh: Mesh,
+) -> Arrangement | None:
+    """Units put side by side along the sharded axes; ``None`` if they do not fill the whole."""
+    lengths: dict[int, dict[tuple[int, ...], int]] = {axis: {} for axis in axes}
+    alike: dict[tuple[tuple[int, ...], ...], list[_Unit]] = {}
+    for unit in sorted(units, key=lambda each: each.place):
+        if len(unit.shape) != len(shape):
+            return None
+        place = dict(zip(left, unit.place, strict=True))
+        along = {axis: tuple(place[name] for name in names) for axis, names in axes.items()}
+        for axis, whole in enumerate(shape):
+            own = unit.shape[axis]
+            if own != (lengths[axis].setdefault(along[axis], own) if axis in axes else whole):
+                return None
+        alike.setdefault(tuple(along.values()), []).append(unit)
+    if any(sum(found.values()) != shape[axis] for axis, found in lengths.items()):
+        return None
+    runs = {axis: _runs(found, axes[axis], mesh) for axis, found in lengths.items()}
+    boxes: list[Box] = []
+    for places, same in alike.items():
+        along = dict(zip(axes, places, strict=True))
+        for number in range(len(same[0].boxes)):
+            box = _with_replicas(same, number)
+            boxes += _moved(box, {axis: runs[axis][place] for axis, place in along.items()})
+    if sum(math.prod(box.shape) for box in boxes) != math.prod(shape):
+        return None
+    return Arrangement(tuple(boxes), LayoutEvidence.INFERRED, axes)
+
+
+#: Neighbouring indices of the whole: the first, and how many.
+_Runs = tuple[tuple[int, int], ...]
+
+
+def _runs(
+    lengths: Mapping[tuple[int, ...], int], names: tuple[str, ...], mesh: Mesh
+) -> dict[tuple[int, ...], _Runs]:
+    """Where each place's indices along an axis lie in the whole: as its rows of the batch do, or
+    one place after the other."""
+    if names == (mesh.batch,):
+        found: dict[tuple[int, ...], _Runs] = {}
+        for (place,), length in lengths.items():
+            each, rest = divmod(length, sum(count for _, count in mesh.rows[place]))
+            if rest:
+                break
+            found[(place,)] = tuple((at * each, count * each) for at, count in mesh.rows[place])
+        else:
+            return found
+    places = sorted(lengths)
+    starts = itertools.accumulate((lengths[place] for place in places), initial=0)
+    return {place: ((start, lengths[place]),) for place, start in zip(places, starts, strict=False)}
+
+
+def _moved(box: Box, runs: Mapping[int, _Runs]) -> Iterator[Box]:
+    """A unit's box where its sharded axes' runs lie in the whole: one box for each run."""
+    cut = [
+        [
+            (axis, at, max(end - count, first), min(end, first + length), end - count)
+            for (at, count), end in zip(
+                own, itertools.accumulate(count for _, count in own), strict=True
+            )
+            for first, length in [(box.start[axis], box.shape[axis])]
+            if max(end - count, first) < min(end, first + length)
+        ]
+        for axis, own in runs.items()
+    ]
+    for pieces in itertools.product(*cut):
+        start, where = list(box.start), list(box.where)
+        for axis, at, first, last, begins in pieces:
+            start[axis] = at + first - begins
+            edge = where[axis][0] + first - box.start[axis]
+            where[axis] = edge, edge + last - first
+        yield replace(box, start=tuple(start), where=tuple(where))

@@ -1,0 +1,193 @@
+"""A bundle of several ranks, described as if one device had made it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts.unify import RankRecords
+from accucompare.compare.pairing import Pair
+from accucompare.numbers import DTYPES, same_fingerprint, widen
+
+_TABLES = ("parameters", "buffers")
+
+
+def as_one(
+    bundle: Bundle, ranks: RankRecords, pairs: Sequence[Pair], golden: Manifest | None
+) -> Bundle:
+    """The bundle with one manifest, of the global model.
+
+    Parameters that no rank holds whole are left out: their values are compared as rows.
+
+    Args:
+        ranks: its records.
+        pairs: put together; the bundle is golden if ``golden`` is ``None``.
+        golden: golden's manifest.
+    """
+    manifests = bundle.manifests
+    first = manifests[min(manifests)]
+    stopped = next((each.stopped for each in manifests.values() if not each.complete), None)
+    counts = {rank: len(manifest.steps) for rank, manifest in manifests.items()}
+    unequal = len(set(counts.values())) > 1
+    if unequal and stopped is None:
+        fewest = min(counts, key=counts.__getitem__)
+        stopped = {"rank": fewest, "steps": counts[fewest], "of": max(counts.values())}
+    model = {**first.model, **{kind: _shared(manifests.values(), kind) for kind in _TABLES}}
+    whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
+    steps = {step for step, _ in ranks.batches}
+    merged = replace(
+        first,
+        complete=bundle.complete and not unequal,
+        stopped=stopped,
+        ranks=1,
+        model=model,
+        inputs=golden.inputs if steps and golden is not None else {},
+        series=[
+            _series(bundle, entry, pairs, golden, entry.step in steps, whole)
+            for entry in first.series
+        ],
+    )
+    one = copy.copy(bundle)
+    one.manifest, one.manifests = merged, {0: merged}
+    return one
+
+
+def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
+    """A side without the parameters that the other's merged manifest leaves out."""
+    manifest = bundle.manifest
+    model = dict(manifest.model)
+    for kind in _TABLES:
+        kept = other.manifest.model.get(kind) or {}
+        held = model.get(kind) or {}
+        model[kind] = {name: entry for name, entry in held.items() if name in kept}
+    if len(model["parameters"]) == len(manifest.model.get("parameters") or {}):
+        return bundle
+    series = [msgspec.structs.replace(entry, weights=None) for entry in manifest.series]
+    trimmed = replace(manifest, model=model, series=series)
+    one = copy.copy(bundle)
+    one.manifest, one.manifests = trimmed, {**bundle.manifests, 0: trimmed}
+    return one
+
+
+def _shared(manifests: Iterable[Manifest], kind: str) -> dict[str, Any]:
+    """The entries of a table that all ranks hold whole and alike."""
+    first, *others = [manifest.model.get(kind) or {} for manifest in manifests]
+    return {
+        name: entry
+        for name, entry in first.items()
+        if "shard" not in entry
+        and all(name in table and same_fingerprint(entry, table[name]) for table in others)
+    }
+
+
+def _series(
+    bundle: Bundle,
+    first: StepSeries,
+    pairs: Sequence[Pair],
+    golden: Manifest | None,
+    same_rows: bool,
+    whole: bool,
+) -> StepSeries:
+    """One step's numbers of the global model.
+
+    The gradient norm is that of the gradients put together; a rank knows its own parts only.
+
+    Args:
+        same_rows: whether the ranks were given golden's rows.
+        whole: whether each rank holds all parameters whole.
+    """
+    manifests = bundle.manifests.values()
+    entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
+    series = () if golden is None else golden.series
+    theirs = next((each for each in series if each.step == first.step), None)
+    norm = _norm(bundle, pairs, first.step, theirs)
+    factor = _clipping(entries, theirs)
+    return msgspec.structs.replace(
+        first,
+        losses=_losses(entries, () if theirs is None else theirs.losses),
+        grad_norm=norm,
+        clipped_norm=None if norm is None or factor is None else norm * factor,
+        batch=theirs.batch if same_rows and theirs is not None else None,
+        weights=first.weights if whole else None,
+    )
+
+
+def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
+    """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
+    averaged: whichever is nearer."""
+    held = [entry.losses for entry in entries if entry.losses]
+    if not held or len({len(losses) for losses in held}) > 1:
+        return ()
+    means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
+    if len(golden) != 1 or len(means) == 1:
+        return tuple(means)
+    total = math.fsum(means)
+    return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
+
+
+def _norm(
+    bundle: Bundle, pairs: Iterable[Pair], step: int, golden: StepSeries | None
+) -> float | None:
+    """The L2 norm of the gradients put together, of golden's if ``golden`` is ``None``; ``None``
+    unless golden's make up golden's own norm."""
+    sides: tuple[list[float], list[float]] = [], []
+    for pair in pairs:
+        record = pair.golden
+        if record is None or (record.role, record.step) != (Role.PARAM_GRAD, step):
+            continue
+        norms = [_l2(each) for each in (pair.golden, pair.candidate)]
+        own = 0 if golden is None else 1
+        if norms[own] is None:
+            norms[own] = _l2_of_sums(bundle, pair.golden if golden is None else pair.candidate)
+        for side, norm in zip(sides, norms, strict=True):
+            side.append(math.nan if norm is None else norm)
+    ours, theirs = (math.hypot(*side) for side in sides)
+    if golden is None:
+        return None if math.isnan(ours) or not sides[0] else ours
+    if golden.grad_norm is None or math.isnan(theirs):
+        return None
+    return theirs if math.isclose(ours, golden.grad_norm, rel_tol=1e-6) else None
+
+
+def _l2(record: Record | None) -> float | None:
+    known = None if record is None else record.statistics
+    whole = record is not None and (record.shard is None or isinstance(record, GlobalRecord))
+    return known.l2 if whole and known is not None else None
+
+
+def _l2_of_sums(bundle: Bundle, record: Record | None) -> float | None:
+    """The norm of a tensor that ranks have terms of; ``None`` if it is not recorded so."""
+    if not isinstance(record, GlobalRecord) or record.member is None:
+        return None
+    blocks = bundle.stored(record).blocks(0, math.prod(record.shape))
+    wide = (widen(block, DTYPES[record.dtype]) for block in blocks)
+    return math.sqrt(math.fsum(float(np.square(each, dtype=np.float64).sum()) for each in wide))
+
+
+def _clipping(entries: Sequence[StepSeries], golden: StepSeries | None) -> float | None:
+    """The factor by which the ranks clipped, of all the furthest from golden's; ``None`` if none
+    did."""
+    factors = [_factor(entry) for entry in entries]
+    if all(factor is None for factor in factors):
+        return None
+    own = None if golden is None else _factor(golden)
+    return max(
+        (1.0 if factor is None else factor for factor in factors),
+        key=lambda factor: abs(factor - (1.0 if own is None else own)),
+    )
+
+
+def _factor(entry: StepSeries) -> float | None:
+    return (
+        None
+        if entry.clipped_norm is None or not entry.grad_norm
+        else (entry.clipped_norm / entry.grad_norm)
+    )

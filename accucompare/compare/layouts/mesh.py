@@ -1,0 +1,88 @@
+"""The ranks' places along the dimensions of parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from accucompare.bundle.format import Manifest
+from accucompare.compare.layouts.batch_rows import GivenRows, Holder
+
+#: The name of the only dimension of a mesh that no manifest describes.
+UNKNOWN = "rank"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Places along the dimensions of parallelism.
+
+    Attributes:
+        sizes: by the dimension's name, the outermost first.
+        places: of each rank's calls of the model, in that order.
+        batch: the dimension along which each has rows of its own; ``""`` if none is known.
+        rows: golden's rows, by the place along ``batch``.
+    """
+
+    sizes: Mapping[str, int]
+    places: Mapping[Holder, tuple[int, ...]]
+    batch: str = ""
+    rows: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @classmethod
+    def of(cls, manifests: Mapping[int, Manifest], ranks: int) -> Mesh:
+        """The mesh of a bundle; one dimension of all ranks if its manifests tell no other."""
+        meshes = {rank: manifest.mesh for rank, manifest in manifests.items()}
+        first = next(iter(meshes.values()), {})
+        names = list(first)
+        sizes = {name: size for name, (_, size) in first.items()}
+        known = all(list(mesh) == names for mesh in meshes.values())
+        if not known or math.prod(sizes.values()) != ranks:
+            return cls({UNKNOWN: ranks}, {(rank, 0): (rank,) for rank in range(ranks)})
+        return cls(
+            sizes,
+            {(rank, 0): tuple(mesh[name][0] for name in names) for rank, mesh in meshes.items()},
+        )
+
+    def along(self, holder: Holder, dimensions: Iterable[str]) -> tuple[int, ...]:
+        """A holder's place along some dimensions."""
+        place = dict(zip(self.sizes, self.places[holder], strict=True))
+        return tuple(place[name] for name in dimensions)
+
+    def named(self, name: str) -> str:
+        """The dimension of this mesh that holds one of the ranks': ``dp+calls`` for ``dp``."""
+        return next((each for each in self.sizes if name in each.split("+")), name)
+
+    def without(self, dimensions: Iterable[str]) -> tuple[str, ...]:
+        """The other dimensions."""
+        return tuple(name for name in self.sizes if name not in set(dimensions))
+
+    def count(self, dimensions: Iterable[str]) -> int:
+        """How many places there are along some dimensions."""
+        return math.prod(self.sizes[name] for name in dimensions)
+
+    def of_rows(self, rows: Mapping[Holder, GivenRows]) -> Mesh | None:
+        """The mesh of the calls that were given these rows of one batch: one dimension for the
+        rows, and those along which ranks have equal rows. ``None`` if these tell them not apart."""
+        runs = sorted({each.runs for each in rows.values()})
+        kept = [name for name in self.sizes if self._are_equal_along(name, rows)]
+        used = self.without(kept)
+        several = len({call for _, call in rows}) > 1
+        batch = "+".join((*used, "calls") if several or not used else used)
+        places = {
+            (rank, call): (runs.index(each.runs), *self.along((rank, 0), kept))
+            for (rank, call), each in rows.items()
+        }
+        sizes = {batch: len(runs), **{name: self.sizes[name] for name in kept}}
+        if len(set(places.values())) < len(places) or len(places) < math.prod(sizes.values()):
+            return None
+        return Mesh(sizes, places, batch, tuple(runs))
+
+    def _are_equal_along(self, name: str, rows: Mapping[Holder, GivenRows]) -> bool:
+        """Whether ranks that differ in one dimension alone have equal rows."""
+        others = self.without([name])
+        calls = {(self.along((rank, 0), others), call) for rank, call in rows}
+        held = {
+            (self.along((rank, 0), others), call, each.runs) for (rank, call), each in rows.items()
+        }
+        return len(held) == len(calls)

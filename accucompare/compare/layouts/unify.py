@@ -1,0 +1,441 @@
+"""Records of the global model in place of the ranks' own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    UPDATE_ROLES,
+    Box,
+    GlobalRecord,
+    Key,
+    LayoutEvidence,
+    Record,
+    Role,
+)
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts.arrange import (
+    Arrangement,
+    IncompleteError,
+    arrangements,
+    box_of,
+    given_arrangement,
+    whole_shapes,
+)
+from accucompare.compare.layouts.batch_rows import Holder, RowsOfRanks
+from accucompare.compare.layouts.given_layouts import GivenLayout
+from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.pairing import Pair
+from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
+from accucompare.numbers import Statistics
+
+#: The most parts that are tried in every order: 23 orders of four.
+_MOST_REORDERED = 4
+#: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
+#: with fewer keys than queries.
+_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+
+
+class RankRecords(NamedTuple):
+    """The records of all ranks of a bundle.
+
+    Attributes:
+        groups: by the key of golden's record: rank 0, and golden's call.
+        mesh: of the ranks.
+        batches: of the calls of the model, by golden's step and call; where the rows are known.
+    """
+
+    groups: Mapping[Key, Mapping[Holder, Record]]
+    mesh: Mesh
+    batches: Mapping[Holder, Mesh]
+
+    @classmethod
+    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> RankRecords:
+        """Args: ``given``: which rows of golden's batch each rank was given."""
+        mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
+        batches: dict[Holder, Mesh] = {}
+        for step, held in rows.items():
+            found = {
+                call: mesh.of_rows({at: each for at, each in held.items() if each.call == call})
+                for call in {each.call for each in held.values()}
+            }
+            if all(found.values()):
+                batches |= {(step, call): each for call, each in found.items() if each is not None}
+            else:
+                rows[step] = {}
+        times = _calls_of_model(records)
+        groups: dict[Key, dict[Holder, Record]] = {}
+        for record in records:
+            key, holder = record.key._replace(rank=0), (record.rank, 0)
+            if record.role not in UPDATE_ROLES and rows.get(record.step):
+                call, own = divmod(record.call, times[record.step, record.name])
+                held_rows = rows[record.step].get((record.rank, call))
+                if held_rows is not None:
+                    holder = record.rank, call
+                    key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
+            groups.setdefault(key, {})[holder] = record
+        return cls(groups, mesh, batches)
+
+    def first(self) -> list[Record]:
+        """Each value's record of its first rank and call, as if it were golden's."""
+        found = []
+        for key, group in self.groups.items():
+            record, parent = group[min(group)], None
+            if record.parent is not None:
+                parent = (
+                    record.parent[0],
+                    key.call if record.parent[1] == record.call else (record.parent[1]),
+                )
+            found.append(replace(record, rank=0, call=key.call, parent=parent))
+        return found
+
+    def adding(self, record: Record) -> int:
+        """How many ranks may add up their terms of a value: with one batch, or with any."""
+        if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
+            return math.prod(self.mesh.sizes.values())
+        mesh = self.mesh_of(record)
+        return mesh.count(mesh.without([mesh.batch]))
+
+    def mesh_of(self, record: Record) -> Mesh:
+        """The mesh that a value's holders are places of."""
+        if record.role in UPDATE_ROLES:
+            return self.mesh
+        return next(
+            (
+                batch
+                for (step, _), batch in self.batches.items()
+                if step == record.step and batch.places.keys() >= self.groups[record.key].keys()
+            ),
+            self.mesh,
+        )
+
+
+def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
+    """How often each module is called in a call of the model, by step and name."""
+    calls: dict[tuple[int, str], int] = {}
+    for record in records:
+        if record.role not in UPDATE_ROLES:
+            place = record.step, record.name
+            calls[place] = max(calls.get(place, 0), record.call + 1)
+    return {
+        (step, name): max(1, count // calls.get((step, ""), 1))
+        for (step, name), count in calls.items()
+    }
+
+
+class Unified(NamedTuple):
+    """Pairs of records of the global model.
+
+    Attributes:
+        pairs: as given, with ``GlobalRecord`` where a side has several ranks.
+        others: further arrangements of the candidate's ranks, by the pair's place.
+        unknown: why a pair cannot be put together, by its place.
+        means: what a mean over the ranks' batches may divide by.
+    """
+
+    pairs: list[Pair]
+    others: dict[int, tuple[GlobalRecord, ...]]
+    unknown: dict[int, PairRemark]
+    means: tuple[float, ...] = ()
+
+
+def unify(
+    pairs: Sequence[Pair],
+    golden: RankRecords | None,
+    candidate: RankRecords | None,
+    given: Sequence[GivenLayout] = (),
+) -> Unified:
+    """Put the ranks' records of each pair together.
+
+    Args:
+        pairs: of the records that ``RankRecords.first`` gives.
+        golden, candidate: the sides' ranks; ``None`` for a side of one rank.
+        given: layouts of the candidate's tensors that the user gave.
+
+    Raises:
+        UsageError: if a given layout names dimensions that the mesh lacks.
+    """
+    unified = Unified([], {}, {})
+    for each in given:
+        each.check(() if candidate is None else candidate.mesh.sizes)
+    if golden is None and candidate is None:
+        return unified._replace(pairs=list(pairs))
+    for place, pair in enumerate(pairs):
+        if pair.golden is None or pair.candidate is None:
+            unified.pairs.append(
+                replace(
+                    pair,
+                    golden=_alone(pair.golden, golden),
+                    candidate=_alone(pair.candidate, candidate),
+                )
+            )
+            continue
+        rule = next((own for own in given if own.applies_to(pair.candidate)), None)
+        found = (
+            _both_sides(pair.golden, pair.candidate, golden, candidate)
+            if rule is None or candidate is None
+            else _as_given(pair.golden, pair.candidate, candidate, rule)
+        )
+        if isinstance(found, PairRemark):
+            unified.unknown[place] = found
+            unified.pairs.append(pair)
+            continue
+        ours, theirs, others = found
+        unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
+        if others:
+            unified.others[place] = others
+    means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
+    divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
+    return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
+    """The record without partner of a side: a global tensor, or else what its first rank holds."""
+    if record is None or ranks is None:
+        return record
+    group = ranks.groups[record.key]
+    first = group[min(group)]
+    shape = first.shape if first.shard is None else first.shard.shape
+    with contextlib.suppress(IncompleteError):
+        if found := arrangements(group, ranks.mesh_of(record), shape):
+            return _global(record, shape, found[0])
+    return _global(record, first.shape, Arrangement((box_of(first),), LayoutEvidence.RECORDED))
+
+
+def _as_given(
+    ours: Record, theirs: Record, candidate: RankRecords, rule: GivenLayout
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
+    """The pair with the candidate's tensor put together as the user says."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = given_arrangement(group, mesh, ours.shape, rule.axes())
+    if found is None:
+        return UnknownLayout(tuple(dict.fromkeys(record.shape for record in group.values())))
+    record = _global(theirs, ours.shape, found)
+    if rule.fused:
+        record = next((each for _, each in interleaved(record, [rule.fused])), record)
+    if rule.sum:
+        record = next(with_sums(record, ()))
+    return ours, record, ()
+
+
+def _both_sides(
+    ours: Record, theirs: Record, golden: RankRecords | None, candidate: RankRecords | None
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
+    """Both sides' global tensors and the candidate's further ones, or why there are none.
+
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean."""
+    groups = [
+        None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
+        for record, ranks in ((ours, golden), (theirs, candidate))
+    ]
+    found: list[tuple[list[Record], list[Record]]] = []
+    missing: PairRemark | None = None
+    for shape in _shapes((ours, theirs), groups):
+        sides: list[list[Record]] = []
+        for record, group in zip((ours, theirs), groups, strict=True):
+            try:
+                sides.append([record] if group is None else [*global_tensors(*group, shape)])
+            except IncompleteError:
+                assert group is not None
+                missing = PartsMissing(tuple(sorted({rank for rank, _ in group[0]})))
+                sides.append([])
+        if all(sides):
+            found.append((sides[0], sides[1]))
+    if not found:
+        held = groups[1] or groups[0]
+        assert held is not None
+        return missing or UnknownLayout(tuple(dict.fromkeys(r.shape for r in held[0].values())))
+    best = min(found, key=lambda sides: (not _same(sides[0][0]), not _same(sides[1][0])))
+    first, (second, *others) = best[0][0], best[1]
+    if not isinstance(second, GlobalRecord):
+        second = _global(
+            second, second.shape, Arrangement((box_of(second),), LayoutEvidence.RECORDED)
+        )
+    if isinstance(first, GlobalRecord) and not first.same:
+        *_, first = with_sums(first, ())
+    return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
+
+
+_Group = tuple[Mapping[Holder, Record], Mesh]
+
+
+def _shapes(
+    records: tuple[Record, Record], groups: Sequence[_Group | None]
+) -> list[tuple[int, ...]]:
+    """The shapes that the whole may have: of the side of one rank, or by what both tell."""
+    for record, group in zip(records, groups, strict=True):
+        if group is None:
+            return [record.shape]
+    ours, theirs = (whole_shapes(*group) for group in groups if group is not None)
+    return [shape for shape in ours if shape in theirs]
+
+
+def _same(record: Record) -> bool:
+    return not isinstance(record, GlobalRecord) or record.same
+
+
+def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) -> set[int]:
+    """What a mean over a side's batches may divide by: 1, its ranks, its calls, or both."""
+    if ranks is None:
+        return {1}
+    if ranks.batches:
+        rows = next(iter(ranks.batches.values()))
+        many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
+        return {1, *many, rows.sizes[rows.batch], math.prod(many)}
+    sides = (pair.golden if golden else pair.candidate for pair in pairs)
+    inputs = (
+        record
+        for record in sides
+        if isinstance(record, GlobalRecord) and not record.name and record.role is Role.INPUT
+    )
+    names = ({name for _, names in record.axes for name in names} for record in inputs)
+    return {1, *(ranks.mesh.count(each) for each in names)}
+
+
+def global_tensors(
+    group: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
+) -> list[GlobalRecord]:
+    """The global tensors of a shape that ranks' records may make up, the likeliest first.
+
+    Raises:
+        IncompleteError: as ``arrangements``.
+    """
+    first = replace(group[min(group)], rank=0)
+    return [_global(first, shape, each) for each in arrangements(group, mesh, shape)]
+
+
+def _global(first: Record, shape: tuple[int, ...], arrangement: Arrangement) -> GlobalRecord:
+    fields = {name: getattr(first, name) for name in Record.__struct_fields__}
+    own = arrangement.boxes[0]
+    alone = (
+        len(arrangement.boxes) == len(own.terms) == 1
+        and own.factor == 1.0
+        and own.shape == own.part
+    )
+    records = [record for box in arrangement.boxes for record in box.terms]
+    held = all(record.member is not None for record in records)
+    fields |= {
+        "digest": own.terms[0].digest if alone else None,
+        "sketch": own.terms[0].sketch if alone else None,
+        "member": own.terms[0].member if held else None,
+        "statistics": own.terms[0].statistics if alone else _statistics(arrangement.boxes),
+        "shape": shape,
+        "shard": None,
+        "boxes": arrangement.boxes,
+        "evidence": arrangement.evidence,
+        "axes": tuple(arrangement.axes.items()),
+    }
+    return GlobalRecord(**fields)
+
+
+def _statistics(boxes: Sequence[Box]) -> Statistics | None:
+    """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
+    if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
+        return None
+    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    for box in boxes:
+        held[box.terms[0]] += math.prod(box.shape)
+    known = [record.statistics for record in held if record.statistics is not None]
+    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
+        return None
+    finite = [
+        (each, size - each.nan - each.inf)
+        for size, each in zip(held.values(), known, strict=True)
+        if each.mean is not None
+    ]
+    count = sum(many for _, many in finite)
+    norms = [each.l2 for each in known]
+    return Statistics(
+        min((each.min for each, _ in finite if each.min is not None), default=None),
+        max((each.max for each, _ in finite if each.max is not None), default=None),
+        math.fsum(each.mean * many for each, many in finite if each.mean is not None) / count
+        if count
+        else None,
+        None if None in norms else math.hypot(*(norm for norm in norms if norm is not None)),
+        sum(each.nan for each in known),
+        sum(each.inf for each in known),
+        max(each.rounding for each in known),
+    )
+
+
+def with_sums(record: GlobalRecord, means: Iterable[float]) -> Iterator[GlobalRecord]:
+    """The tensor with the replicas' values added up, and with their means."""
+    terms = [
+        (*box.terms, *(term for terms in box.replicas for term in terms)) for box in record.boxes
+    ]
+    for divisor in dict.fromkeys((1, *means, 1 + len(record.boxes[0].replicas))):
+        boxes = (
+            replace(box, terms=all_terms, factor=box.factor / divisor, replicas=())
+            for box, all_terms in zip(record.boxes, terms, strict=True)
+        )
+        yield replace(
+            _without_digest(record), boxes=tuple(boxes), reduced="sum" if divisor == 1 else "avg"
+        )
+
+
+def with_replicas(record: GlobalRecord) -> Iterator[GlobalRecord]:
+    """The tensor as each set of replicas holds it, the first ranks' own first."""
+    most = max(len(box.replicas) for box in record.boxes)
+    for number in range(most + 1):
+        boxes = []
+        for box in record.boxes:
+            held = (box.terms, *box.replicas)
+            boxes.append(replace(box, terms=held[min(number, len(held) - 1)], replicas=()))
+        yield replace(_without_digest(record), boxes=tuple(boxes))
+
+
+def scaled(record: GlobalRecord, factor: float) -> GlobalRecord:
+    boxes = (replace(box, factor=box.factor * factor) for box in record.boxes)
+    return replace(_without_digest(record), boxes=tuple(boxes))
+
+
+def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRecord]]:
+    """The tensor with parts of equal shape in another order, and that order; of few parts only."""
+    boxes = record.boxes
+    if not 1 < len(boxes) <= _MOST_REORDERED or len({box.shape for box in boxes}) > 1:
+        return
+    for order in itertools.permutations(range(len(boxes))):
+        if order != tuple(range(len(boxes))):
+            moved = (
+                replace(boxes[number], start=box.start)
+                for number, box in zip(order, boxes, strict=True)
+            )
+            yield order, replace(_without_digest(record), boxes=tuple(moved))
+
+
+def interleaved(
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+) -> Iterator[tuple[int, GlobalRecord]]:
+    """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
+    value. With the number of layers."""
+    if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
+        return
+    ((axis, _),) = record.axes
+    places = sorted({box.start[axis] for box in record.boxes})
+    for sizes in fused:
+        length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
+        if rest or not length:
+            continue
+        boxes = []
+        for box in record.boxes:
+            number, before = places.index(box.start[axis]), 0
+            for size in sizes:
+                own = size * length
+                start, where = list(box.start), list(box.where)
+                start[axis] = before * len(places) + number * own
+                where[axis] = where[axis][0] + before, where[axis][0] + before + own
+                boxes.append(replace(box, start=tuple(start), where=tuple(where)))
+                before += own
+        yield len(sizes), replace(_without_digest(record), boxes=tuple(boxes))
+
+
+def _without_digest(record: GlobalRecord) -> GlobalRecord:
+    return replace(record, digest=None, statistics=None)

@@ -1,0 +1,46 @@
+"""How the ranks' tensors make up a global one, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accucompare.bundle.format import GlobalRecord
+from accucompare.compare.rows import Row
+
+
+def layout(row: Row) -> str | None:
+    """``dim 2 over tp; recorded``, ``on ranks 0 and 1``, ``sum over ranks 0 to 3; inferred``."""
+    record = row.candidate if isinstance(row.candidate, GlobalRecord) else row.golden
+    if not isinstance(record, GlobalRecord):
+        return None
+    parts = [f"dim {axis} over {', '.join(names)}" for axis, names in record.axes]
+    boxes = record.boxes
+    if record.reduced:
+        word = "mean" if record.reduced == "avg" else record.reduced
+        parts.append(f"{word} over {ranks_in_words(record.ranks)}")
+    elif len(boxes[0].terms) > 1:
+        parts.append(f"sum over {ranks_in_words([each.rank for each in boxes[0].terms])}")
+    elif len(boxes) > 1 and not parts:
+        parts.append(f"{len(boxes)} parts on {ranks_in_words(record.ranks)}")
+    elif not parts:
+        parts.append(f"on {ranks_in_words(record.ranks)}")
+    return f"{'; '.join(parts)}; {record.evidence.value}"
+
+
+def largest_error_on(row: Row) -> str | None:
+    """The ranks that hold the element with the largest error, or the first that is not finite."""
+    record, metrics = row.candidate, row.metrics
+    if not isinstance(record, GlobalRecord) or metrics is None:
+        return None
+    index = metrics.nonfinite_index or metrics.max_abs_index
+    return ", ".join(map(str, record.holders(index))) if index is not None else None
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 0``, ``ranks 0 and 1``, ``ranks 0 to 7``."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) == 1:
+        return f"rank {first}"
+    if len(ranks) > 2 and last - first == len(ranks) - 1:
+        return f"ranks {first} to {last}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {last}"

@@ -1,0 +1,268 @@
+"""One trial: a training with a fault, and whether its diff names the fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import accucompare as ac
+from accucompare.bundle.format import GlobalRecord, Record, Role
+from accucompare.bundle.reading import open_bundle
+from accucompare.compare.decide import decide
+from accucompare.compare.facts import BareFact
+from accucompare.compare.origins import Culprit, Stage
+from accucompare.compare.remarks import RanksDiffer, Swapped
+from accucompare.compare.rows import Row, Status
+from planted.rank_faults import RankFault
+from planted.rank_training import plain
+
+#: Half a unit in the last place of one.
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
+#: A fault that changes no record by more than so many roundoffs cannot be seen.
+_VISIBLE = {"float32": 64.0, "bfloat16": 8.0}
+#: What a user without this product might set: a tolerance of relative errors.
+_FIXED = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@dataclass
+class Trial:
+    """What was said of a fault.
+
+    Attributes:
+        change: the largest relative change of a record by the fault, in roundoffs.
+        named, ranks: of the first culprit, in words; and the ranks that its row names.
+        module, rank: whether they are right.
+        unified: the first row of global tensors over its limit.
+        naive: each rank's records against golden's: the first of equal shape over a tolerance.
+    """
+
+    fault: RankFault
+    answer: str = ""
+    change: float = 0.0
+    named: str = ""
+    ranks: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
+    module: bool = False
+    rank: bool = False
+    unified: str = ""
+    unified_right: bool = False
+    naive: str = ""
+    naive_right: bool = False
+    error: str = ""
+
+    @property
+    def visible(self) -> bool:
+        return self.change > _VISIBLE[dtype_of(self.fault.layout)]
+
+    @property
+    def right(self) -> bool:
+        return self.module and self.rank
+
+
+@dataclass
+class CleanPair:
+    """What was said of a training without a fault."""
+
+    layout: str
+    what: str
+    answer: str = ""
+    exit_code: int = 0
+    rows: int = 0
+    uncompared: int = 0
+    alarms: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.alarms) or self.exit_code == 1 or bool(self.error)
+
+
+def judge(
+    fault: RankFault, golden: Path, baseline: Path | None, faulty: Path, clean: Path
+) -> Trial:
+    """Compare a faulty training with golden."""
+    trial = Trial(fault, change=change(faulty, clean, dtype_of(fault.layout)))
+    try:
+        result = _diff(golden, faulty, baseline)
+        trial.answer = decide(result).answer.value
+        first = result.first_divergence
+        if first is not None:
+            trial.unified = result.place(first)
+            trial.unified_right = _is_row(first.record, fault)
+        blamed = _blamed(result, first)
+        if isinstance(blamed, Culprit):
+            trial.named, row = _told(blamed), blamed.row
+            trial.module = is_right(blamed, fault)
+        elif blamed is not None:
+            trial.named, row = f"{result.place(blamed)} [input]", blamed
+            trial.module = "input" in fault.stages
+        if blamed is not None:
+            trial.ranks = ranks_of(row)
+            trial.remarks = tuple(map(str, row.verdict.remarks))
+        trial.rank = not fault.ranks or trial.ranks == fault.ranks
+        trial.naive, trial.naive_right = naive(golden, faulty, fault)
+    except Exception as error:  # one trial must not cost the others; it is shown and counted
+        trial.error = f"{type(error).__name__}: {error}"
+    return trial
+
+
+def compare_clean(
+    pair: CleanPair, golden: Path, baseline: Path | None, candidate: Path
+) -> CleanPair:
+    try:
+        result = _diff(golden, candidate, baseline)
+        pair.answer, pair.exit_code = decide(result).answer.value, decide(result).exit_code
+        pair.rows, pair.uncompared = result.compared, len(result.uncompared)
+        pair.alarms = [
+            f"{result.place(row)}: {row.reason.value}"
+            for row in result.rows
+            if row.status is Status.FAIL
+        ]
+    except Exception as error:
+        pair.error = f"{type(error).__name__}: {error}"
+    return pair
+
+
+def _diff(golden: Path, candidate: Path, baseline: Path | None) -> Any:
+    return ac.diff(golden, candidate, baseline=baseline, work=ac.Work(workers=1))
+
+
+def _blamed(result: Any, first: Row | None) -> Culprit | Row | None:
+    """What a user is told first: that the model was given something else, or the first culprit."""
+    if first is not None and first.record is not None:
+        of_model = not first.record.name and first.record.role is Role.INPUT
+        if of_model and BareFact.INPUTS_DIFFER in decide(result).facts:
+            return first
+    return next(iter(result.culprits), None)
+
+
+def is_right(culprit: Culprit, fault: RankFault) -> bool:
+    """Whether a culprit is where the fault was planted."""
+    record = culprit.row.record
+    stages = {culprit.stage.value}
+    if record is not None and record.role is Role.CLIPPED_NORM:
+        stages = {"norm"}
+    if culprit.scaled is not None and culprit.stage is Stage.UPDATE:
+        stages.add("norm")  # all gradients by one factor
+    named = "*" in fault.where or culprit.name in fault.where
+    return named and bool(stages & {*fault.stages})
+
+
+def ranks_of(row: Row) -> tuple[int, ...]:
+    """The ranks that a row says are wrong."""
+    for remark in row.verdict.remarks:
+        if isinstance(remark, RanksDiffer) and remark.wrong:
+            return remark.wrong
+        if isinstance(remark, Swapped):
+            return remark.ranks
+    candidate, metrics = row.candidate, row.metrics
+    if isinstance(candidate, GlobalRecord):
+        worst = getattr(metrics, "max_abs_index", None)
+        held = candidate.ranks if worst is None else candidate.holders(worst)
+        alike = {
+            record.rank
+            for box in candidate.boxes
+            if box.same and {record.rank for record in box.terms} & {*held}
+            for terms in box.replicas
+            for record in terms
+        }
+        return tuple(sorted({*held} | alike))
+    return ()
+
+
+def dtype_of(layout: str) -> str:
+    return "bfloat16" if layout.endswith("bfloat16") else "float32"
+
+
+def change(faulty: Path, clean: Path, dtype: str) -> float:
+    """How far a fault changes the ranks' records, in roundoffs; infinite if one is missing."""
+    largest = 0.0
+    with open_bundle(faulty) as theirs, open_bundle(clean) as ours:
+        known = {record.key: record for record in ours.records()}
+        found = {record.key: record for record in theirs.records()}
+        if known.keys() != found.keys():
+            return math.inf
+        for key, record in found.items():
+            right = known[key]
+            if record.digest == right.digest or None in (record.member, right.member):
+                continue
+            if record.shape != right.shape:
+                return math.inf
+            wrong, value = (
+                np.asarray(bundle.values(each), np.float64)
+                for bundle, each in ((theirs, record), (ours, right))
+            )
+            size = float(np.linalg.norm(value))
+            distance = float(np.linalg.norm(wrong - value))
+            largest = max(largest, distance / size if size else math.inf)
+        for rank, manifest in ours.manifests.items():
+            for one, other in zip(manifest.series, theirs.manifests[rank].series, strict=False):
+                for mine, its in (
+                    (one.clipped_norm, other.clipped_norm),
+                    *zip(one.losses, other.losses, strict=False),
+                ):
+                    if mine and its is not None:
+                        largest = max(largest, abs(its / mine - 1.0))
+    return largest / ROUNDOFF[dtype]
+
+
+def naive(golden: Path, candidate: Path, fault: RankFault) -> tuple[str, bool]:
+    """Rank by rank, in execution order, the first tensor of golden's shape over a tolerance."""
+    limit = _FIXED[dtype_of(fault.layout)]
+    with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
+        known = {record.key: record for record in ours.records()}
+        for record in theirs.records():
+            right = known.get(record.key._replace(rank=0))
+            if (
+                right is None
+                or right.shape != record.shape
+                or None in (right.member, record.member)
+            ):
+                continue
+            value, wrong = (
+                np.asarray(bundle.values(each), np.float64)
+                for bundle, each in ((ours, right), (theirs, record))
+            )
+            size = float(np.linalg.norm(value))
+            if float(np.linalg.norm(wrong - value)) > limit * size:
+                place = f"{record.name} {record.role} (step {record.step}, rank {record.rank})"
+                right_rank = not fault.ranks or record.rank in fault.ranks
+                return place, _is_row(record, fault) and right_rank
+    return "", False
+
+
+def _is_row(record: Record | None, fault: RankFault) -> bool:
+    """Whether a record is one of the faulty module's in the right stage."""
+    if record is None:
+        return False
+    stages = {
+        Role.INPUT: ("forward",),
+        Role.OUTPUT: ("forward",),
+        Role.GRAD_OUTPUT: ("loss",) if record.parent is None else ("backward",),
+        Role.GRAD_INPUT: ("backward",),
+        Role.CALL_GRAD: ("backward",),
+        Role.LOSS: ("loss",),
+        Role.CLIPPED_NORM: ("norm",),
+    }.get(record.role, ("update", "between"))
+    named = "*" in fault.where or plain(record.name) in fault.where
+    return named and bool({*stages} & {*fault.stages})
+
+
+def _told(culprit: Culprit) -> str:
+    row = culprit.row
+    step = f" step {row.record.step}" if row.record is not None else ""
+    return f"{row.place}{step} [{culprit.stage.value}, {culprit.site}, {row.reason.value}]"
+
+
+def lines(trial: Trial) -> Iterator[str]:
+    """Why a trial is not right."""
+    yield f"{trial.fault}: {trial.answer}; named {trial.named or 'nothing'}, ranks {trial.ranks}"
+    if trial.remarks:
+        yield "    " + "; ".join(trial.remarks)
+    if trial.error:
+        yield "    " + trial.error

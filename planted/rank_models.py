@@ -1,0 +1,235 @@
+"""A decoder of fused layers and tied embeddings, spread over ranks by hand, as Megatron does it: its
+tensors are plain, and nothing but their shapes and values tells where they lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+
+#: All ranks have as many rows of it.
+WORDS = 32
+_EACH = WIDTH // HEADS
+
+
+class Copied(torch.autograd.Function):
+    """The value itself; its gradient is summed over the group."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad = grads[0].contiguous().clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class Reduced(torch.autograd.Function):
+    """Summed over the group; its gradient goes on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+        value = value.contiguous().clone()
+        dist.all_reduce(value, group=group)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _Gathered(torch.autograd.Function):
+    """The group's values side by side; of the gradient each rank takes its own part."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, value.contiguous(), group=group)
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        parts = grads[0].chunk(dist.get_world_size(ctx.group), -1)
+        return parts[dist.get_rank(ctx.group)].contiguous(), None
+
+
+class Column(nn.Linear):
+    """Each rank makes some of the outputs; of fused layers, some of each.
+
+    Attributes:
+        group: ``None`` on one device.
+        parts: the widths of the fused layers.
+    """
+
+    group: Any = None
+
+    def __init__(self, width: int, *parts: int) -> None:
+        super().__init__(width, sum(parts))
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.copied(x), self.weight, self.bias)
+
+    def copied(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.group is None else Copied.apply(x, self.group)  # type: ignore[no-any-return]
+
+
+class Row(nn.Linear):
+    """Each rank takes some of the inputs; its bias is added once, to the sum."""
+
+    group: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.reduced(functional.linear(x, self.weight)) + self.bias
+
+    def reduced(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.group is None else Reduced.apply(x, self.group)  # type: ignore[no-any-return]
+
+
+class Words(nn.Embedding):
+    """Each rank has some of the rows; what it has not is zero, and summed over the ranks."""
+
+    group: Any = None
+    first: int = 0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return super().forward(tokens)
+        own = tokens - self.first
+        held = (own >= 0) & (own < len(self.weight))
+        found = functional.embedding(own * held, self.weight) * held[..., None]
+        return Reduced.apply(found, self.group)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """The logits, with the embedding's weight."""
+
+    group: Any = None
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return functional.linear(x, self.weight)
+        found = functional.linear(Copied.apply(x, self.group), self.weight)
+        return _Gathered.apply(found, self.group)  # type: ignore[no-any-return]
+
+
+class FusedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = Column(WIDTH, WIDTH, GROUPS * _EACH, GROUPS * _EACH)
+        self.o = Row(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        mixed = self.qkv(x)
+        shares = [part * mixed.shape[-1] // sum(self.qkv.parts) for part in self.qkv.parts]
+        q, k, v = (
+            part.reshape(rows, length, -1, _EACH).transpose(1, 2)
+            for part in mixed.split(shares, -1)
+        )
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(found.transpose(1, 2).reshape(rows, length, -1))  # type: ignore[no-any-return]
+
+
+class FusedMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = Column(WIDTH, INNER, INNER)
+        self.act = nn.SiLU()
+        self.down = Row(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(self.act(gate) * up)  # type: ignore[no-any-return]
+
+
+class FusedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attention = FusedAttention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = FusedMlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class FusedDecoder(nn.Module):
+    """As ``fixtures.parallel.Decoder``; its layers are fused, and its head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Words(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(FusedBlock() for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = Head(self.embed.weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+def by_hand(model: nn.Module, mesh: Any, interleaved: tuple[str, ...] = ("qkv", "gate_up")) -> Any:
+    """Keep of each parameter what is this rank's.
+
+    Args:
+        interleaved: the fused layers of which each rank gets some of each part, as it must.
+    """
+    group, rank, ranks = mesh.get_group("tp"), mesh.get_local_rank("tp"), mesh.size(0)
+    for name, module in model.named_modules():
+        if isinstance(module, (Column, Row, Words, Head)):
+            module.group = group
+        if isinstance(module, Column):
+            fused = name.rpartition(".")[2] in interleaved
+            parts = module.parts if fused else (module.out_features,)
+            for own in ("weight", "bias"):
+                held = getattr(module, own).data.split(parts)
+                rows = torch.cat([part.chunk(ranks)[rank] for part in held])
+                setattr(module, own, nn.Parameter(rows.clone()))
+        if isinstance(module, Row):
+            module.weight = nn.Parameter(module.weight.data.chunk(ranks, 1)[rank].clone())
+        if isinstance(module, Words):
+            module.first = rank * len(module.weight) // ranks
+            module.weight = nn.Parameter(module.weight.data.chunk(ranks)[rank].clone())
+    model.head.weight = model.embed.weight  # type: ignore[union-attr]
+    return model
+
+
+def fused_model(dtype: torch.dtype = torch.float32, seed: int = 5) -> FusedDecoder:
+    """The model before it is spread: on every rank the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FusedDecoder().to(dtype)
+
+
+#: Those of the fixtures, and the same training of a model that is spread by hand.
+ALL_LAYOUTS: dict[str, Layout] = {
+    **LAYOUTS,
+    "fused_one": Layout(),
+    "hand_tp2": Layout({"tp": 2}, by_hand),
+}
+
+
+def ones(name: str) -> str:
+    """The layout on one device, in float32."""
+    if ALL_LAYOUTS[name].llama:
+        return "llama_one"
+    return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

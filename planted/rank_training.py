@@ -1,0 +1,200 @@
+"""The training of ``fixtures.parallel``, with a place for each fault that user code may have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import accucompare as ac
+from fixtures.parallel import ROWS, Layout, llama, loss_of, whole_batch, whole_model
+from planted.rank_models import ALL_LAYOUTS, fused_model, ones
+
+#: A row of the loss: the tokens and the labels of one call of the model.
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Run:
+    """A rank's training, which a fault changes before it begins.
+
+    Attributes:
+        layout: of ``fixtures.parallel``.
+        rank, ranks: of this process.
+        mesh: ``None`` on one device.
+        model: spread.
+        clip: the largest norm of all gradients together; not clipped if ``None``.
+        batch: makes of a step's whole batch this rank's.
+        divisor: makes of a step's whole batch, and this rank's, what the sum of the loss is divided
+            by, and multiplied with.
+        sync: whether the last backward of a step lets DDP reduce the gradients.
+        before_clip, before_update, after_update: what else the loop does, given the step.
+        norm: the norm of all gradients, of the whole model.
+    """
+
+    layout: Layout
+    rank: int
+    ranks: int
+    mesh: Any
+    model: nn.Module
+    optimizer: Any = None
+    clip: float | None = None
+    batch: Callable[[Run, int, Batch], Batch] = field(
+        default=lambda run, step, whole: run.own(whole)
+    )
+    divisor: Callable[[Run, Batch, Batch], tuple[int, float]] = field(
+        default=lambda run, whole, own: (_count(whole), run.layout.data_ranks)
+    )
+    unsynced: Callable[[int, bool], bool] = field(default=lambda step, last: not last)
+    before_clip: list[Callable[[Run, int], None]] = field(default_factory=list)
+    before_update: list[Callable[[Run, int], None]] = field(default_factory=list)
+    after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
+    norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
+
+    @property
+    def place(self) -> int:
+        """Along the dimension that shares out the rows."""
+        return self.along("dp")
+
+    def along(self, name: str) -> int:
+        if self.mesh is None or name not in self.layout.mesh:
+            return 0
+        return int(self.mesh.get_local_rank(name))
+
+    def group(self, name: str) -> Any:
+        return self.mesh.get_group(name)
+
+    def own(self, whole: Batch, place: int | None = None) -> Batch:
+        """A place's rows of a batch; by default this rank's."""
+        each = ROWS // self.layout.data_ranks
+        first = (self.place if place is None else place) * each
+        tokens, labels = whole
+        return tokens[first : first + each], labels[first : first + each]
+
+    def module(self, name: str) -> Any:
+        """A module by the name that it has on one device."""
+        return next(module for known, module in self.model.named_modules() if plain(known) == name)
+
+    def parameter(self, name: str) -> Any:
+        return next(each for known, each in self.model.named_parameters() if plain(known) == name)
+
+
+def plain(name: str) -> str:
+    """A name without those of the modules that DDP and FSDP1 wrap around the model."""
+    return ".".join(
+        part for part in name.split(".") if part not in ("module", "_fsdp_wrapped_module")
+    )
+
+
+def train(
+    name: str,
+    out: Path,
+    plant: Sequence[Callable[[Run], None]] = (),
+    *,
+    steps: int = 2,
+    seed: int = 5,
+    clip: float | None = None,
+    dtype: torch.dtype | None = None,
+    built: Callable[[Layout], Layout] = lambda layout: layout,
+    **options: Any,
+) -> None:
+    """Train as a layout says, under a capture. All ranks of the process group call it.
+
+    Args:
+        plant: what puts faults into the run, before its optimizer is made.
+        seed: of the weights.
+        dtype: in place of the layout's.
+        built: changes how it is spread.
+        options: of ``accucompare.capture``.
+    """
+    layout = built(ALL_LAYOUTS[name])
+    if dtype is not None:
+        layout = replace(layout, dtype=dtype)
+    mesh = _mesh(layout)
+    ranks = layout.ranks
+    rank = dist.get_rank() if ranks > 1 else 0
+    if layout.llama:
+        model = llama(out.parent / "llama", ranks).to(layout.dtype)
+    else:
+        make = fused_model if ones(name) == "fused_one" else whole_model
+        model: Any = make(layout.dtype, seed)
+        model = layout.spread(model, mesh)
+    run = Run(layout, rank, ranks, mesh, model, clip=clip)
+    for each in plant:
+        each(run)
+    run.optimizer = run.optimizer or layout.optimizer(model)
+    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer, **options) as session:
+        for step in range(steps):
+            _step(run, step)
+            session.step()
+
+
+def _step(run: Run, step: int) -> None:
+    whole = whole_batch(step)
+    own = run.batch(run, step, whole)
+    count, ranks = run.divisor(run, whole, own)
+    parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
+    for number, (tokens, labels) in enumerate(parts):
+        quiet = run.unsynced(step, number == len(parts) - 1)
+        no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
+        with no_sync() if quiet else contextlib.nullcontext():
+            found = run.model(tokens)
+            logits = getattr(found, "logits", found)
+            loss_of(logits, labels, count, ranks).backward()  # type: ignore[arg-type]
+    for each in run.before_clip:
+        each(run, step)
+    if run.clip is not None:
+        norm = torch.tensor(run.norm(run))
+        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
+    for each in run.before_update:
+        each(run, step)
+    run.optimizer.step()
+    for each in run.after_update:
+        each(run, step)
+    run.optimizer.zero_grad()
+
+
+def whole_norm(run: Run) -> float:
+    """The norm of all gradients, each element counted once."""
+    total = 0.0
+    for parameter in run.model.parameters():
+        grad = parameter.grad
+        if grad is not None:
+            full: torch.Tensor = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+            total += float(full.double().square().sum())
+    if "_fsdp" in type(run.model).__name__.lower() or _is_fsdp1(run.model):
+        sums = torch.tensor(total)
+        dist.all_reduce(sums)
+        total = float(sums)
+    return total**0.5
+
+
+def _is_fsdp1(model: nn.Module) -> bool:
+    return type(model).__name__ == "FullyShardedDataParallel"
+
+
+def _count(batch: Batch) -> int:
+    return int((batch[1] != -100).sum())
+
+
+def _mesh(layout: Layout) -> Any:
+    """The layout's mesh, made once in a process."""
+    if not layout.mesh:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    key = (*layout.mesh.items(),)
+    if key not in _MESHES:
+        _MESHES[key] = init_device_mesh(
+            "cpu", (*layout.mesh.values(),), mesh_dim_names=(*layout.mesh.keys(),)
+        )
+    return _MESHES[key]
+
+
+_MESHES: dict[Any, Any] = {}

@@ -1,0 +1,281 @@
+"""Tensors of several ranks are put together and compared with those of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import accucompare as ac
+from accucompare.bundle.format import Shard
+from accucompare.compare.remarks import Interleaved, RanksDiffer, ReducedHere, Swapped, TimesRanks
+from accucompare.compare.rows import Reason, Row
+from accucompare.errors import UsageError
+from tests.compare.builder import Item, edit_manifest, item, write
+
+VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
+OTHER = np.random.default_rng(1).standard_normal((6, 8)).astype("f4")
+
+
+def held(
+    name: str, values: Sequence[np.ndarray], shards: Sequence[Shard | None] = (), **fields: Any
+) -> list[Item]:
+    """One record on each rank."""
+    found = []
+    for rank, each in enumerate(values):
+        made = item(name, each, rank=rank, **fields)
+        shard = shards[rank] if shards else None
+        found.append(made._replace(record=replace(made.record, shard=shard)))
+    return found
+
+
+def compared(
+    tmp_path: Path,
+    golden: Sequence[Item],
+    candidate: Sequence[Item],
+    mesh: dict[str, int] | None = None,
+) -> ac.Comparison:
+    """The comparison of one device's records with those of two or four ranks."""
+    ranks = 1 + max(each.record.rank for each in candidate)
+    out = write(tmp_path / "ranks", candidate, ranks=ranks)
+    for rank in range(ranks):
+        left, place = rank, {}
+        for dimension, size in reversed((mesh or {}).items()):
+            left, index = divmod(left, size)
+            place = {dimension: [index, size], **place}
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        edit_manifest(out, lambda manifest, place=place: manifest.update(mesh=place), name)
+    return ac.diff(write(tmp_path / "one", golden), out)
+
+
+def row(comparison: ac.Comparison, name: str = "fc") -> Row:
+    (found,) = [each for each in comparison.rows if each.module == name]
+    return found
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_unlike_parts_along_one_dimension_make_up_the_whole(tmp_path: Path, axis: int) -> None:
+    parts = np.split(VALUES, [2], axis)
+    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts)))
+    assert found.status.value == "pass"
+    assert found.metrics is not None
+    assert found.metrics.max_abs == 0
+    assert found.candidate is not None
+    assert found.candidate.shape == VALUES.shape
+
+
+def test_a_recorded_layout_places_the_parts(tmp_path: Path) -> None:
+    shards = [Shard((6, 8), (3, 0), mesh=("tp",)), Shard((6, 8), (0, 0), mesh=("tp",))]
+    parts = held("fc", [VALUES[3:], VALUES[:3]], shards)
+    found = row(compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2}))
+    assert found.status.value == "pass"
+
+
+def test_a_recorded_sum_is_made(tmp_path: Path) -> None:
+    shard = Shard((6, 8), (0, 0), "sum", ("tp",), ("tp",))
+    parts = held("fc", [VALUES - OTHER, OTHER], [shard, shard])
+    found = row(compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2}))
+    assert found.status.value == "pass"
+
+
+def test_a_flat_part_is_a_run_of_the_flattened_whole(tmp_path: Path) -> None:
+    flat = VALUES.reshape(-1)
+    shards = [Shard((6, 8), (at,), mesh=("dp",), flat=True) for at in (0, 11)]
+    parts = held("fc", [flat[:11], flat[11:]], shards, role="param_grad", path="weight")
+    golden = [item(values=VALUES, role="param_grad", path="weight")]
+    assert row(compared(tmp_path, golden, parts, {"dp": 2})).status.value == "pass"
+
+
+def test_of_two_dimensions_each_shards_its_own_axis(tmp_path: Path) -> None:
+    parts = [part for half in np.split(VALUES, 2, 0) for part in np.split(half, 2, 1)]
+    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"dp": 2, "tp": 2}))
+    assert found.status.value == "pass"
+
+
+def test_a_hole_in_a_recorded_layout_is_incomplete_and_no_pass(tmp_path: Path) -> None:
+    shards = [Shard((6, 8), (0, 0), mesh=("tp",)), Shard((6, 8), (4, 0), mesh=("tp",))]
+    parts = held("fc", [VALUES[:3], VALUES[4:]], shards)
+    comparison = compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2})
+    assert row(comparison).reason is Reason.INCOMPLETE
+    assert comparison.exit_code == 2
+
+
+def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:
+    parts = held("fc", [VALUES[:2], VALUES[2:5]])
+    comparison = compared(tmp_path, [item(values=VALUES)], parts)
+    assert row(comparison).reason is Reason.NOT_COMPARABLE
+    assert comparison.exit_code == 2
+
+
+def test_a_wrong_replica_is_named(tmp_path: Path) -> None:
+    parts = held("fc", [VALUES, VALUES, VALUES * 1.1, VALUES])
+    found = row(compared(tmp_path, [item(values=VALUES)], parts))
+    assert found.reason is Reason.RANKS_DISAGREE
+    assert RanksDiffer((0, 1, 2, 3), (2,)) in found.verdict.remarks
+
+
+def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
+    parts = held("fc", [VALUES, VALUES * np.float32(1 + 1e-7)])
+    found = row(compared(tmp_path, [item(values=VALUES)], parts))
+    assert found.status.value == "pass"
+    assert RanksDiffer((0, 1)) in found.verdict.remarks
+
+
+def test_terms_of_a_sum_that_was_not_made_are_unreduced(tmp_path: Path) -> None:
+    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", [VALUES - OTHER, OTHER])))
+    assert found.reason is Reason.UNREDUCED
+    assert ReducedHere("sum", (0, 1)) in found.verdict.remarks
+
+
+def test_terms_that_the_caller_adds_up_pass(tmp_path: Path) -> None:
+    golden = [item(values=VALUES), item("", VALUES, parent=None)]
+    parts = held("fc", [VALUES - OTHER, OTHER]) + held("", [VALUES, VALUES], parent=None)
+    assert row(compared(tmp_path, golden, parts)).status.value == "pass"
+
+
+def test_a_gradient_of_a_call_may_be_a_term_of_the_mean(tmp_path: Path) -> None:
+    fields = {"role": "call_grad", "path": "weight"}
+    parts = held("fc", [2 * VALUES - OTHER, OTHER], **fields)
+    found = row(compared(tmp_path, [item(values=VALUES, **fields)], parts))
+    assert found.status.value == "pass"
+
+
+def test_a_gradient_for_the_update_may_not(tmp_path: Path) -> None:
+    fields = {"role": "param_grad", "path": "weight"}
+    parts = held("fc", [2 * VALUES - OTHER, OTHER], **fields)
+    found = row(compared(tmp_path, [item(values=VALUES, **fields)], parts))
+    assert found.reason is Reason.UNREDUCED
+
+
+def test_swapped_parts_are_told(tmp_path: Path) -> None:
+    parts = held("fc", [VALUES[:, 4:], VALUES[:, :4]])
+    found = row(compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2}))
+    assert found.status.value == "fail"
+    assert Swapped((1, 0)) in found.verdict.remarks
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 2, 2)], ids=["gate and up", "query, key, value"])
+def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    layers = np.split(VALUES, np.cumsum(sizes)[:-1], 1)
+    parts = [
+        np.concatenate([np.split(layer, 2, 1)[rank] for layer in layers], 1) for rank in (0, 1)
+    ]
+    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2}))
+    assert found.status.value == "pass"
+    assert Interleaved(len(sizes)) in found.verdict.remarks
+
+
+def test_a_given_layout_places_the_parts_that_nothing_else_tells(tmp_path: Path) -> None:
+    gate, up = np.split(VALUES, [6], 1)  # fused layers of odd widths
+    parts = [
+        np.concatenate(
+            [
+                each[:, :half] if rank == 0 else each[:, half:]
+                for each, half in ((gate, 3), (up, 1))
+            ],
+            1,
+        )
+        for rank in (0, 1)
+    ]
+    compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text('[[layout]]\nlayer = "f*"\ndims = "rows columns[tp]"\nfused = [3, 1]\n')
+    found = row(ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file))
+    assert found.status.value == "pass"
+
+
+def test_a_given_layout_that_lies_does_not_pass(tmp_path: Path) -> None:
+    parts = held("fc", np.split(VALUES, 2, 1))
+    compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text('[[layout]]\ndims = "rows[tp] columns"\n')
+    comparison = ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file)
+    assert row(comparison).reason is Reason.NOT_COMPARABLE
+    assert comparison.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[layout]]\ndims = "a b[pp]"', "no dimension 'pp'; it has tp"),
+        ('[[layout]]\ndim = "a"', "unknown field"),
+        ("layout = 3", "no file of"),
+    ],
+)
+def test_a_file_of_layouts_that_makes_no_sense_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    compared(tmp_path, [item(values=VALUES)], held("fc", np.split(VALUES, 2, 1)), {"tp": 2})
+    file = tmp_path / "layout.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file)
+
+
+BATCH = np.arange(18).reshape(6, 3)
+
+
+def with_batch(cut: Sequence[tuple[int, int, Sequence[int]]], **fields: Any) -> list[Item]:
+    """The model's input and a layer's output, on ranks whose calls have these rows."""
+    found = []
+    for rank, call, rows in cut:
+        own = list(rows)
+        found += [
+            item("", BATCH[own], role="input", path="0", parent=None, rank=rank, call=call),
+            item("fc", VALUES[own], parent=("", call), rank=rank, call=call, **fields),
+        ]
+    return found
+
+
+ONE = with_batch([(0, 0, range(6))])
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        [(0, 0, (0, 2, 4)), (1, 0, (1, 3, 5))],
+        [(0, 0, (3, 4)), (1, 0, (0, 1, 2, 5))],
+        [(0, 0, (0, 1)), (0, 1, (2,)), (1, 0, (4, 5)), (1, 1, (3,))],
+    ],
+    ids=["a sampler's stride", "any rows", "micro-batches"],
+)
+def test_rows_are_found_by_their_digests(
+    tmp_path: Path, cut: list[tuple[int, int, tuple[int, ...]]]
+) -> None:
+    comparison = compared(tmp_path, ONE, with_batch(cut), {"dp": 2})
+    assert [each.status.value for each in comparison.rows] == ["pass", "pass"]
+
+
+def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
+    cut = [(0, 0, (0, 1, 2)), (1, 0, (0, 1, 2))]
+    comparison = compared(tmp_path, ONE, with_batch(cut), {"dp": 2})
+    assert comparison.exit_code != 0
+
+
+def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_path: Path) -> None:
+    def side(cut: list[tuple[int, int, range]], times: int) -> list[Item]:
+        items = with_batch(cut)
+        for rank, _, rows in cut:
+            grad = times * VALUES[list(rows)]
+            items.append(item("fc", grad, role="grad_output", rank=rank))
+        return items
+
+    one, two = side([(0, 0, range(6))], 1), side([(0, 0, range(3)), (1, 0, range(3, 6))], 2)
+    comparison = compared(tmp_path, one, two, {"dp": 2})
+    (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
+    assert found.status.value == "pass"
+    assert TimesRanks(2) in found.verdict.remarks
+
+
+def test_a_rank_that_recorded_fewer_steps_is_told(tmp_path: Path) -> None:
+    shard = Shard((6, 8), (0, 0), mesh=("tp",))
+    steps = [item("fc", VALUES, rank=rank, step=step) for rank, step in ((0, 0), (0, 1), (1, 0))]
+    parts = [each._replace(record=replace(each.record, shard=shard)) for each in steps]
+    golden = [item("fc", VALUES, step=step) for step in (0, 1)]
+    comparison = compared(tmp_path, golden, parts, {"tp": 2})
+    assert [each.reason for each in comparison.rows] == [Reason.IDENTICAL, Reason.INCOMPLETE]
+    assert comparison.exit_code == 2

@@ -1,0 +1,317 @@
+"""What a rank records of a model that lies on several: its part, and its place in the whole.
+
+``fixtures/parallel.py`` trains one model in each layout. What the ranks have recorded, put
+together, is what one device computes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import accucompare as ac
+from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role, Shard
+from accucompare.bundle.reading import Bundle
+from accucompare.errors import BundleError
+from accucompare.live.around import collectives
+from fixtures.parallel import LAYOUTS, ones, train, whole_model
+from tests.forkserver import ROOT, with_torch
+from tests.groups import leave
+from tests.parts import put_together
+from tests.recorded import Opened
+
+#: The layouts, by the number of ranks, with the largest error of a gradient, relative.
+TWO = {
+    "ddp2": 1e-6,
+    "fsdp1_2": 1e-6,
+    "fsdp2": 1e-6,
+    "fsdp2_bfloat16": 0.1,
+    "tp2": 1e-6,
+    "sp2": 1e-6,
+    "llama_tp2": 1e-5,
+    "mixtral_tp2": 1e-5,
+}
+FOUR = {"tp2dp2": 1e-6}
+SHARDED = [name for name in (*TWO, *FOUR) if name != "ddp2"]
+
+Key = tuple[str, int, Role, str]
+
+
+def work(rank: int, ranks: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ["PARALLEL_WEIGHTS"] = folder
+    if ranks > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks
+        )
+    for name in {1: ("one", "llama_one", "mixtral_one"), 2: TWO, 4: FOUR}[ranks]:
+        results, counts = [], []
+        for out in (None, Path(folder, name)):
+            before = collectives() if ranks > 1 else 0
+            results.append(
+                train(name, out, steps=1, save_state=True) if out else train(name, None, 1)
+            )
+            counts.append((collectives() or 0) - (before or 0) if ranks > 1 else 0)
+        Path(f"{folder}/{name}-{rank}.json").write_text(
+            json.dumps({"same": results[0] == results[1], "collectives": counts})
+        )
+    if ranks < 4:
+        drops(ranks, Path(folder))
+    if ranks == 2:
+        falls_silent(rank, Path(folder))
+    elif ranks > 1:
+        leave()
+
+
+def drops(ranks: int, folder: Path) -> None:
+    """Dropout on seven rows, on one rank or on two, and on a plain tensor."""
+    rows = torch.arange(1.0, 29.0).reshape(7, 4)
+    given = rows
+    if ranks > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        given = distribute_tensor(rows, init_device_mesh("cpu", (2,)), [Shard(0)])
+    model = torch.nn.Dropout(0.5)
+    with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
+        model(given)
+        model(rows)
+
+
+def falls_silent(rank: int, folder: Path) -> None:
+    """Rank 1 is gone without a word after two of three steps."""
+    model = whole_model()
+    with ac.capture(model, str(folder / "dead"), record=ac.Recorded(mode="stats")) as session:
+        for number in range(3):
+            if rank and number == 2:
+                os._exit(0)
+            model(torch.full((1, 2), number + rank))
+            session.step()
+            while rank and len(session._writer.published.steps) <= number:
+                pass
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one, two and four processes have written; they are started once for all tests."""
+    made = tmp_path_factory.mktemp("layouts")
+    program = (
+        "import sys, torch.multiprocessing as mp; from tests.recorder.test_layouts import work\n"
+        "import torch.distributed.fsdp, torch.distributed.tensor.parallel\n"
+        "import transformers.distributed\n"
+        # once, and not once a process
+        "from transformers import LlamaForCausalLM, MixtralForCausalLM\n"
+        "for ranks in (1, 2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
+        " start_method='fork')"
+    )
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = with_torch()(program, made, cwd=made, variables={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def by_key(bundle: Bundle) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for each in bundle.records():
+        found.setdefault((each.name, each.call, each.role, each.path), []).append(each)
+    return found
+
+
+def of_group(bundle: Bundle, records: list[Record]) -> list[list[Record]]:
+    """The records of ranks that a layout speaks of: those with one place along all other
+    dimensions."""
+    groups: dict[Any, list[Record]] = {}
+    for each in records:
+        assert each.shard is not None
+        mesh = bundle.manifests[each.rank].mesh
+        place = tuple(mesh[name] for name in mesh if name not in each.shard.mesh)
+        groups.setdefault(place, []).append(each)
+    return [groups[place] for place in sorted(groups)]
+
+
+@pytest.mark.parametrize("name", [*TWO, *FOUR])
+def test_a_capture_changes_nothing_and_asks_no_rank(name: str, folder: Path) -> None:
+    for rank in range(LAYOUTS[name].ranks):
+        found = json.loads((folder / f"{name}-{rank}.json").read_text())
+        assert found["same"]
+        plain, captured = found["collectives"]
+        assert captured == plain + 2, "only the start of a capture talks: is the directory free?"
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_the_weights_put_together_are_those_of_one_device_bit_for_bit(
+    name: str, folder: Path, opened: Opened
+) -> None:
+    bundle, one = opened(folder / name), opened(folder / ones(name))
+    parts = by_key(bundle)
+    weights = [key for key in by_key(one) if key[2] is Role.PARAM_BEFORE]
+    assert weights
+    for key in weights:
+        (golden,) = by_key(one)[key]
+        if parts[key][0].shard is None:  # not parallelized: whole on each rank
+            assert {each.digest for each in parts[key]} == {golden.digest}
+        else:
+            assert np.array_equal(put_together(bundle, parts[key]), one.values(golden)), key
+    for rank, manifest in bundle.manifests.items():
+        described = manifest.model["parameters"]
+        assert described.keys() == one.manifest.model["parameters"].keys()
+        placed = {
+            f"{each.name}.{each.path}": each.shard
+            for each in bundle.records()
+            if each.rank == rank and each.role is Role.PARAM_BEFORE
+        }
+        assert {key: _built(shard) for key, shard in placed.items()} == {
+            key: entry.get("shard") for key, entry in described.items()
+        }
+
+
+def _built(shard: Shard | None) -> Any:
+    return None if shard is None else json.loads(msgspec.json.encode(shard))
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_all_that_has_a_layout_put_together_is_what_one_device_computes(
+    name: str, folder: Path, opened: Opened
+) -> None:
+    bundle, one = opened(folder / name), opened(folder / ones(name))
+    golden = by_key(one)
+    seen: set[Role] = set()
+    for key, records in by_key(bundle).items():
+        if all(each.shard is None for each in records) or key[2] in (
+            Role.PARAM_UPDATE,  # AdamW's first is the gradient's sign
+            Role.STATE_AFTER,
+        ):
+            continue
+        wholes = [put_together(bundle, part) for part in of_group(bundle, records)]
+        values = np.asarray(one.values(golden[key][0]), np.float64)
+        if key[2] in UPDATE_ROLES:
+            whole = wholes[0]  # whatever lies along the other dimensions, has the same
+        elif key[2] is Role.CALL_GRAD:
+            whole = np.mean(wholes, 0)  # of other rows; FSDP takes the mean
+        else:
+            whole = np.concatenate(wholes)
+            whole /= LAYOUTS[name].data_ranks if key[2] in GRADIENT_ROLES else 1
+        error = np.linalg.norm(whole - values)
+        assert error <= (TWO | FOUR)[name] * np.linalg.norm(values), key
+        seen.add(key[2])
+    assert seen >= {Role.PARAM_GRAD, Role.PARAM_BEFORE}
+    if "tp" in LAYOUTS[name].mesh and not LAYOUTS[name].transformer:
+        assert seen >= {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD}
+
+
+def shard_of(bundle: Bundle, name: str, role: Role, path: str, rank: int = 1) -> Shard | None:
+    return next(each.shard for each in by_key(bundle)[name, 0, role, path] if each.rank == rank)
+
+
+def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened: Opened) -> None:
+    tp, sp = opened(folder / "tp2"), opened(folder / "sp2")
+    up = "blocks.0.mlp.up"
+    on_tp = functools.partial(Shard, mesh=("tp",))
+    assert shard_of(tp, up, Role.OUTPUT, "") == on_tp((4, 6, 24), (0, 0, 12))
+    assert shard_of(tp, "blocks.0.mlp.act", Role.INPUT, "0") == on_tp((4, 6, 24), (0, 0, 12))
+    assert shard_of(tp, up, Role.GRAD_INPUT, "0") == on_tp((4, 6, 16), (0, 0, 0), "sum", ("tp",))
+    down = "blocks.0.mlp.down"
+    assert shard_of(tp, down, Role.OUTPUT, "") == on_tp((4, 6, 16), (0, 0, 0))
+    assert shard_of(sp, down, Role.OUTPUT, "") == on_tp((4, 6, 16), (0, 3, 0))
+    norm = "blocks.0.norm1"
+    assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == on_tp((16,), (0,), "sum", ("tp",))
+    assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
+
+
+def test_parts_may_be_uneven(folder: Path, opened: Opened) -> None:
+    """29 words on two ranks, or on two by two."""
+    rows = {
+        name: [
+            (each.shard.start[0], each.shape[0])
+            for each in by_key(opened(folder / name))["head", 0, Role.PARAM_GRAD, "weight"]
+            if each.shard is not None
+        ]
+        for name in ("fsdp2", "tp2", "tp2dp2")
+    }
+    assert rows == {
+        "fsdp2": [(0, 15), (15, 14)],
+        "tp2": [(0, 15), (15, 14)],
+        "tp2dp2": [(0, 8), (15, 7), (8, 7), (22, 7)],
+    }
+
+
+def test_a_part_may_be_no_single_box(folder: Path, opened: Opened) -> None:
+    """Of gate and up, which transformers joins, each rank has half of each."""
+    gate_up = "model.layers.0.mlp.experts", Role.PARAM_GRAD, "gate_up_proj"
+    shard = shard_of(opened(folder / "mixtral_tp2"), *gate_up)
+    assert shard is not None
+    assert (shard.start, shard.runs[1]) == ((0, 12, 0), ((12, 12), (36, 12)))
+
+
+def test_each_rank_knows_its_place_along_the_mesh(folder: Path, opened: Opened) -> None:
+    meshes = {
+        name: [each.mesh for each in opened(folder / name).manifests.values()]
+        for name in ("one", *TWO, *FOUR)
+    }
+    two = {name: [{name: (index, 2)} for index in (0, 1)] for name in ("dp", "tp", "fsdp")}
+    assert meshes == {
+        "one": [{}],
+        "ddp2": two["dp"],
+        "fsdp1_2": two["dp"],
+        "fsdp2": two["fsdp"],  # the mesh that FSDP2 makes has no names
+        "fsdp2_bfloat16": two["dp"],
+        "tp2": two["tp"],
+        "sp2": two["tp"],
+        "llama_tp2": two["tp"],
+        "mixtral_tp2": two["tp"],
+        "tp2dp2": [{"dp": (row, 2), "tp": (column, 2)} for row in (0, 1) for column in (0, 1)],
+    }
+
+
+@pytest.mark.parametrize("mesh", [{"tp": [2, 2]}, {"tp": [0, 3]}, {"tp": [0]}, {"tp": "0"}, []])
+def test_an_impossible_mesh_is_damage(mesh: Any, folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "tp2" / "manifest.json").read_text())
+    content = {**content, "mesh": mesh}
+    for seal in ("sealed", "digest"):
+        del content[seal]
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(BundleError, match="damaged; a field is malformed"):
+        ac.open_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "sp2", "tp2dp2"])
+def test_one_device_starts_from_the_weights_that_ranks_have_saved(
+    name: str, folder: Path, tmp_path: Path, opened: Opened
+) -> None:
+    model = whole_model(seed=6)
+    with ac.capture(model, str(tmp_path / "one"), start=ac.StartFrom(like=str(folder / name))):
+        pass
+    ours, golden = model.state_dict(), whole_model().state_dict()
+    assert all(torch.equal(ours[each], golden[each]) for each in golden)
+
+
+def test_ranks_drop_what_one_device_drops(folder: Path, opened: Opened) -> None:
+    """Each rank draws the whole mask and takes its part, where a tensor knows its layout."""
+    one, two = opened(folder / "dropped1"), opened(folder / "dropped2")
+    golden = one.load("", role="output")
+    assert 0 < (golden == 0).sum() < golden.size
+    parts = by_key(two)["", 0, Role.OUTPUT, ""]
+    assert [each.shape for each in parts] == [(4, 4), (3, 4)]
+    assert np.array_equal(put_together(two, parts), golden)
+    assert one.manifest.options.unplaced_draws == 0
+    assert two.manifest.options.unplaced_draws == 1  # of the plain tensor
+
+
+def test_a_rank_that_is_gone_leaves_the_steps_of_all(folder: Path, opened: Opened) -> None:
+    bundle = opened(folder / "dead")
+    steps = [[each.step for each in manifest.steps] for manifest in bundle.manifests.values()]
+    assert steps == [[0, 1, 2], [0, 1]]
+    assert {(each.rank, each.step) for each in bundle.records()} == {
+        (rank, step) for rank in (0, 1) for step in steps[rank]
+    }
+    assert (bundle.manifests[0].complete, bundle.manifests[1].complete) == (True, False)
