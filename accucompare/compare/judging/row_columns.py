@@ -117,6 +117,13 @@ class RowsOfStep:
         records = self.golden.outline.records
         return [place for place, each in enumerate(records) if wanted(each)]
 
+    def told_by_bits(self) -> list[int]:
+        """The places of the first plain rows that show where other bits begin, if any does: one
+        with other bits, and an output with the same."""
+        same = np.array([each.role is Role.OUTPUT for each in self.golden.outline.records])
+        found = np.flatnonzero(self.plain & ~self.identical), np.flatnonzero(self.identical & same)
+        return [int(place) for places in found for place in places[:1]]
+
     def furthest(self, count: int) -> list[int]:
         """The places of the plain rows that use most of their limits, or else are furthest off."""
         errors = np.zeros(len(self))
