@@ -52,6 +52,9 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
     )
 
 
+_OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
+
+
 @dataclass
 class PairLimits:
     """The limits of pair after pair in execution order, and what they depend on.
@@ -103,7 +106,7 @@ class PairLimits:
             return tolerance
         if golden.role is Role.BUFFER_UPDATE:
             return self._terms.widened(tolerance, golden)
-        if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
+        if golden.role not in _OF_BACKWARDS:
             return tolerance
         return self._terms.widened(tolerance, golden).scaled(
             1.0 if in_force.fed else FREE_GRADIENTS

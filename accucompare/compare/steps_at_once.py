@@ -8,7 +8,7 @@ alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,37 @@ _PASSED = Verdict(Reason.OK)
 
 #: (rank, step).
 StepOfBundle = tuple[int, int]
-#: The limits of the next pair in execution order.
-LimitsFor = Callable[[Pair], Tolerance]
+
+
+@dataclass(eq=False)
+class _Limits:
+    """The limits of steps' pairs; of equal steps, unless they depend on earlier ones, the same."""
+
+    in_force: LimitsInForce
+    in_order: bool
+    _of_pairs: PairLimits = field(default_factory=PairLimits)
+    _known: dict[tuple[Outline, Outline, bytes], tuple[list[Tolerance], NDArray[np.int32]]] = field(
+        default_factory=dict
+    )
+
+    def of(
+        self, golden: StepColumns, candidate: StepColumns, same: NDArray[np.bool_]
+    ) -> tuple[list[Tolerance], NDArray[np.int32]]:
+        """The limits of a step's pairs, and the number of each pair's. ``same``: pairs alike."""
+        place = golden.outline, candidate.outline, same.tobytes()
+        if not self.in_order and place in self._known:
+            return self._known[place]
+        numbers: dict[int, int] = {}  # by id, for most pairs have the same object
+        limits: list[Tolerance] = []
+        of = []
+        for pair in map(Pair, golden, candidate):
+            own = self._of_pairs.tolerance_for(pair, self.in_force)
+            number = numbers.setdefault(id(own), len(limits))
+            if number == len(limits):
+                limits.append(own)
+            of.append(number)
+        self._known = {place: (limits, np.array(of, np.int32))}
+        return self._known[place]
 
 
 @dataclass(eq=False)
@@ -145,7 +174,7 @@ def judge_steps(
     in_order = any(_in_order(side, rules) for side in (golden, candidate))
     if in_order and golden.keys() != candidate.keys():
         return {}
-    precision = PairLimits()
+    limits = _Limits(rules, in_order)
     total = sum(each.outline.nbytes for side in (golden, candidate) for each in side.values())
     done = failed = 0
     with sides.given_up_on_error():
@@ -153,7 +182,7 @@ def judge_steps(
             theirs = candidate.get(place)
             if theirs is None or failed == _MOST_FAILED:
                 continue
-            judged = _judged(sides, ours, theirs, lambda pair: precision.tolerance_for(pair, rules))
+            judged = _judged(sides, ours, theirs, limits)
             failed = failed + 1 if judged is None else 0
             if judged is not None and rules.otherwise.has_limit and judged.fails:
                 judged = None  # it may be rounded input, as other steps show
@@ -168,7 +197,7 @@ def judge_steps(
 
 
 def _judged(
-    sides: Sides, golden: StepColumns, candidate: StepColumns, limits_for: LimitsFor
+    sides: Sides, golden: StepColumns, candidate: StepColumns, in_force: _Limits
 ) -> JudgedStep | None:
     ours, theirs = golden.outline, candidate.outline
     if not (kernel.is_compiled() and len(golden) and (ours is theirs or ours.keys == theirs.keys)):
@@ -178,7 +207,7 @@ def _judged(
     same = (golden.digests == candidate.digests).all(axis=1) & _same_types(ours, theirs)
     for place in {*golden.odd, *candidate.odd}:
         same[place] = same_bits(golden[place], candidate[place])
-    limits, limit_of = _limits(golden, candidate, limits_for)
+    limits, limit_of = in_force.of(golden, candidate, same)
     plain = _may_be_plain(golden, candidate)
     forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of, -1))
     content, starts = sides.golden.small_columns(golden)
@@ -200,22 +229,6 @@ def _judged(
         metrics.append(_kept(estimated, places, shares, used))
     rows = RowsOfStep(golden, candidate, limits, limit_of, identical, metrics, used)
     return JudgedStep(rows, _alone(sides, rows))
-
-
-def _limits(
-    golden: StepColumns, candidate: StepColumns, limits_for: LimitsFor
-) -> tuple[list[Tolerance], NDArray[np.int32]]:
-    """The limits of a step's pairs, and the number of each pair's."""
-    numbers: dict[int, int] = {}  # by id, for most pairs have the same object
-    limits: list[Tolerance] = []
-    of = []
-    for pair in map(Pair, golden, candidate):
-        own = limits_for(pair)
-        number = numbers.setdefault(id(own), len(limits))
-        if number == len(limits):
-            limits.append(own)
-        of.append(number)
-    return limits, np.array(of, np.int32)
 
 
 def _kept(
