@@ -21,7 +21,8 @@ WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TE
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
 .PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium \
-  bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale docs clean
+  bench bench-peers bench-faults bench-origins bench-history bench-health bench-ranks bench-scale \
+  docs clean
 
 demo: $(INSTALLED)  ## a real model with a planted fault, which locate finds and thresholds do not
 	$(ACC) capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -101,6 +102,9 @@ bench-origins: $(INSTALLED)  ## planted NaN, Inf and overflow: does the watch na
 
 bench-health: $(INSTALLED)  ## faulty and sound trainings: does the checklist see, and is it silent
 	$(BIN)/python -m benchmarks.health
+
+bench-ranks: $(INSTALLED)  ## faults of parallel training: are module and rank named; 10 minutes
+	$(BIN)/python -m benchmarks.ranks
 
 bench-scale: $(INSTALLED)  ## a million records, a cluster, storage: half an hour, 16 GB of disk
 	@missed=0; for part in "scale_rows" "faults --sketches" "scale_storage" \

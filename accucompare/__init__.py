@@ -12,6 +12,8 @@ from accucompare.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from accucompare.api import Comparison as Comparison
+    from accucompare.api import RankChecks as RankChecks
+    from accucompare.api import check_ranks as check_ranks
     from accucompare.api import diff as diff
     from accucompare.asked import Arithmetic as Arithmetic
     from accucompare.asked import FedWith as FedWith
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from accucompare.watcher.watch import watch as watch
 
 _HOMES = {
-    "accucompare.api": ("Comparison", "diff"),
+    "accucompare.api": ("Comparison", "RankChecks", "check_ranks", "diff"),
     "accucompare.asked": (
         *("Arithmetic", "FedWith", "LocateOptions", "LookAt", "Loop", "Recorded", "StartFrom"),
     ),

@@ -1,10 +1,10 @@
-"""What users call to compare: ``diff``, and the verbs of its result. Nothing here needs torch."""
+"""What users call to compare: ``diff`` and ``check_ranks``, and their results' verbs. No torch."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from accucompare.bundle.format import bundle_around
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
+from accucompare.compare.invariants import RunChecks, check_run
 from accucompare.compare.layouts import read_layouts
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
@@ -169,6 +170,50 @@ class Comparison(Result):
     def _written(self, path: Path) -> Path:
         self.reports.insert(0, path)
         return path
+
+
+class RankChecks(RunChecks):
+    """What must hold between the ranks of one run. Made by ``accucompare.check_ranks``."""
+
+    def __repr__(self) -> str:
+        from accucompare.report.words import rank_words
+
+        return f"<{type(self).__name__} of {self.path}: {rank_words.in_one_line(self)}>"
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write every check as JSON and return its path.
+
+        Raises:
+            ReportError: if it lies in the bundle, or cannot be written.
+        """
+        from accucompare.report.files import write_ranks_json
+
+        place = local(path)
+        if (bundle := bundle_around(place, [self.path])) is not None:
+            raise ReportError(f"{place}: lies in the bundle {bundle}; choose another path")
+        return write_ranks_json(self, place)
+
+
+def check_ranks(
+    path: str | Place, *, progress: Callable[[int, int], None] | None = None
+) -> RankChecks:
+    """Check what must hold between the ranks of one run; no golden is needed.
+
+    Args:
+        path: of a bundle that several ranks wrote.
+        progress: called with the number of steps done, and of all.
+
+    Raises:
+        BundleError: if the bundle is missing, damaged, or of a newer format.
+        UsageError: if it has one rank only.
+
+    Example:
+        >>> checks = check_ranks("tp2dp2")
+        >>> checks.passed, checks["weights"].status.value
+        (True, 'PASS')
+    """
+    found = check_run(place_of(path), progress)
+    return RankChecks(found.path, found.ranks, found.steps, found.outcomes)
 
 
 def diff(

@@ -1,5 +1,5 @@
 """What a user can ask of a capture, a watch and ``locate``: options with help and range, from which
-the command line is made. Needs no torch."""
+most of the command line is made (the rest: ``cli.options``). Needs no torch."""
 
 from __future__ import annotations
 
@@ -213,6 +213,12 @@ class Arithmetic:
         "On the CPU: round the operands of products to this format, to see how large an error it"
         " makes.",
         one_of=Precision,
+    )
+    as_layout: str | Place | None = told(
+        None,
+        "Compute as the ranks of this bundle do: products in their parts, each rounded, and sums in"
+        " the ranks' order. For the baseline of many ranks.",
+        shown="BUNDLE",
     )
 
 

@@ -52,9 +52,10 @@ class Group:
         number = None if training.fault is None else self._catalogue.index(training.fault)
         for pipe in self._pipes:
             pipe.send((training.layout, training.out, number, training.options))
-        errors, waiting = [], list(self._pipes)
+        errors: list[str] = []
+        waiting = list(self._pipes)
         while waiting:
-            ready = wait(waiting, _PATIENCE if not errors else 3.0)
+            ready: list[Any] = wait(waiting, _PATIENCE if not errors else 3.0)
             if not ready:
                 errors.append("a rank does not end")
                 break
@@ -91,7 +92,7 @@ class Group:
 @contextmanager
 def groups(catalogue: Sequence[RankFault]) -> Iterator[dict[int, Group]]:
     """By the number of ranks."""
-    made = {ranks: Group(ranks, catalogue) for ranks in (1, 2, 4)}
+    made = {ranks: Group(ranks, catalogue) for ranks in (1, 2, 4, 8)}
     try:
         yield made
     finally:

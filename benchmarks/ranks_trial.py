@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from accucompare.compare.facts import BareFact
 from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.remarks import RanksDiffer, Swapped
 from accucompare.compare.rows import Row, Status
+from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
 from planted.rank_training import plain
 
@@ -27,6 +27,31 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 _VISIBLE = {"float32": 64.0, "bfloat16": 8.0}
 #: What a user without this product might set: a tolerance of relative errors.
 _FIXED = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, without the fault.
+
+    Attributes:
+        layout: of ``planted.rank_models``.
+        dtype: of the weights, or of what is computed with them.
+        clip: whether gradients are clipped.
+    """
+
+    layout: str
+    dtype: str = ""
+    seed: int = 5
+    steps: int = 2
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dtype:
+            object.__setattr__(self, "dtype", dtype_of(self.layout))
+
+    def __str__(self) -> str:
+        clip = ", clipped" if self.clip else ""
+        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}"
 
 
 @dataclass
@@ -43,7 +68,7 @@ class Trial:
 
     fault: RankFault
     answer: str = ""
-    change: float = 0.0
+    change: float = math.inf
     named: str = ""
     ranks: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -60,16 +85,21 @@ class Trial:
         return self.change > _VISIBLE[dtype_of(self.fault.layout)]
 
     @property
-    def right(self) -> bool:
-        return self.module and self.rank
+    def verdict(self) -> str:
+        if self.error:
+            return "error"
+        if not self.visible:
+            return "invisible"
+        if self.module and self.rank:
+            return "right"
+        return "another rank" if self.module else "another place" if self.named else "silent"
 
 
 @dataclass
 class CleanPair:
     """What was said of a training without a fault."""
 
-    layout: str
-    what: str
+    setup: Setup
     answer: str = ""
     exit_code: int = 0
     rows: int = 0
@@ -82,50 +112,45 @@ class CleanPair:
         return bool(self.alarms) or self.exit_code == 1 or bool(self.error)
 
 
-def judge(
-    fault: RankFault, golden: Path, baseline: Path | None, faulty: Path, clean: Path
-) -> Trial:
+def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -> Trial:
     """Compare a faulty training with golden."""
-    trial = Trial(fault, change=change(faulty, clean, dtype_of(fault.layout)))
-    try:
-        result = _diff(golden, faulty, baseline)
-        trial.answer = decide(result).answer.value
-        first = result.first_divergence
-        if first is not None:
-            trial.unified = result.place(first)
-            trial.unified_right = _is_row(first.record, fault)
-        blamed = _blamed(result, first)
-        if isinstance(blamed, Culprit):
-            trial.named, row = _told(blamed), blamed.row
-            trial.module = is_right(blamed, fault)
-        elif blamed is not None:
-            trial.named, row = f"{result.place(blamed)} [input]", blamed
-            trial.module = "input" in fault.stages
-        if blamed is not None:
-            trial.ranks = ranks_of(row)
-            trial.remarks = tuple(map(str, row.verdict.remarks))
-        trial.rank = not fault.ranks or trial.ranks == fault.ranks
-        trial.naive, trial.naive_right = naive(golden, faulty, fault)
-    except Exception as error:  # one trial must not cost the others; it is shown and counted
-        trial.error = f"{type(error).__name__}: {error}"
+    trial = Trial(fault)
+    result = _diff(golden, faulty, baseline)
+    trial.answer = decide(result).answer.value
+    first = result.first_divergence
+    if first is not None:
+        trial.unified = result.place(first)
+        trial.unified_right = _is_row(first.record, fault)
+    blamed = _blamed(result, first)
+    if blamed is not None:
+        row = blamed.row if isinstance(blamed, Culprit) else blamed
+        trial.named = _told(result, blamed)
+        trial.module = is_right(blamed, fault)
+        trial.ranks, trial.remarks = ranks_of(row), tuple(map(str, row.verdict.remarks))
+    parting = next((each for each in decide(result).facts if isinstance(each, Parting)), None)
+    if parting is not None and parting.setting is not None:
+        trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
+        trial.module = bool({"update", "between"} & {*fault.stages})
+    trial.rank = not fault.ranks or {*trial.ranks} == {*fault.ranks}
+    trial.naive, trial.naive_right = naive(golden, faulty, fault)
     return trial
 
 
-def compare_clean(
-    pair: CleanPair, golden: Path, baseline: Path | None, candidate: Path
-) -> CleanPair:
-    try:
-        result = _diff(golden, candidate, baseline)
-        pair.answer, pair.exit_code = decide(result).answer.value, decide(result).exit_code
-        pair.rows, pair.uncompared = result.compared, len(result.uncompared)
-        pair.alarms = [
+def compare_clean(setup: Setup, golden: Path, baseline: Path | None, candidate: Path) -> CleanPair:
+    result = _diff(golden, candidate, baseline)
+    decision = decide(result)
+    return CleanPair(
+        setup,
+        decision.answer.value,
+        decision.exit_code,
+        result.compared,
+        len(result.uncompared),
+        [
             f"{result.place(row)}: {row.reason.value}"
             for row in result.rows
             if row.status is Status.FAIL
-        ]
-    except Exception as error:
-        pair.error = f"{type(error).__name__}: {error}"
-    return pair
+        ],
+    )
 
 
 def _diff(golden: Path, candidate: Path, baseline: Path | None) -> Any:
@@ -133,16 +158,18 @@ def _diff(golden: Path, candidate: Path, baseline: Path | None) -> Any:
 
 
 def _blamed(result: Any, first: Row | None) -> Culprit | Row | None:
-    """What a user is told first: that the model was given something else, or the first culprit."""
-    if first is not None and first.record is not None:
-        of_model = not first.record.name and first.record.role is Role.INPUT
-        if of_model and BareFact.INPUTS_DIFFER in decide(result).facts:
-            return first
-    return next(iter(result.culprits), None)
+    """What a user is told first: another input, another setting of a step, or the first culprit."""
+    said = decide(result).facts
+    if BareFact.INPUTS_DIFFER in said or any(isinstance(fact, Parting) for fact in said):
+        return first
+    return next(iter(result.culprits), first)
 
 
-def is_right(culprit: Culprit, fault: RankFault) -> bool:
-    """Whether a culprit is where the fault was planted."""
+def is_right(blamed: Culprit | Row, fault: RankFault) -> bool:
+    """Whether what is blamed is where the fault was planted."""
+    if isinstance(blamed, Row):
+        return _is_row(blamed.record, fault)
+    culprit = blamed
     record = culprit.row.record
     stages = {culprit.stage.value}
     if record is not None and record.role is Role.CLIPPED_NORM:
@@ -241,7 +268,7 @@ def _is_row(record: Record | None, fault: RankFault) -> bool:
     if record is None:
         return False
     stages = {
-        Role.INPUT: ("forward",),
+        Role.INPUT: ("forward", "input"),
         Role.OUTPUT: ("forward",),
         Role.GRAD_OUTPUT: ("loss",) if record.parent is None else ("backward",),
         Role.GRAD_INPUT: ("backward",),
@@ -253,16 +280,8 @@ def _is_row(record: Record | None, fault: RankFault) -> bool:
     return named and bool({*stages} & {*fault.stages})
 
 
-def _told(culprit: Culprit) -> str:
-    row = culprit.row
-    step = f" step {row.record.step}" if row.record is not None else ""
-    return f"{row.place}{step} [{culprit.stage.value}, {culprit.site}, {row.reason.value}]"
-
-
-def lines(trial: Trial) -> Iterator[str]:
-    """Why a trial is not right."""
-    yield f"{trial.fault}: {trial.answer}; named {trial.named or 'nothing'}, ranks {trial.ranks}"
-    if trial.remarks:
-        yield "    " + "; ".join(trial.remarks)
-    if trial.error:
-        yield "    " + trial.error
+def _told(result: Any, blamed: Culprit | Row) -> str:
+    if isinstance(blamed, Row):
+        return f"{result.place(blamed)} [first row, {blamed.reason.value}]"
+    how = f"{blamed.stage.value}, {blamed.site}, {blamed.row.reason.value}"
+    return f"{result.place(blamed.row)} [{how}]"

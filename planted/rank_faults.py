@@ -6,6 +6,7 @@ collective, or the loop. What is recorded is never edited.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import Layout
-from planted.rank_models import Reduced, by_hand
+from planted.rank_models import Reduced, applied, by_hand
 from planted.rank_training import Batch, Run, plain
-from planted.training_faults import changed, wrap
+from planted.training_faults import changed, given_as, wrap
 
 Plant = Callable[[Run], None]
 
@@ -119,7 +120,8 @@ def _grads(*names: str, change: Callable[[Run, torch.Tensor], Any]) -> Plant:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _claimed(tensor: Any, *placements: Any) -> Any:
@@ -163,6 +165,25 @@ def _patched(name: str, owner: Callable[[], Any], method: str, instead: Any) -> 
     return _forward(name, around)
 
 
+def _experts(name: str, function: str, instead: Any) -> Plant:
+    """While transformers' experts run, another of its collectives."""
+
+    def owner() -> Any:
+        import transformers.distributed.tensor_parallel as home
+
+        return home
+
+    return _patched(name, owner, function, lambda original: instead)
+
+
+class _Unchanged:
+    """In place of a function that reduces."""
+
+    @staticmethod
+    def apply(value: torch.Tensor, group: Any) -> torch.Tensor:
+        return value
+
+
 def _dtensor() -> Any:
     from torch.distributed.tensor import DTensor
 
@@ -200,7 +221,7 @@ def _unreduced(name: str) -> Plant:
 def _reduced_twice(name: str) -> Plant:
     def plant(run: Run) -> None:
         group = run.group("tp")
-        _output(name, lambda output: _Summed.apply(output, group))(run)
+        _output(name, lambda output: applied(_Summed, output, group))(run)
 
     return plant
 
@@ -250,7 +271,7 @@ def _norm_of_parts(counted: Callable[[int, str], bool] = lambda rank, name: True
             if parameter.grad is not None and counted(run.rank, plain(name)):
                 total += _local(parameter.grad).double().square().sum()
         dist.all_reduce(total)
-        return float(total) ** 0.5
+        return math.sqrt(float(total))
 
     def plant(run: Run) -> None:
         run.norm = norm
@@ -275,8 +296,9 @@ def _clip_before_reduce(run: Run) -> None:
 
     def reduce(run: Run, step: int) -> None:
         for parameter in run.model.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= run.ranks  # type: ignore[operator]
+            grad: Any = parameter.grad
+            dist.all_reduce(grad)
+            grad /= run.ranks
 
     run.before_update.append(reduce)
 
@@ -346,9 +368,11 @@ def _without_bias(module: nn.Module, forward: Callable[..., Any]) -> Any:
     return lambda value: functional.linear(value, module.weight, module.bias * 0.0)  # type: ignore
 
 
-def _other_eps(module: Any, forward: Callable[..., Any]) -> Any:
-    return lambda value: functional.layer_norm(
-        value, module.normalized_shape, module.weight, module.bias, 0.1
+def _eps(eps: float) -> Callable[[Any, Callable[..., Any]], Any]:
+    return lambda module, forward: (
+        lambda value: functional.layer_norm(
+            value, module.normalized_shape, module.weight, module.bias, eps
+        )
     )
 
 
@@ -369,7 +393,7 @@ def _unreduced_view(name: str) -> Plant:
 
     def reduced(value: torch.Tensor) -> torch.Tensor:
         value = value.transpose(0, 1).contiguous().transpose(0, 1)
-        Reduced.apply(value.detach(), None)  # a collective that all ranks take part in
+        applied(Reduced, value.detach(), None)  # a collective that all ranks take part in
         return value
 
     def plant(run: Run) -> None:
@@ -405,7 +429,7 @@ def _unmasked(module: Any, forward: Callable[..., Any]) -> Any:
 
     def wrong(tokens: torch.Tensor) -> torch.Tensor:
         own = (tokens - module.first).clamp(0, len(module.weight) - 1)
-        return Reduced.apply(functional.embedding(own, module.weight), module.group)  # type: ignore[no-any-return]
+        return applied(Reduced, functional.embedding(own, module.weight), module.group)
 
     return wrong
 
@@ -430,8 +454,8 @@ def _exchanged(name: str, group: str) -> Plant:
     def plant(run: Run) -> None:
         def change(output: Any) -> Any:
             if not hasattr(output, "to_local"):
-                return Exchanged.apply(output, run.group(group))
-            moved = Exchanged.apply(output.to_local(), run.group(group))
+                return applied(Exchanged, output, run.group(group))
+            moved = applied(Exchanged, output.to_local(), run.group(group))
             return _dtensor().from_local(moved, output.device_mesh, output.placements)
 
         _output(name, change)(run)
@@ -474,7 +498,8 @@ def _reduced_in_bfloat16(layout: Layout) -> Layout:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
         for block in model.blocks:
             fully_shard(block, mp_policy=policy)
-        return fully_shard(model, mp_policy=policy)
+        found: nn.Module = fully_shard(model, mp_policy=policy)
+        return found
 
     return replace(layout, spread=spread)
 
@@ -486,11 +511,12 @@ def _not_interleaved(name: str) -> Callable[[Layout], Layout]:
 
 def _scaled_at_each_call(run: Run) -> None:
     """The accumulated gradient is divided at each micro-batch, not each one's own."""
-    for parameter in run.model.parameters():
 
-        def halve(each: torch.Tensor) -> None:
-            each.grad *= 0.5  # type: ignore[operator]
+    def halve(each: Any) -> None:
+        each.grad *= 0.5
 
+    parameters: Any = run.model.parameters()
+    for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(halve)
 
 
@@ -515,15 +541,60 @@ def _not_gathered(run: Run) -> None:
     run.optimizer = Apart(run.model.parameters(), torch.optim.AdamW, lr=0.01, foreach=False)
 
 
-def _not_updated(rank: int) -> Plant:
-    """A rank's optimizer does not step: its parameters stay as they were."""
+def _not_updated(run: Run) -> None:
+    """A rank makes no update in the first step, as if it alone had found gradients infinite."""
+    run.updates = lambda step: step > 0
+
+
+def _other_option(**options: Any) -> Plant:
+    """A rank's optimizer has other options."""
 
     def plant(run: Run) -> None:
         run.optimizer = run.layout.optimizer(run.model)
         for group in run.optimizer.param_groups:
-            group["lr"] = 0.0
+            group.update(options)
 
-    return _on(rank, plant)
+    return plant
+
+
+def _own_part_kept(name: str) -> Plant:
+    """A rank takes part in the reduction, and goes on with its own term."""
+
+    def change(output: Any) -> Any:
+        whole = output.redistribute(output.device_mesh, [_replicate()])
+        own = output.to_local() + 0.0 * whole.to_local()
+        return _dtensor().from_local(own, output.device_mesh, [_replicate()])
+
+    def plant(run: Run) -> None:
+        def both(output: Any) -> Any:
+            if run.rank == 1:
+                return change(output)
+            return output.redistribute(output.device_mesh, [_replicate()])
+
+        _output(name, both, first=True)(run)
+
+    return plant
+
+
+def _replicate() -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return Replicate()
+
+
+def _other_weight_gradient(name: str, run: Run) -> None:
+    def around(forward: Callable[..., Any]) -> Any:
+        def wrong(*args: Any) -> Any:
+            with given_as(run.module(name), "weight", lambda each: changed(each, _larger)):
+                return forward(*args)
+
+        return wrong
+
+    wrap(run.module(name), around)
+
+
+def _larger(grad: Any) -> Any:
+    return grad * 1.05
 
 
 def _lost(rank: int) -> Plant:
@@ -569,6 +640,12 @@ def _of_layout() -> Iterator[RankFault]:
             yield RankFault("partial not reduced", layout, (name,), _FORWARD, _unreduced(name))
         name = "blocks.0.mlp.down"
         yield RankFault("mean for sum", layout, (name,), _FORWARD, _mean_for_sum(name))
+    for name in ("blocks.1.attention.o", "blocks.0.mlp.down"):
+        plant = _own_part_kept(name)
+        yield RankFault("own part kept", "tp2", (name,), _FORWARD, plant, (1,))
+    for layout in ("tp4", "tp8"):
+        name = "blocks.1.mlp.down"
+        yield RankFault("partial not reduced", layout, (name,), _FORWARD, _unreduced(name))
     for name in ("1.self_attn.o_proj", "0.mlp.down_proj"):
         name = _LLAMA + name
         plant = _unreduced_by_plan(name)
@@ -629,9 +706,10 @@ def _by_hand() -> Iterator[RankFault]:
         where = f"{parent}.{name}", parent
         built = _not_interleaved(name)
         yield RankFault("interleave missed", layout, where, _FORWARD, _nothing, built=built)
-    where = ("embed",)
-    yield RankFault("wrong offset of the vocabulary", layout, where, _FORWARD, _on(1, _offset))
-    yield RankFault("mask missed", layout, where, _FORWARD, _forward("embed", _unmasked))
+    plant = _on(1, _offset)
+    yield RankFault("wrong offset of the vocabulary", layout, ("embed",), _FORWARD, plant)
+    plant = _forward("embed", _unmasked)
+    yield RankFault("mask missed", layout, ("embed",), _FORWARD, plant)
     where, stages = ("embed", "head"), ("backward", "update", "between")
     yield RankFault("tied embedding not synced", layout, where, stages, _head_apart)
 
@@ -679,7 +757,16 @@ def _of_loop() -> Iterator[RankFault]:
         plant = _stale(f"{name}.weight", 1)
         yield RankFault("stale weight", layout, (name,), stages, plant, (1,))
     for layout in ("ddp2", "fsdp2", "tp2"):
-        yield RankFault("not updated", layout, ("*",), stages, _not_updated(1), (1,))
+        plant = _on(1, _not_updated)
+        yield RankFault("an update missed", layout, ("*",), stages, plant, (1,))
+    for layout, option in (
+        ("ddp2", {"lr": 0.005}),
+        ("fsdp2", {"lr": 0.02}),
+        ("tp2", {"betas": (0.9, 0.99)}),
+        ("tp2dp2", {"weight_decay": 0.0}),
+    ):
+        title, plant = f"another {next(iter(option))}", _on(1, _other_option(**option))
+        yield RankFault(title, layout, ("*", ""), stages, plant, (1,))
     yield RankFault("parameters not gathered", "zero2", ("*",), stages, _not_gathered)
     for layout in ("ddp2", "accumulated_ddp2"):
         yield RankFault("no_sync left on", layout, ("*",), _GRADIENT, _never_synced)
@@ -704,39 +791,51 @@ def _nothing(run: Run) -> None:
 _ARITHMETIC: dict[str, tuple[str, Callable[[str], Plant]]] = {
     "x 1.01": ("blocks.0.mlp.act", lambda name: _output(name, _scaled(1.01))),
     "GELU": ("blocks.1.mlp.act", lambda name: _forward(name, _other_activation)),
-    "eps 0.1": ("blocks.1.norm1", lambda name: _forward(name, _other_eps)),
+    "eps 0.1": ("blocks.1.norm1", lambda name: _forward(name, _eps(0.1))),
     "no bias": ("blocks.0.mlp.up", lambda name: _forward(name, _without_bias)),
     "last token x 0.5": ("blocks.0.norm2", lambda name: _output(name, _last_row_wrong)),
     "two tokens exchanged": ("blocks.1.mlp.act", lambda name: _output(name, _rows_exchanged)),
     "in bfloat16": ("blocks.0.mlp.gate", lambda name: _forward(name, _in_bfloat16)),
+    "x 1.001": ("blocks.1.mlp.act", lambda name: _output(name, _scaled(1.001))),
+    "x 1.03": ("blocks.0.norm1", lambda name: _output(name, _scaled(1.03))),
+    "eps 1e-3": ("blocks.0.norm2", lambda name: _forward(name, _eps(1e-3))),
+    "gradient of the weight x 1.05": (
+        "blocks.1.mlp.down",
+        lambda name: lambda run: _other_weight_gradient(name, run),
+    ),
     "gradient x 1.05": ("blocks.0.mlp.act", lambda name: _forward(name, _other_gradient)),
 }
 
 
 def _other_gradient(module: nn.Module, forward: Callable[..., Any]) -> Any:
-    return lambda value: forward(changed(value, lambda grad: grad * 1.05))
+    return lambda value: forward(changed(value, _larger))
 
 
 def _of_arithmetic() -> Iterator[RankFault]:
     for layout, rank, kinds in (
         ("tp2", 1, [*_ARITHMETIC]),
         ("ddp2", 1, [*_ARITHMETIC]),
-        ("fsdp2", 0, ["x 1.01", "GELU", "no bias", "last token x 0.5", "in bfloat16"]),
-        ("sp2", 1, ["x 1.01", "eps 0.1", "last token x 0.5"]),
-        ("tp2dp2", 2, ["GELU", "eps 0.1", "two tokens exchanged", "gradient x 1.05"]),
-        ("fsdp1_2", 1, ["GELU", "eps 0.1"]),
+        ("fsdp2", 0, ["x 1.001", "GELU", "no bias", "last token x 0.5", "in bfloat16"]),
+        ("sp2", 1, ["x 1.001", "eps 0.1", "last token x 0.5"]),
+        ("tp2dp2", 2, ["x 1.001", "eps 1e-3", "two tokens exchanged", "gradient x 1.05"]),
+        ("fsdp1_2", 1, ["GELU", "eps 1e-3"]),
         ("zero2", 1, ["x 1.01", "no bias"]),
         ("accumulated_ddp2", 1, ["GELU", "last token x 0.5"]),
-        ("tp2_bfloat16", 0, ["GELU", "eps 0.1"]),
-        ("fsdp2_bfloat16", 1, ["GELU", "last token x 0.5"]),
-        ("hand_tp2", 1, ["x 1.01", "eps 0.1"]),
+        ("tp2_bfloat16", 0, ["GELU", "eps 0.1", "x 1.03"]),
+        ("fsdp2_bfloat16", 1, ["GELU", "last token x 0.5", "x 1.03"]),
+        ("hand_tp2", 1, ["x 1.001", "eps 0.1"]),
+        ("hsdp4", 3, ["x 1.001", "GELU"]),
+        ("tp4", 2, ["x 1.01", "eps 1e-3"]),
+        ("tp8", 5, ["GELU", "in bfloat16"]),
     ):
         for kind in kinds:
             name, plant = _ARITHMETIC[kind]
             stages = _BACKWARD if "gradient" in kind else _FORWARD
-            yield RankFault(
-                kind, layout, (name,), stages, _on(rank, plant(name)), (rank,), arithmetic=True
-            )
+            # of a gradient that ranks have terms of, nothing tells which term is wrong
+            of_terms = "of the weight" in kind and layout == "ddp2"
+            ranks = () if of_terms else (rank,)
+            own = _on(rank, plant(name))
+            yield RankFault(kind, layout, (name,), stages, own, ranks, arithmetic=True)
 
 
 CATALOGUE = (*_of_layout(), *_by_hand(), *_of_loop(), *_of_arithmetic())

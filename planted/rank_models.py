@@ -1,10 +1,12 @@
-"""A decoder of fused layers and tied embeddings, spread over ranks by hand, as Megatron does it: its
-tensors are plain, and nothing but their shapes and values tells where they lie.
+"""A decoder of fused layers and tied embeddings, spread over ranks by hand, as Megatron does it.
+
+Its tensors are plain: nothing but their shapes and values tells where they lie.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -63,6 +65,12 @@ class _Gathered(torch.autograd.Function):
         return parts[dist.get_rank(ctx.group)].contiguous(), None
 
 
+def applied(function: Any, value: torch.Tensor, group: Any) -> torch.Tensor:
+    """One of these functions' value."""
+    found: torch.Tensor = function.apply(value, group)
+    return found
+
+
 class Column(nn.Linear):
     """Each rank makes some of the outputs; of fused layers, some of each.
 
@@ -73,15 +81,15 @@ class Column(nn.Linear):
 
     group: Any = None
 
-    def __init__(self, width: int, *parts: int) -> None:
-        super().__init__(width, sum(parts))
+    def __init__(self, width: int, *parts: int, bias: bool = True) -> None:
+        super().__init__(width, sum(parts), bias)
         self.parts = parts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(self.copied(x), self.weight, self.bias)
 
     def copied(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.group is None else Copied.apply(x, self.group)  # type: ignore[no-any-return]
+        return x if self.group is None else applied(Copied, x, self.group)
 
 
 class Row(nn.Linear):
@@ -93,7 +101,7 @@ class Row(nn.Linear):
         return self.reduced(functional.linear(x, self.weight)) + self.bias
 
     def reduced(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.group is None else Reduced.apply(x, self.group)  # type: ignore[no-any-return]
+        return x if self.group is None else applied(Reduced, x, self.group)
 
 
 class Words(nn.Embedding):
@@ -108,7 +116,7 @@ class Words(nn.Embedding):
         own = tokens - self.first
         held = (own >= 0) & (own < len(self.weight))
         found = functional.embedding(own * held, self.weight) * held[..., None]
-        return Reduced.apply(found, self.group)  # type: ignore[no-any-return]
+        return applied(Reduced, found, self.group)
 
 
 class Head(nn.Module):
@@ -123,14 +131,15 @@ class Head(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.group is None:
             return functional.linear(x, self.weight)
-        found = functional.linear(Copied.apply(x, self.group), self.weight)
-        return _Gathered.apply(found, self.group)  # type: ignore[no-any-return]
+        found = functional.linear(applied(Copied, x, self.group), self.weight)
+        return applied(_Gathered, found, self.group)
 
 
 class FusedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = Column(WIDTH, WIDTH, GROUPS * _EACH, GROUPS * _EACH)
+        # a bias of the keys has no gradient but rounding
+        self.qkv = Column(WIDTH, WIDTH, GROUPS * _EACH, GROUPS * _EACH, bias=False)
         self.o = Row(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +187,7 @@ class FusedDecoder(nn.Module):
         self.embed = Words(WORDS, WIDTH)
         self.blocks = nn.ModuleList(FusedBlock() for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = Head(self.embed.weight)
+        self.head = Head(cast(nn.Parameter, self.embed.weight))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -200,8 +209,8 @@ def by_hand(model: nn.Module, mesh: Any, interleaved: tuple[str, ...] = ("qkv", 
         if isinstance(module, Column):
             fused = name.rpartition(".")[2] in interleaved
             parts = module.parts if fused else (module.out_features,)
-            for own in ("weight", "bias"):
-                held = getattr(module, own).data.split(parts)
+            for own, parameter in [*module.named_parameters()]:
+                held = torch.split(parameter.data, [*parts])
                 rows = torch.cat([part.chunk(ranks)[rank] for part in held])
                 setattr(module, own, nn.Parameter(rows.clone()))
         if isinstance(module, Row):
@@ -220,16 +229,37 @@ def fused_model(dtype: torch.dtype = torch.float32, seed: int = 5) -> FusedDecod
         return FusedDecoder().to(dtype)
 
 
-#: Those of the fixtures, and the same training of a model that is spread by hand.
+def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
+    """The MLPs and the head over more ranks than there are groups of keys."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plan: dict[str, Any] = {"head": ColwiseParallel(output_layouts=Replicate())}
+    for number in range(2):
+        for name in ("gate", "up"):
+            plan[f"blocks.{number}.mlp.{name}"] = ColwiseParallel()
+        plan[f"blocks.{number}.mlp.down"] = RowwiseParallel()
+    return parallelize_module(model, mesh["tp"], plan)
+
+
+#: Those of the fixtures; one device that computes as FSDP2 with mixed precision does; a model that
+#: is spread by hand; and more ranks.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
+    "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
     "fused_one": Layout(),
     "hand_tp2": Layout({"tp": 2}, by_hand),
+    "tp4": Layout({"tp": 4}, _mlp_alone),
+    "tp8": Layout({"tp": 8}, _mlp_alone),
 }
 
 
 def ones(name: str) -> str:
     """The layout on one device, in float32."""
-    if ALL_LAYOUTS[name].llama:
-        return "llama_one"
+    if kind := ALL_LAYOUTS[name].transformer:
+        return f"{kind}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import accucompare as ac
-from fixtures.parallel import ROWS, Layout, llama, loss_of, whole_batch, whole_model
+from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: A row of the loss: the tokens and the labels of one call of the model.
@@ -34,7 +35,9 @@ class Run:
         divisor: makes of a step's whole batch, and this rank's, what the sum of the loss is divided
             by, and multiplied with.
         sync: whether the last backward of a step lets DDP reduce the gradients.
+        updates: whether a step's update is made.
         before_clip, before_update, after_update: what else the loop does, given the step.
+        first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
     """
 
@@ -52,19 +55,20 @@ class Run:
         default=lambda run, whole, own: (_count(whole), run.layout.data_ranks)
     )
     unsynced: Callable[[int, bool], bool] = field(default=lambda step, last: not last)
+    updates: Callable[[int], bool] = field(default=lambda step: True)
     before_clip: list[Callable[[Run, int], None]] = field(default_factory=list)
     before_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
+    first: int = 0
     norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
 
     @property
     def place(self) -> int:
-        """Along the dimension that shares out the rows."""
-        return self.along("dp")
+        """Among those that share out the rows."""
+        place: int = self.layout.data_rank(self.mesh)
+        return place
 
     def along(self, name: str) -> int:
-        if self.mesh is None or name not in self.layout.mesh:
-            return 0
         return int(self.mesh.get_local_rank(name))
 
     def group(self, name: str) -> Any:
@@ -100,43 +104,46 @@ def train(
     steps: int = 2,
     seed: int = 5,
     clip: float | None = None,
-    dtype: torch.dtype | None = None,
+    dtypes: Sequence[torch.dtype] = (),
     built: Callable[[Layout], Layout] = lambda layout: layout,
-    **options: Any,
 ) -> None:
     """Train as a layout says, under a capture. All ranks of the process group call it.
 
     Args:
         plant: what puts faults into the run, before its optimizer is made.
-        seed: of the weights.
-        dtype: in place of the layout's.
+        seed: of the weights and the batches.
+        dtypes: to which the weights are rounded in turn; by default the layout's.
         built: changes how it is spread.
-        options: of ``accucompare.capture``.
     """
     layout = built(ALL_LAYOUTS[name])
-    if dtype is not None:
-        layout = replace(layout, dtype=dtype)
+    dtypes = dtypes or [layout.dtype]
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if layout.llama:
-        model = llama(out.parent / "llama", ranks).to(layout.dtype)
+    if layout.transformer:
+        model: Any = transformer(layout.transformer, out.parent / "weights", ranks)
+        model = _rounded(model, dtypes)
     else:
         make = fused_model if ones(name) == "fused_one" else whole_model
-        model: Any = make(layout.dtype, seed)
-        model = layout.spread(model, mesh)
-    run = Run(layout, rank, ranks, mesh, model, clip=clip)
+        model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
+    run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer, **options) as session:
+    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
 
 
+def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
+    for dtype in dtypes:
+        model = model.to(dtype)
+    return model
+
+
 def _step(run: Run, step: int) -> None:
-    whole = whole_batch(step)
+    whole = whole_batch(run.first + step)
     own = run.batch(run, step, whole)
     count, ranks = run.divisor(run, whole, own)
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
@@ -146,7 +153,7 @@ def _step(run: Run, step: int) -> None:
         with no_sync() if quiet else contextlib.nullcontext():
             found = run.model(tokens)
             logits = getattr(found, "logits", found)
-            loss_of(logits, labels, count, ranks).backward()  # type: ignore[arg-type]
+            loss_of(logits, labels, count, ranks).backward()
     for each in run.before_clip:
         each(run, step)
     if run.clip is not None:
@@ -154,7 +161,8 @@ def _step(run: Run, step: int) -> None:
         nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
     for each in run.before_update:
         each(run, step)
-    run.optimizer.step()
+    if run.updates(step):
+        run.optimizer.step()
     for each in run.after_update:
         each(run, step)
     run.optimizer.zero_grad()
@@ -168,15 +176,11 @@ def whole_norm(run: Run) -> float:
         if grad is not None:
             full: torch.Tensor = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
             total += float(full.double().square().sum())
-    if "_fsdp" in type(run.model).__name__.lower() or _is_fsdp1(run.model):
+    if type(run.model).__name__ == "FullyShardedDataParallel":  # its gradients are no DTensors
         sums = torch.tensor(total)
         dist.all_reduce(sums)
         total = float(sums)
-    return total**0.5
-
-
-def _is_fsdp1(model: nn.Module) -> bool:
-    return type(model).__name__ == "FullyShardedDataParallel"
+    return math.sqrt(total)
 
 
 def _count(batch: Batch) -> int:

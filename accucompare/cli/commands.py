@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         "accucompare capture model.py:case --device npu --dtype bfloat16",
         "accucompare capture model.py --device npu --deterministic --no-hf32",
         "accucompare capture model.py --device cpu --emulate hf32 --out hf32",
+        "accucompare capture model.py --dtype bfloat16 --as-layout tp8 --out one-as-tp8   # its"
+        " baseline",
         "accucompare capture model.py --out golden --only 'encoder.*' --skip '*.dropout'",
         "accucompare capture model.py --out golden --mode stats      # digests and statistics, no"
         " tensors",

@@ -23,7 +23,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     title: names.split()
     for title, names in {
         "What to run": (
-            "device dtype round_weights emulate seed steps repeat like feed round_feed "
+            "device dtype round_weights emulate as_layout seed steps repeat like feed round_feed "
             "deterministic hf32 tf32 golden_case golden_python model arm lists force"
         ),
         "What to read": "format_name name_pattern onnx",
@@ -55,6 +55,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "ranks": (
+            "rank_command",
+            "Check what must hold between the ranks of one run, without a golden.",
+        ),
     },
     "Watch a training": {
         "watch": (

@@ -104,6 +104,7 @@ PLACE = _BundlePlace(path_type=Path)
 
 #: Types of options made of fields, where default and range do not tell them.
 _TYPES: dict[str, Any] = {
+    "as_layout": PLACE,
     "like": PLACE,
     "feed": PLACE,
     "golden_python": click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -457,9 +457,10 @@ def _assign(
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
-    steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
+    if opened.fed:
+        golden_again = unsteady.begins(opened.golden_records, golden_again)
     tasks = _with_layouts(
-        _with_second_runs(tasks, again, steady),
+        _with_second_runs(tasks, again, golden_again),
         paired.unified,
         opened.candidate_ranks,
         baseline.bundle,
@@ -488,8 +489,10 @@ def _judge(
         beside.again,
         beside.rounded,
     )
-    outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
-    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
+    several = opened.candidate_ranks is not None or opened.golden_ranks is not None
+    on = None if several else cluster  # its workers know records of one rank each
+    outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
+    if several:
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
@@ -628,7 +631,7 @@ def _with_layouts(
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown:
         return tasks
-    alone = ranks is not None and baseline is not None and baseline.manifest.ranks == 1
+    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
     return [
         msgspec.structs.replace(
             task,
@@ -644,6 +647,13 @@ def _with_layouts(
         for place, task in enumerate(tasks)
         for record in [task.pair.candidate]
     ]
+
+
+def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
+    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
+    made_as = baseline.manifest.options.as_layout
+    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
+    return alike or baseline.manifest.ranks > 1
 
 
 def _count(pairs: list[Pair]) -> int:

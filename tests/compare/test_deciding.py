@@ -221,6 +221,20 @@ decides("constants.ORDERS_OF_SUMS", 3.9, 4.1)(
 decides("constants.MOST_OF_SUMS", 0.98e-4, 1.02e-4)(lambda error, _: summed(1 << 40, error))
 
 
+def more_than_sums_of_ranks_make(ranks: int, times: float) -> bool:
+    """Whether an error is too large, that is so many times that of a baseline on one device."""
+    expected = Expected(0.01).of_sums_over(ranks, "bfloat16")
+    return over(judged(times * 2 * 0.01, "bfloat16", expected.rel_l2))
+
+
+decides("constants.SUMS_OF_RANKS[0]", 0.96 * 1.465, 1.04 * 1.465)(
+    lambda times, _: more_than_sums_of_ranks_make(2, times)
+)
+decides("constants.SUMS_OF_RANKS[1]", 0.96 * 4.44, 1.04 * 4.44)(
+    lambda times, _: more_than_sums_of_ranks_make(32, times)
+)
+
+
 # where an error comes from
 
 

@@ -125,6 +125,23 @@ def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
     assert RanksDiffer((0, 1)) in found.verdict.remarks
 
 
+@pytest.mark.parametrize(
+    ("made_as", "passes"), [(None, True), ({"tp": 2}, False), ({"tp": 8}, True)]
+)
+def test_a_baseline_that_adds_up_as_the_ranks_do_allows_for_no_more_sums(
+    tmp_path: Path, made_as: dict[str, int] | None, passes: bool
+) -> None:
+    made = np.random.default_rng(2)
+    values, one, other = made.standard_normal((3, 64, 64)).astype("f4")
+    parts = held("fc", [*np.split(values + 0.026 * one, 2, axis=1)], dtype="bfloat16")
+    free = compared(tmp_path, [item(values=values)], parts, {"tp": 2})
+    baseline = write(tmp_path / "base", [item(values=values + 0.01 * other, dtype="bfloat16")])
+    layout = made_as and {"bundle": "ranks", "ranks": 2, "mesh": made_as}
+    edit_manifest(baseline, lambda manifest: manifest["capture"].update(as_layout=layout))
+    found = row(ac.diff(free.golden.path, free.candidate.path, baseline=baseline))
+    assert (found.status.value == "pass") is passes
+
+
 def test_terms_of_a_sum_that_was_not_made_are_unreduced(tmp_path: Path) -> None:
     found = row(compared(tmp_path, [item(values=VALUES)], held("fc", [VALUES - OTHER, OTHER])))
     assert found.reason is Reason.UNREDUCED

@@ -6,6 +6,7 @@ together, is what one device computes."""
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import warnings
@@ -22,6 +23,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.errors import BundleError
 from accucompare.live.around import collectives
+from accucompare.live.autograd import Sum
 from fixtures.parallel import LAYOUTS, ones, train, whole_model
 from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
@@ -39,7 +41,7 @@ TWO = {
     "llama_tp2": 1e-5,
     "mixtral_tp2": 1e-5,
 }
-FOUR = {"tp2dp2": 1e-6}
+FOUR = {"tp2dp2": 1e-6, "hsdp4": 1e-6}
 SHARDED = [name for name in (*TWO, *FOUR) if name != "ddp2"]
 
 Key = tuple[str, int, Role, str]
@@ -67,6 +69,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     if ranks < 4:
         drops(ranks, Path(folder))
     if ranks == 2:
+        (Path(folder) / f"sums-{rank}.json").write_text(json.dumps(sums()))
         falls_silent(rank, Path(folder))
     elif ranks > 1:
         leave()
@@ -85,6 +88,39 @@ def drops(ranks: int, folder: Path) -> None:
     with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
         model(given)
         model(rows)
+
+
+def sums() -> dict[str, Any]:
+    """Of two parts of a gradient that lie as the names say: how the sum lies, this rank's part of
+    it, and how many collectives that took."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    lying = {"replicas": Replicate(), "terms": Partial(), "cut": Shard(0)}
+    parts = {
+        name: DTensor.from_local(
+            torch.full((1 if name == "cut" else 2,), 2.0), mesh, [placement], run_check=False
+        )
+        for name, placement in lying.items()
+    }
+    found: dict[str, Any] = {}
+    for one, other in itertools.combinations_with_replacement(parts, 2):
+        before = collectives()
+        got: list[Any] = []
+        total = Sum(got.append)
+        total.expect()
+        total.expect()
+        total.add(parts[one])
+        total.add(parts[other])
+        (whole,) = got
+        found[f"{one}, {other}"] = (
+            total.apart,
+            None if whole is None else str(whole.placements[0]),
+            None if whole is None else whole.to_local().tolist(),
+            (collectives() or 0) - (before or 0),
+        )
+    return found
 
 
 def falls_silent(rank: int, folder: Path) -> None:
@@ -213,6 +249,17 @@ def shard_of(bundle: Bundle, name: str, role: Role, path: str, rank: int = 1) ->
     return next(each.shard for each in by_key(bundle)[name, 0, role, path] if each.rank == rank)
 
 
+def test_a_class_is_the_users_own_whatever_fully_shard_makes_of_it(
+    folder: Path, opened: Opened
+) -> None:
+    one, bundle = opened(folder / "one"), opened(folder / "tp2dp2")
+    assert {each.name: each.type for each in bundle.records()} == {
+        each.name: each.type for each in one.records()
+    }
+    for part in ("class", "modules", "classes", "class_sources", "signatures"):
+        assert bundle.manifest.model[part] == one.manifest.model[part]
+
+
 def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened: Opened) -> None:
     tp, sp = opened(folder / "tp2"), opened(folder / "sp2")
     up = "blocks.0.mlp.up"
@@ -270,6 +317,11 @@ def test_each_rank_knows_its_place_along_the_mesh(folder: Path, opened: Opened) 
         "llama_tp2": two["tp"],
         "mixtral_tp2": two["tp"],
         "tp2dp2": [{"dp": (row, 2), "tp": (column, 2)} for row in (0, 1) for column in (0, 1)],
+        "hsdp4": [
+            {"dp_replicate": (row, 2), "dp_shard": (column, 2)}
+            for row in (0, 1)
+            for column in (0, 1)
+        ],
     }
 
 
@@ -293,6 +345,19 @@ def test_one_device_starts_from_the_weights_that_ranks_have_saved(
         pass
     ours, golden = model.state_dict(), whole_model().state_dict()
     assert all(torch.equal(ours[each], golden[each]) for each in golden)
+
+
+def test_parts_of_a_gradient_are_added_without_the_other_ranks(folder: Path) -> None:
+    for rank in (0, 1):
+        found = json.loads((folder / f"sums-{rank}.json").read_text())
+        assert found == {
+            "replicas, replicas": [False, "R", [4, 4], 0],
+            "replicas, terms": [False, "P(sum)", [3, 3], 0],  # half of a replica on each rank
+            "replicas, cut": [False, "S(0)", [4], 0],
+            "terms, terms": [False, "P(sum)", [4, 4], 0],
+            "terms, cut": [True, None, None, 0],
+            "cut, cut": [False, "S(0)", [4], 0],
+        }
 
 
 def test_ranks_drop_what_one_device_drops(folder: Path, opened: Opened) -> None:

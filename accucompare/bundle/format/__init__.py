@@ -1,7 +1,7 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
-from accucompare.bundle.format.capture_facts import Imported, Options, SketchFacts, Unfed
+from accucompare.bundle.format.capture_facts import AsLayout, Imported, Options, SketchFacts, Unfed
 from accucompare.bundle.format.global_records import Addends, Box, GlobalRecord, LayoutEvidence
 from accucompare.bundle.format.manifest import (
     BASELINES,
@@ -96,6 +96,7 @@ __all__ = [
     "ZIP64_FIELD",
     "ZIP64_LOCATOR",
     "Addends",
+    "AsLayout",
     "Box",
     "Component",
     "Error",

@@ -80,6 +80,15 @@ class Imported(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...] = ()
 
 
+class AsLayout(msgspec.Struct, frozen=True):
+    """The layout that one device computed in: the bundle's path, how many ranks it has, and how
+    many lie along each dimension of parallelism."""
+
+    bundle: str
+    ranks: Count
+    mesh: dict[str, Count]
+
+
 class Options(msgspec.Struct, frozen=True):
     """The options of a capture that a comparison decides by. Older bundles lack some.
 
@@ -91,6 +100,7 @@ class Options(msgspec.Struct, frozen=True):
             older bundles.
         like: the bundle that it took weights and inputs from.
         emulate: the format that it rounded operands of products to.
+        as_layout: the ranks whose sums it made on one device; not in older bundles.
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
@@ -121,6 +131,7 @@ class Options(msgspec.Struct, frozen=True):
     skip: tuple[str, ...] | None = None
     like: str | None = None
     emulate: str | None = None
+    as_layout: AsLayout | None = None
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False

@@ -30,7 +30,7 @@ from accucompare.bundle.format import (
     open_lines,
 )
 from accucompare.bundle.reading.archive import Archive
-from accucompare.bundle.reading.global_tensor import GlobalTensor
+from accucompare.bundle.reading.global_tensor import GlobalTensor, PartsMemory
 from accucompare.bundle.reading.notebook_bundle import bundle_html
 from accucompare.bundle.reading.step_columns import StepColumns
 from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
@@ -83,6 +83,7 @@ class Bundle:
         self._sketches: dict[tuple[int, int, int], _Sketches] = {}
         self._sketch_facts: dict[int, SketchFacts] = {}  # checked, by rank
         self._buffer = ThreadBuffer()
+        self._parts_memory = PartsMemory()
 
     def __repr__(self) -> str:
         return (
@@ -260,7 +261,7 @@ class Bundle:
         """A record's stored bits in its own shape, verified against the digest. Raises RecordError
         if it has no data or is damaged."""
         if isinstance(record, GlobalRecord):
-            return GlobalTensor(record, self._stored).part()
+            return GlobalTensor(record, self._stored, self._parts_memory).part()
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
@@ -271,7 +272,7 @@ class Bundle:
     def stored(self, record: Record) -> StoredTensor | GlobalTensor:
         """A record's data on disk, to be read in parts. Errors as ``locate``."""
         if isinstance(record, GlobalRecord):
-            return GlobalTensor(record, self._stored)
+            return GlobalTensor(record, self._stored, self._parts_memory)
         return self._stored(record)
 
     def _stored(self, record: Record) -> StoredTensor:

@@ -96,6 +96,14 @@ class StoredTensor:
         if self._digests.setdefault(start, found) != found:
             raise _changed(self._archive)
 
+    def read_segment(self, start: int, into: Array) -> None:
+        """Read one segment into an array of the storage type. Errors as ``blocks``."""
+        memory = memoryview(into.view("u1"))
+        self._archive.read_into(memory, self._offset + start * into.itemsize)
+        found = xxhash.xxh3_128_digest(memory)
+        if self._digests.setdefault(start, found) != found:
+            raise _changed(self._archive)
+
     @property
     def nbytes(self) -> int:
         return math.prod(self._record.shape) * self._storage.itemsize

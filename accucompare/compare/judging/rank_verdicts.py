@@ -72,14 +72,15 @@ def _settled(
     ranks = tuple(candidate.ranks)
     if not wrong:
         return _remarked(worst, RanksDiffer(ranks))
-    for summed in with_sums(candidate, task.means):
+    right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
+    of_call = candidate.role in (*GRADIENT_ROLES, Role.INPUT, Role.OUTPUT)  # may be terms
+    for summed in with_sums(candidate, task.means) if of_call or right is None else ():
         found = judge(summed)
         if found.verdict.status is Status.PASS:
             remark = ReducedHere(summed.reduced, ranks)
             if gradient:
                 return _remarked(replace(found, arranged=summed), remark)
             return replace(_failed(worst, remark), summed=summed)
-    right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
         return _failed(worst, RanksDiffer(ranks, off))

@@ -4,7 +4,8 @@ from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
     Unified,
@@ -18,15 +19,18 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
+    "UNKNOWN",
     "GivenLayout",
     "IncompleteError",
     "Mesh",
+    "RankParts",
     "RankRecords",
     "Unified",
     "arrangements",
     "as_one",
     "global_tensors",
     "interleaved",
+    "rank_parts",
     "read_layouts",
     "reordered",
     "rows_of_ranks",

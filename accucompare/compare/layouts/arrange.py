@@ -128,6 +128,8 @@ def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], t
             for holder, record in records.items()
         ], tuple(mesh.sizes)
     left = mesh.without(known)
+    if len(records) % mesh.count(known) and not _is_of_update(records):
+        raise IncompleteError
     groups: dict[tuple[int, ...], dict[Holder, Record]] = {}
     for holder, record in records.items():
         groups.setdefault(mesh.along(holder, left), {})[holder] = record

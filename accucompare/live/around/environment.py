@@ -28,7 +28,7 @@ from accucompare.live.around.sources import (
     source_configuration,
     version_of,
 )
-from accucompare.live.modules import Modules, name_modules
+from accucompare.live.modules import Modules, class_of, name_modules
 from accucompare.live.values import round_tensor, to_host
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.text import without_credentials
@@ -105,12 +105,12 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
     """Class, mode, modules and what has several names."""
     root = modules.named[""]
     return {
-        "class": f"{type(root).__module__}.{type(root).__qualname__}",
+        "class": f"{class_of(root).__module__}.{class_of(root).__qualname__}",
         "training": _training(root),
         "other_mode": [
             name for name, module in modules.named.items() if _training(module) != _training(root)
         ],
-        "modules": {name: type(module).__name__ for name, module in modules.named.items()},
+        "modules": {name: class_of(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
         "tied": modules.tied(),
     }

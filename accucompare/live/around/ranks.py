@@ -200,7 +200,8 @@ def silence() -> contextlib.AbstractContextManager[Any]:
 
 def is_of_mesh(tensor: Any) -> bool:
     """Whether a value is a ``DTensor``, which knows its layout."""
-    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
+    known = ("device_mesh", "placements", "_local_tensor")
+    return isinstance(tensor, torch.Tensor) and all(hasattr(tensor, name) for name in known)
 
 
 def _meshes(modules: Modules) -> Any:

@@ -22,6 +22,8 @@ import torch
 import xxhash
 from torch import nn
 
+from accucompare.live.modules import class_of
+
 #: Not noted: Python's library, whose version is in the manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[2])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
@@ -89,14 +91,15 @@ class FunctionsRun:
 
 def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
     """The names of the Python modules that define the classes of a model's modules."""
-    return sorted({type(module).__module__ for module in modules.values()})
+    return sorted({class_of(module).__module__ for module in modules.values()})
 
 
 def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
     """The defining Python modules of each class name; several classes may share a name."""
     homes: dict[str, set[str]] = {}
     for module in modules.values():
-        homes.setdefault(type(module).__name__, set()).add(without_folder(type(module).__module__))
+        kind = class_of(module)
+        homes.setdefault(kind.__name__, set()).add(without_folder(kind.__module__))
     return {name: sorted(found) for name, found in homes.items()}
 
 

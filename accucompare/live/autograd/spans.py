@@ -11,6 +11,7 @@ output, because a watch needs the operator behind each node.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -313,13 +314,31 @@ class Sum:
         if len(ours) != len(theirs) or None in common:
             self.apart = True
             return total
-        # from replicas, which talks to nobody
-        return total.redistribute(placements=common) + part.redistribute(placements=common)
+        return _lying(total, common) + _lying(part, common)
 
     def end(self) -> None:
         """No further part will come."""
         total, self._total, self._parts = self._total, None, 0
         self._whole(None if self.apart else total)
+
+
+def _lying(part: Any, common: list[Any]) -> Any:
+    """A ``DTensor`` that lies so; replicas are cut or made terms, which talks to nobody."""
+    cut = [new if new.is_shard() else old for old, new in zip(part.placements, common, strict=True)]
+    part = part.redistribute(placements=cut)
+    ranks = math.prod(
+        part.device_mesh.size(number)
+        for number, (old, new) in enumerate(zip(cut, common, strict=True))
+        if old != new
+    )
+    return type(part).from_local(
+        part.to_local() / ranks,
+        part.device_mesh,
+        common,
+        run_check=False,
+        shape=part.shape,
+        stride=part.stride(),
+    )
 
 
 def _common(one: Any, other: Any) -> Any:

@@ -23,7 +23,7 @@ from accucompare.live.modules.hooks import (
     in_backward,
     listens,
 )
-from accucompare.live.modules.names import Modules, name_modules, unwrapped
+from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import (
     AroundSecondRun,
@@ -47,6 +47,7 @@ __all__ = [
     "arguments_of",
     "attributes_of",
     "check_finite",
+    "class_of",
     "function_name",
     "generators_of",
     "has_setup",

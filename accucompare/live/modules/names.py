@@ -23,6 +23,10 @@ _WRAPPERS = {
 }
 
 
+#: What ``fully_shard`` and ``replicate`` make a module's class inherit from.
+_MIXED_IN = ("FSDPModule", "ReplicateModule")
+
+
 @dataclass
 class Modules:
     """The modules of a model by qualified name.
@@ -71,20 +75,20 @@ class Modules:
         tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
         for kind, name, tensor in self.tensors():
             tables[kind][name] = {"shape": list(tensor.shape)}
-        modules = {name: type(module).__name__ for name, module in self.named.items()}
+        modules = {name: class_of(module).__name__ for name, module in self.named.items()}
         return {"modules": modules, "aliases": self.aliases, "tied": self.tied(), **tables}
 
     def signatures(self) -> dict[str, list[str]]:
         """Each class's positional ``forward`` parameters, by class name; none if ambiguous."""
         found: dict[str, list[str] | None] = {}
-        for module in {type(module): module for module in self.named.values()}.values():
+        for module in {class_of(module): module for module in self.named.values()}.values():
             try:
                 parameters = inspect.signature(module.forward).parameters.values()
             except (TypeError, ValueError):  # a scripted module's
                 continue
             positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
             names = [parameter.name for parameter in parameters if parameter.kind in positional]
-            name = type(module).__name__
+            name = class_of(module).__name__
             found[name] = names if found.get(name, names) == names else None
         return {name: names for name, names in found.items() if names}
 
@@ -108,6 +112,13 @@ def name_modules(model: nn.Module) -> Modules:
 
     visit(model, "")
     return modules
+
+
+def class_of(module: nn.Module) -> type:
+    """A module's class; the user's own, where ``fully_shard`` has made a class of it."""
+    bases = type(module).__bases__
+    made = len(bases) == 2 and bases[0].__name__ in _MIXED_IN
+    return bases[1] if made else type(module)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

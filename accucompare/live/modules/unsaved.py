@@ -58,11 +58,14 @@ def _unhooked(part: Any) -> Any:
         return tuple(map(_unhooked, part))
     if type(part) is not dict:
         return part
-    changed = {}
+    changed: dict[str, Any] = {}
     for table, asked in _HOOKS.items():
         ours = {number for number, hook in part.get(table, {}).items() if isinstance(hook, Unsaved)}
         for name in (table, *asked) if ours else ():
             changed[name] = type(part[name])(
                 (number, each) for number, each in part[name].items() if number not in ours
             )
-    return {**part, **changed} if changed else part
+    part = {**part, **changed} if changed else part
+    if isinstance(part.get("forward"), Unsaved):  # a copy computes by its class
+        part = {name: value for name, value in part.items() if name != "forward"}
+    return part

@@ -12,7 +12,7 @@ import torch
 from accucompare.bundle.format import Record, Role, Shard
 from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.live.layouts import Layouts
-from accucompare.live.modules import Call
+from accucompare.live.modules import Call, class_of
 from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
 
 
@@ -24,8 +24,8 @@ class How:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
         lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` needs the digest of the bits on any device.
-        given: whether the model is called with the value: its fingerprint goes into the manifest.
+        by_digest: whether ``written`` compares digests across devices: a device's own will not do.
+        model_input: whether the model is called with it: its fingerprint goes into the manifest.
         shard: the layout of a plain value that does not know its own.
     """
 
@@ -34,7 +34,7 @@ class How:
     bits: Bits = Bits.ANY
     lease: Lease | None = None
     by_digest: bool = False
-    given: bool = False
+    model_input: bool = False
     shard: Shard | None = None
 
 
@@ -74,7 +74,7 @@ class RecordMaker:
                 numbered.
             operator, line: name and source line for an operator's value; else ``""``.
         """
-        needed, bits, shard = how.given or how.by_digest, how.bits, None
+        needed, bits, shard = how.model_input or how.by_digest, how.bits, None
         if self.layouts is not None and isinstance(value, torch.Tensor):
             shard = self.layouts.of(value) or how.shard
             if shard is not None and self.writer.sketch_size is not None:
@@ -83,6 +83,7 @@ class RecordMaker:
         host = self._host_value(value, needed, bits)
         if shard is not None and not shard.holds(host.shape):
             shard = None
+        kind = type(call.module) if self.layouts is None else class_of(call.module)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -95,7 +96,7 @@ class RecordMaker:
             role,
             path,
             self.count,
-            operator or type(call.module).__name__,
+            operator or kind.__name__,
             (call.name, call.index) if operator else call.parent,
             host.shape,
             host.dtype,
@@ -114,7 +115,7 @@ class RecordMaker:
         self.writer.add(
             record,
             host.array,
-            how.given,
+            how.model_input,
             host.lease or how.lease,
             host.ready,
             how.written,

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from accucompare.asked import Arithmetic, FedWith, Loop, Recorded, StartFrom, group
-from accucompare.bundle.format import Manifest
+from accucompare.bundle.format import AsLayout, Manifest
 from accucompare.bundle.writing import (
     BundleWriter,
     forget_previous,
@@ -25,6 +26,7 @@ from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.recording import Recorder, RecordMaker
+from accucompare.recorder.session.as_layout import computed_in_parts, rank_layout
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import ALONE, Start, Subject, Within
 from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
@@ -136,6 +138,7 @@ def recording(
             " place (--out, out=)"
         )
     subject = Subject.of(model, training, device)
+    layout = None if options.as_layout is None else rank_layout(options.as_layout, out, subject)
     notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another
     numerics = Numerics(
         subject.device,
@@ -160,7 +163,10 @@ def recording(
             stack.enter_context(_prepared(directory, options.overwrite, subject))
         manifest = start.manifest(options, subject.ranks)
         manifest.mesh = subject.mesh
-        manifest.capture.update({**within.made, **numerics.options})
+        manifest.capture.update({**within.made, **numerics.options, "as_layout": None})
+        if layout is not None:
+            made_as = AsLayout(str(options.as_layout), layout.ranks, {**layout.mesh})
+            manifest.capture["as_layout"] = msgspec.to_builtins(made_as)
         manifest.environment.update(
             {**describe_environment(subject.device, within.case), "autocast": None, "random": None}
         )
@@ -209,7 +215,7 @@ def recording(
                 writer.close({"error": f"{type(error).__name__}: {error}"})
             raise
         try:
-            with numerics.emulation():
+            with numerics.emulation(), computed_in_parts(layout, subject, manifest.notes):
                 yield session
             session.check_end(options.feed)
         except BaseException as error:

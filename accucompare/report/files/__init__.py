@@ -4,6 +4,7 @@ from accucompare.report.files.json import write_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
+from accucompare.report.files.ranks_json import write_ranks_json
 from accucompare.report.files.written_comparison import read_written
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "write_model_explorer",
     "write_parquet",
     "write_perfetto",
+    "write_ranks_json",
 ]

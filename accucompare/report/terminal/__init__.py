@@ -9,11 +9,13 @@ from accucompare.report.terminal.terminal_bundle import (
     print_tensor,
     print_verified,
 )
+from accucompare.report.terminal.terminal_ranks import print_ranks
 
 __all__ = [
     "print_capture",
     "print_comparison",
     "print_import",
+    "print_ranks",
     "print_records",
     "print_table",
     "print_tensor",

@@ -4,6 +4,7 @@ from accucompare.report.words import (
     culprit_words,
     decision_words,
     preflight_words,
+    rank_words,
     training_words,
     verdict_words,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "nan_on_both",
     "place_words",
     "preflight_words",
+    "rank_words",
     "training_words",
     "verdict_words",
 ]

@@ -1,0 +1,81 @@
+"""All checks of one run of several ranks. No golden is needed: ranks are held against each
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accucompare.bundle.reading import open_bundle
+from accucompare.compare.invariants.call_checks import check_batches, check_calls, check_dropout
+from accucompare.compare.invariants.gradient_checks import check_reduction
+from accucompare.compare.invariants.loop_checks import ClippedNorms, check_loop
+from accucompare.compare.invariants.rank_facts import NotSeenWhy, RankCheck, RunChecks, Tally
+from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks
+from accucompare.compare.invariants.setup_checks import check_complete, check_settings
+from accucompare.compare.invariants.weight_checks import (
+    check_given_gradients,
+    check_layouts,
+    check_start,
+    check_tied,
+    check_updates,
+    check_weights,
+)
+from accucompare.errors import UsageError
+from accucompare.places import Place
+
+_StepCheck = Callable[[RunOfRanks, StepOfRanks, Tally], None]
+
+#: What looks at each step; and why it has not, if nothing says more.
+_OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, NotSeenWhy]] = {
+    RankCheck.WEIGHTS: (check_weights, NotSeenWhy.NO_RECORDS),
+    RankCheck.BATCHES: (check_batches, NotSeenWhy.NO_INPUTS),
+    RankCheck.CALLS: (check_calls, NotSeenWhy.NO_SAME_CALL),
+    RankCheck.LAYOUTS: (check_layouts, NotSeenWhy.NO_LAYOUT),
+    RankCheck.DROPOUT: (check_dropout, NotSeenWhy.NO_DROPOUT),
+    RankCheck.GRADIENTS: (check_given_gradients, NotSeenWhy.NO_GRADIENTS),
+    RankCheck.REDUCTION: (check_reduction, NotSeenWhy.NO_GRADIENTS),
+    RankCheck.LOOP: (check_loop, NotSeenWhy.NO_SERIES),
+    RankCheck.NORM: (None, NotSeenWhy.NOT_CLIPPED),
+    RankCheck.UPDATES: (check_updates, NotSeenWhy.NOT_UPDATED),
+    RankCheck.TIED: (check_tied, NotSeenWhy.NOT_TIED),
+    RankCheck.PADDING: (None, NotSeenWhy.NOTHING_TELLS),
+}
+
+
+def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -> RunChecks:
+    """Check what must hold between the ranks of one run, step by step.
+
+    Args:
+        path: of the bundle.
+        progress: called with the steps done, and all.
+
+    Raises:
+        BundleError: if the bundle is missing, damaged, or of a newer format.
+        UsageError: if it has one rank only.
+    """
+    with open_bundle(str(path)) as bundle:
+        ranks = bundle.manifest.ranks
+        if ranks < 2:
+            raise UsageError(
+                f"{path}: was captured on one rank, and ranks are held against each other; compare"
+                " it with another bundle: accucompare diff"
+            )
+        outcomes = [check_complete(bundle), check_settings(bundle)]
+        own = [{entry.step for entry in each.steps} for each in bundle.manifests.values()]
+        steps = sorted(set.intersection(*own))
+        tallies = {check: Tally(check, unseen) for check, (_, unseen) in _OF_STEPS.items()}
+        if steps:
+            run = RunOfRanks(bundle, steps)
+            check_start(run, tallies[RankCheck.WEIGHTS])
+            norms = ClippedNorms()
+            for done, number in enumerate(steps):
+                step = run.step(number)
+                for check, (look, _) in _OF_STEPS.items():
+                    if look is not None:
+                        look(run, step, tallies[check])
+                norms.check(run, step, tallies[RankCheck.NORM])
+                if progress is not None:
+                    progress(done + 1, len(steps))
+            norms.finish(tallies[RankCheck.NORM])
+        outcomes += [tally.outcome() for tally in tallies.values()]
+        return RunChecks(path, ranks, steps, outcomes)

@@ -1,0 +1,145 @@
+"""What the ranks of a bundle compute apart from each other, by their layouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from accucompare.bundle.format import Manifest, Shard
+from accucompare.compare.layouts.mesh import Mesh
+from accucompare.errors import BundleError, UsageError
+from accucompare.places import Place
+
+#: The lengths of the ranks' parts along each axis of a tensor, in the ranks' order.
+PartLengths = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """What the ranks of a bundle compute apart.
+
+    Attributes:
+        ranks: how many there are.
+        mesh: how many of them lie along each dimension of parallelism.
+        batches: among how many ranks the rows of a batch are shared out.
+        cuts: the parts of parameters that ranks compute with; those that are only kept in parts, as
+            by FSDP, are not among them.
+        unknown: parameters whose parts no capture on one device can follow.
+    """
+
+    ranks: int
+    mesh: Mapping[str, int]
+    batches: int
+    cuts: Mapping[str, PartLengths]
+    unknown: tuple[str, ...] = ()
+
+
+def rank_parts(manifests: Mapping[int, Manifest], path: Place) -> RankParts:
+    """What the ranks of a bundle compute apart.
+
+    Raises:
+        BundleError: if what it says of layouts makes no sense.
+        UsageError: if it is of one rank, or its ranks compute nothing apart.
+    """
+    first = next(iter(manifests.values()))
+    if first.ranks == 1:
+        raise UsageError(
+            f"--as-layout: {path} was captured on one rank, which computes nothing in parts; name"
+            " the bundle of the parallel run"
+        )
+    if len(manifests) < first.ranks:
+        raise UsageError(
+            f"--as-layout: {path} has {len(manifests)} of {first.ranks} ranks; name one that has"
+            " all"
+        )
+    mesh = Mesh.of(manifests, first.ranks)
+    of_batch = [name for name in mesh.sizes if _have_other_inputs(name, mesh, manifests)]
+    cuts: dict[str, PartLengths] = {}
+    unknown = []
+    for name in first.model.get("parameters") or {}:
+        shards = {rank: _shard_of(each, name, path) for rank, each in manifests.items()}
+        known = {rank: shard for rank, shard in shards.items() if shard is not None}
+        if not known or any(shard.flat for shard, _ in known.values()):
+            continue  # whole on each rank, or as FSDP1 keeps it
+        whole = next(iter(known.values()))[0].shape
+        cut = _cut(known, mesh, of_batch, whole) if len(known) == len(manifests) else None
+        if cut is None:
+            unknown.append(name)
+        elif any(len(lengths) > 1 for lengths in cut):
+            cuts[name] = cut
+    batches = mesh.count(of_batch)
+    if batches == 1 and not cuts and not unknown:
+        raise UsageError(
+            f"--as-layout: {path} does not say how its ranks share the work: no parameter is cut,"
+            " and all have the same batch. Capture DTensors (parallelize_module, a tp_plan), FSDP"
+            " or DDP, or leave --as-layout out"
+        )
+    return RankParts(first.ranks, mesh.sizes, batches, cuts, tuple(unknown))
+
+
+def _have_other_inputs(name: str, mesh: Mesh, manifests: Mapping[int, Manifest]) -> bool:
+    """Whether ranks that differ in one dimension alone were given other batches."""
+    others = mesh.without([name])
+    given: dict[tuple[int, ...], Any] = {}
+    return any(
+        given.setdefault(mesh.along((rank, 0), others), manifest.inputs) != manifest.inputs
+        for rank, manifest in manifests.items()
+    )
+
+
+def _shard_of(manifest: Manifest, name: str, path: Place) -> tuple[Shard, tuple[int, ...]] | None:
+    """A parameter's layout on a rank, and its part's shape; ``None`` if it is whole there."""
+    entry = (manifest.model.get("parameters") or {}).get(name) or {}
+    if "shard" not in entry:
+        return None
+    try:
+        shard = msgspec.convert(entry["shard"], Shard)
+        part = msgspec.convert(entry["shape"], tuple[int, ...])
+    except (KeyError, msgspec.ValidationError) as error:
+        raise BundleError(f"{path}: the layout of {name} cannot be read: {error}") from None
+    if not shard.holds(part):
+        raise BundleError(f"{path}: the layout of {name} does not fit its shape")
+    return shard, part
+
+
+def _cut(
+    shards: Mapping[int, tuple[Shard, tuple[int, ...]]],
+    mesh: Mesh,
+    of_batch: Collection[str],
+    whole: tuple[int, ...],
+) -> PartLengths | None:
+    """The parts that ranks compute with: those which are only kept apart, by ranks with other
+    batches, are put together. ``None`` if they are not one run of each axis."""
+    dimensions = mesh.without(of_batch)
+    runs: dict[tuple[int, ...], list[set[tuple[int, int]]]] = {}
+    for rank, (shard, part) in shards.items():
+        own = runs.setdefault(mesh.along((rank, 0), dimensions), [set() for _ in whole])
+        for where, start in shard.boxes(part):
+            for axis, (edge, first) in enumerate(zip(where, start, strict=True)):
+                own[axis].add((first, edge.stop - edge.start))
+    cut = []
+    for axis, length in enumerate(whole):
+        joined = {_joined(each[axis]) for _, each in sorted(runs.items())}
+        if None in joined:
+            return None
+        parts = sorted(each for each in joined if each is not None and each[1])
+        if sum(count for _, count in parts) != length:
+            return None
+        cut.append(tuple(count for _, count in parts))
+    places = math.prod(len(each) for each in cut)
+    return tuple(cut) if len(runs) % places == 0 else None
+
+
+def _joined(runs: Collection[tuple[int, int]]) -> tuple[int, int] | None:
+    """Runs of indices as one; ``None`` if they leave holes or overlap."""
+    first, *others = sorted(run for run in runs if run[1]) or [(0, 0)]
+    start, count = first
+    for at, length in others:
+        if at != start + count:
+            return None
+        count += length
+    return start, count

@@ -1,0 +1,57 @@
+"""Faults planted on several ranks: is the module named, and the rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ranks import Bench
+from benchmarks.ranks_group import groups
+from benchmarks.ranks_trial import Setup, judge
+from planted.rank_faults import CATALOGUE
+from tests.forkserver import with_torch
+
+#: Of each, in words, the reason that the first culprit has.
+FAULTS = {
+    "tp2: partial not reduced in blocks.0.attention.o": "unreduced",
+    "tp2: eps 0.1 in blocks.1.norm1, rank 1": "ranks disagree",
+    "ddp2: GELU in blocks.1.mlp.act, rank 1": "introduced",
+    "ddp2: stale weight in norm, rank 1": "introduced",
+    "hand_tp2: gradient of the input not summed in blocks.0.attention.qkv": "unreduced",
+}
+
+
+def main(folder: str) -> None:
+    """Train with each fault, and write what is said of it."""
+    told = {}
+    with groups(CATALOGUE) as made:
+        bench = Bench(Path(folder), made)
+        for name in FAULTS:
+            fault = next(fault for fault in CATALOGUE if str(fault) == name)
+            setup = Setup(fault.layout)
+            trial = judge(fault, bench.golden(setup), None, bench.faulty(setup, fault))
+            told[name] = [trial.module, trial.rank, trial.named]
+    (Path(folder) / "told.json").write_text(json.dumps(told))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, bool, str]]:
+    folder = tmp_path_factory.mktemp("faults")
+    program = "import sys; from tests.test_rank_faults import main; main(sys.argv[1])"
+    done = with_torch()(program, folder, cwd=folder, variables=os.environ)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "told.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the ranks are forked")
+@pytest.mark.parametrize(("name", "reason"), FAULTS.items())
+def test_module_and_rank_are_named(
+    told: dict[str, tuple[bool, bool, str]], name: str, reason: str
+) -> None:
+    module, rank, named = told[name]
+    assert (module, rank) == (True, True), named
+    assert f", {reason}]" in named
