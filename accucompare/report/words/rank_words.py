@@ -240,7 +240,7 @@ def _said(fact: RankFact) -> str:
         case rank_facts.NormUneven(lowest, highest, steps):
             return (
                 f"the norm of the clipped gradients is {lowest:.6g} to {highest:.6g} in {steps}"
-                " steps: they were not clipped by their own norm"
+                " steps: with one max_norm, it was not their own norm that clipped them"
             )
     return _of_gradient(fact)
 
