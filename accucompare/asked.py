@@ -1,5 +1,5 @@
 """What a user can ask of a capture, a watch and ``locate``: options with help and range, from which
-the command line is made. Needs no torch."""
+most of the command line is made (the rest: ``cli.options``). Needs no torch."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from accucompare.compare.facts import BareFact
 from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.remarks import RanksDiffer, Swapped
 from accucompare.compare.rows import Row, Status
+from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
 from planted.rank_training import plain
 
@@ -126,6 +127,10 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
         trial.named = _told(result, blamed)
         trial.module = is_right(blamed, fault)
         trial.ranks, trial.remarks = ranks_of(row), tuple(map(str, row.verdict.remarks))
+    parting = next((each for each in decide(result).facts if isinstance(each, Parting)), None)
+    if parting is not None and parting.setting is not None:
+        trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
+        trial.module = bool({"update", "between"} & {*fault.stages})
     trial.rank = not fault.ranks or {*trial.ranks} == {*fault.ranks}
     trial.naive, trial.naive_right = naive(golden, faulty, fault)
     return trial
@@ -153,18 +158,17 @@ def _diff(golden: Path, candidate: Path, baseline: Path | None) -> Any:
 
 
 def _blamed(result: Any, first: Row | None) -> Culprit | Row | None:
-    """What a user is told first: that the model was given something else, or the first culprit."""
-    if first is not None and first.record is not None:
-        of_model = not first.record.name and first.record.role is Role.INPUT
-        if of_model and BareFact.INPUTS_DIFFER in decide(result).facts:
-            return first
-    return next(iter(result.culprits), None)
+    """What a user is told first: another input, another setting of a step, or the first culprit."""
+    said = decide(result).facts
+    if BareFact.INPUTS_DIFFER in said or any(isinstance(fact, Parting) for fact in said):
+        return first
+    return next(iter(result.culprits), first)
 
 
 def is_right(blamed: Culprit | Row, fault: RankFault) -> bool:
     """Whether what is blamed is where the fault was planted."""
     if isinstance(blamed, Row):
-        return "input" in fault.stages
+        return _is_row(blamed.record, fault)
     culprit = blamed
     record = culprit.row.record
     stages = {culprit.stage.value}
@@ -264,7 +268,7 @@ def _is_row(record: Record | None, fault: RankFault) -> bool:
     if record is None:
         return False
     stages = {
-        Role.INPUT: ("forward",),
+        Role.INPUT: ("forward", "input"),
         Role.OUTPUT: ("forward",),
         Role.GRAD_OUTPUT: ("loss",) if record.parent is None else ("backward",),
         Role.GRAD_INPUT: ("backward",),
@@ -278,6 +282,6 @@ def _is_row(record: Record | None, fault: RankFault) -> bool:
 
 def _told(result: Any, blamed: Culprit | Row) -> str:
     if isinstance(blamed, Row):
-        return f"{result.place(blamed)} [input]"
+        return f"{result.place(blamed)} [first row, {blamed.reason.value}]"
     how = f"{blamed.stage.value}, {blamed.site}, {blamed.row.reason.value}"
     return f"{result.place(blamed.row)} [{how}]"

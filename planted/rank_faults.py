@@ -756,7 +756,7 @@ def _of_loop() -> Iterator[RankFault]:
     ):
         plant = _stale(f"{name}.weight", 1)
         yield RankFault("stale weight", layout, (name,), stages, plant, (1,))
-    for layout in ("ddp2", "fsdp2", "tp2", "zero2"):
+    for layout in ("ddp2", "fsdp2", "tp2"):
         plant = _on(1, _not_updated)
         yield RankFault("an update missed", layout, ("*",), stages, plant, (1,))
     for layout, option in (

@@ -453,9 +453,10 @@ def _assign(
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
-    steady = unsteady.begins(opened.golden_records, golden_again) if opened.fed else golden_again
+    if opened.fed:
+        golden_again = unsteady.begins(opened.golden_records, golden_again)
     tasks = _with_layouts(
-        _with_second_runs(tasks, again, steady),
+        _with_second_runs(tasks, again, golden_again),
         paired.unified,
         opened.candidate_ranks,
         baseline.bundle,
@@ -484,8 +485,10 @@ def _judge(
         beside.again,
         beside.rounded,
     )
-    outcomes = _outcomes(sides, tasks, options.work, cluster, opened.at_once)
-    if opened.candidate_ranks is not None or opened.golden_ranks is not None:
+    several = opened.candidate_ranks is not None or opened.golden_ranks is not None
+    on = None if several else cluster  # its workers know records of one rank each
+    outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
+    if several:
         again = functools.partial(judge_with, sides)
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)

@@ -177,7 +177,7 @@ def test_the_manifest_lists_finished_steps_with_their_digests(tmp_path: Path) ->
 def test_inputs_of_the_case_leave_their_fingerprints_in_the_manifest(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     record, array, _ = item("", np.ones(2, np.float32), role="input", path="x", parent=None)
-    writer.add(record, array, case_input=True)
+    writer.add(record, array, model_input=True)
     writer.end_step(0)
     writer.close()
     (entry,) = Manifest.read(tmp_path / "b/manifest.json").inputs["0"].values()
@@ -274,8 +274,8 @@ def test_memory_is_released_when_its_tensor_is_written_and_not_before(
 def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     record, array = known("", [1.0], role="input", path="0", parent=None)
-    writer.add(record, array, case_input=True)
-    writer.add(replace(record, path="1"), None, case_input=True)
+    writer.add(record, array, model_input=True)
+    writer.add(replace(record, path="1"), None, model_input=True)
     writer.end_step(0)
     writer.close()
     inputs = Manifest.read(tmp_path / "b/manifest.json").inputs["0"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.judging import small_pairs
-from accucompare.compare.limits.baseline import Expected, excess, floor, limit, ratio_limit
+from accucompare.compare.limits.baseline import Expected, excess, excess_limit, floor, ratio_limit
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.measuring.small import PlacedPair
 from accucompare.compare.rows.rows import Reason, Row, Status
@@ -79,10 +79,10 @@ def test_ratios_of_rounding_errors_exceed_their_limit_once_in_a_thousand() -> No
 
 
 def test_limits_shrink_with_the_number_of_elements_and_end_at_the_slack() -> None:
-    limits = [limit(elements, "bfloat16") for elements in (0, *range(1, 200), 10**4, 10**12)]
+    limits = [excess_limit(elements, "bfloat16") for elements in (0, *range(1, 200), 10**4, 10**12)]
     assert limits == sorted(limits, reverse=True)
-    assert limits[-1] == pytest.approx(limit(10**15, "float16"), rel=1e-5)
-    assert limit(100, "float32") > limit(100, "bfloat16")
+    assert limits[-1] == pytest.approx(excess_limit(10**15, "float16"), rel=1e-5)
+    assert excess_limit(100, "float32") > excess_limit(100, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
     )
     assert row.verdict.excess == pytest.approx(3.0, rel=1e-3)
     assert row.baseline == pytest.approx(1e-3, rel=1e-3)
-    most = limit(400, "float64")
+    most = excess_limit(400, "float64")
     assert row.verdict.used == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
     assert (
@@ -165,7 +165,7 @@ def test_the_excess_that_is_needed_is_rounded_up(tmp_path: Path) -> None:
 def test_an_error_over_the_limit_fails_and_one_below_passes(tmp_path: Path, dtype: str) -> None:
     error = 1e-4 if dtype == "float32" else 0.02
     golden, baseline = item(values=VALUES), item(values=off(error), dtype=dtype)
-    most = limit(400, dtype)
+    most = excess_limit(400, dtype)
     for share, status in ((0.9, Status.PASS), (1.1, Status.FAIL)):
         row = only_row(
             tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline
@@ -448,7 +448,10 @@ def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baseli
         Reason.OVER_PRECISE,
         "float32, where the baseline computes in bfloat16",
     )
-    assert verdict_words.limit_words(right.verdict.limit) == f"excess {limit(400, 'bfloat16'):.3g}"
+    assert (
+        verdict_words.limit_words(right.verdict.limit)
+        == f"excess {excess_limit(400, 'bfloat16'):.3g}"
+    )
     assert (wrong.status, wrong.verdict.excess) == (
         Status.FAIL,
         pytest.approx(0.1 / floor("bfloat16"), rel=1e-3),

@@ -19,7 +19,7 @@ from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.decide import Answer
 from accucompare.compare.judging.estimates import can_estimate, room
 from accucompare.compare.judging.judge import judge_pair
-from accucompare.compare.limits.baseline import Expected, limit, ratio_limit
+from accucompare.compare.limits.baseline import Expected, excess_limit, ratio_limit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason
@@ -201,7 +201,7 @@ def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_ex
 def test_an_excess_that_is_the_ratio_of_two_estimates_has_room_for_both() -> None:
     record = item("a", GOLDEN).record
     candidate = replace(record, digest="other")
-    most, expected = limit(GOLDEN.size, "float32"), Expected(rel_l2=1e-3)
+    most, expected = excess_limit(GOLDEN.size, "float32"), Expected(rel_l2=1e-3)
     judged = {}
     for estimated in (0.0, deviation(256)):
         metrics = Metrics(

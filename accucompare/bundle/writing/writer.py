@@ -50,7 +50,7 @@ _BETWEEN_MANIFESTS = 1.0
 class _Tensor(NamedTuple):
     record: Record
     array: Array | None
-    case_input: bool
+    model_input: bool
     lease: Lease | None
     ready: Callable[[], None] | None
     written: Callable[[Record], None] | None
@@ -170,7 +170,7 @@ class BundleWriter:
         self,
         record: Record,
         array: Array | None,
-        case_input: bool = False,
+        model_input: bool = False,
         lease: Lease | None = None,
         ready: Callable[[], None] | None = None,
         written: Callable[[Record], None] | None = None,
@@ -182,7 +182,7 @@ class BundleWriter:
             record: with its array's digest, if that is known already.
             array: must not change any more; ``None`` for a record without data, and for one whose
                 digest this step ``has``.
-            case_input: whether it is an input of the root module: its fingerprint goes into the
+            model_input: whether the model is called with it: its fingerprint goes into the
                 manifest.
             lease: the array's memory, if it was taken from here; else this blocks until there is
                 room.
@@ -209,7 +209,7 @@ class BundleWriter:
         if record.digest is not None and announces:
             self._announced.add((record.dtype, record.shape, record.digest))
         # A deque needs no lock, and the writing thread looks only after it was woken
-        self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
+        self._queue.append(_Tensor(record, array, model_input, lease, ready, written, sketched))
         self._queued_bytes += nbytes
         if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
             with self._changed:
@@ -380,7 +380,7 @@ class BundleWriter:
             FORMAT_VERSION if record.shard is None else SHARDS_NEED,
         )
         self._format = max(self._format, *needs)
-        if item.case_input:
+        if item.model_input:
             self._note_input(record, item.array)
         if item.written is not None:
             item.written(record)

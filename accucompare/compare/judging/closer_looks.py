@@ -10,7 +10,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
 from accucompare.compare.constants import STANDARD_ERRORS
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.judging.sides import Sides
-from accucompare.compare.limits import EXACT, Expected, Tolerance, floor, is_half, limit
+from accucompare.compare.limits import EXACT, Expected, Tolerance, excess_limit, floor, is_half
 from accucompare.compare.measuring import (
     Metrics,
     Run,
@@ -87,7 +87,7 @@ def _of_few_values(
 ) -> Verdict:
     """The verdict on a pair over its limit, with the limit for what carries golden's norm."""
     few = carriers(Values.of(sides.golden, golden))
-    most = limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
+    most = excess_limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
     ratio = verdict.excess or 0.0
     over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
     if not few or over_ceiling or ratio > most or not math.isfinite(metrics.rel_l2):

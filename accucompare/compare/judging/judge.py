@@ -17,9 +17,9 @@ from accucompare.compare.limits import (
     Tolerance,
     differing,
     excess,
+    excess_limit,
     floor,
     is_half,
-    limit,
 )
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import most_changed
@@ -143,7 +143,7 @@ def _judge_by_excess(
         return verdict
     dtype = expected.dtype or candidate.dtype
     ratio = excess(metrics, expected, dtype)
-    most = limit(metrics.compared, dtype) * ratio_room(metrics)
+    most = excess_limit(metrics.compared, dtype) * ratio_room(metrics)
     if not tolerance.by_default:
         return replace(
             verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most

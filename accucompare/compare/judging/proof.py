@@ -46,9 +46,9 @@ from accucompare.compare.limits import (
     Tolerance,
     check_beside,
     differing,
+    excess_limit,
     float_dtype,
     floor,
-    limit,
     other_surroundings,
     partners,
     product_formats,
@@ -278,7 +278,7 @@ def _explained(
     ):
         return False
     own = sides.measure(sides.baseline, baseline, sides.proof, proof.record, EXACT, run)
-    return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= limit(
+    return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= excess_limit(
         metrics.compared, golden.dtype
     )
 
@@ -332,4 +332,4 @@ def limit_on_rounded(
         return None
     dtype = expected.dtype or candidate.dtype
     elements = math.prod(golden.shape)
-    return driven * limit(elements, dtype) if math.isfinite(driven) else None
+    return driven * excess_limit(elements, dtype) if math.isfinite(driven) else None

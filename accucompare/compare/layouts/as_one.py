@@ -18,6 +18,8 @@ from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
 
 _TABLES = ("parameters", "buffers")
+#: What a step was told to do, or did.
+_SETTINGS = ("lr", "loss_scale", "skipped", "updates")
 
 
 def as_one(
@@ -98,7 +100,8 @@ def _series(
 ) -> StepSeries:
     """One step's numbers of the global model.
 
-    The gradient norm is that of the gradients put together; a rank knows its own parts only.
+    Of a setting that differs between the ranks, a value that is not golden's is kept. The gradient
+    norm is that of the gradients put together; a rank knows its own parts only.
 
     Args:
         same_rows: whether the ranks were given golden's rows.
@@ -110,14 +113,22 @@ def _series(
     theirs = next((each for each in series if each.step == first.step), None)
     norm = _norm(bundle, pairs, first.step, theirs)
     factor = _clipping(entries, theirs)
+    told = {} if theirs is None else {name: _told(entries, theirs, name) for name in _SETTINGS}
     return msgspec.structs.replace(
         first,
+        **told,
         losses=_losses(entries, () if theirs is None else theirs.losses),
         grad_norm=norm,
         clipped_norm=None if norm is None or factor is None else norm * factor,
         batch=theirs.batch if same_rows and theirs is not None else None,
         weights=first.weights if whole else None,
     )
+
+
+def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
+    """What the ranks were told; of the first one, unless another's is not golden's."""
+    values = [getattr(entry, name) for entry in entries]
+    return next((each for each in values if each != getattr(golden, name)), values[0])
 
 
 def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:

@@ -130,7 +130,7 @@ def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
     return metrics.rmse / expected.rmse if expected.rmse else math.inf
 
 
-def limit(elements: int, dtype: str) -> float:
+def excess_limit(elements: int, dtype: str) -> float:
     """The largest excess that rounding explains in so many reals of the candidate's dtype."""
     return precision_of(dtype).slack * ratio_limit(elements)
 

@@ -96,6 +96,7 @@ def _norm_spike(seen: Evidence) -> CheckOutcome:
 
 
 def _loss_trend(seen: Evidence) -> CheckOutcome:
+    """A loss that ends far above its beginning or guessing; one that stays flat may be right."""
     values = [point.value for point in seen.losses if math.isfinite(point.value)]
     if len(values) < _FEWEST:
         return not_looked_at(remark("too-few-for-trend", steps=len(values), least=_FEWEST))

@@ -24,8 +24,8 @@ class How:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
         lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` needs the digest of the bits on any device.
-        given: whether the model is called with the value: its fingerprint goes into the manifest.
+        by_digest: whether ``written`` compares digests across devices: a device's own will not do.
+        model_input: whether the model is called with it: its fingerprint goes into the manifest.
         shard: the layout of a plain value that does not know its own.
     """
 
@@ -34,7 +34,7 @@ class How:
     bits: Bits = Bits.ANY
     lease: Lease | None = None
     by_digest: bool = False
-    given: bool = False
+    model_input: bool = False
     shard: Shard | None = None
 
 
@@ -74,7 +74,7 @@ class RecordMaker:
                 numbered.
             operator, line: name and source line for an operator's value; else ``""``.
         """
-        needed, bits, shard = how.given or how.by_digest, how.bits, None
+        needed, bits, shard = how.model_input or how.by_digest, how.bits, None
         if self.layouts is not None and isinstance(value, torch.Tensor):
             shard = self.layouts.of(value) or how.shard
             if shard is not None and self.writer.sketch_size is not None:
@@ -115,7 +115,7 @@ class RecordMaker:
         self.writer.add(
             record,
             host.array,
-            how.given,
+            how.model_input,
             host.lease or how.lease,
             host.ready,
             how.written,

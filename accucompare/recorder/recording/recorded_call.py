@@ -24,7 +24,7 @@ class RecordedCall(Call):
         operators: set if operators are recorded.
         span: the nodes that the call makes in autograd's graph, if the backward is recorded.
         notes_lines: whether the source lines of these nodes are noted.
-        again: whether its first run was recorded, and activation checkpointing runs it again.
+        in_second_run: whether activation checkpointing runs it again, after a recorded first run.
         placed: the forward's own distributed tensors, by path, from before other hooks saw them.
         gradients: how the gradients of its plain inputs and outputs lie on the ranks, by role and
             path, where that is known.
@@ -36,6 +36,6 @@ class RecordedCall(Call):
     operators: Operators | None = field(default=None, init=False)
     span: Span[RecordedCall] | None = field(default=None, init=False)
     notes_lines: bool = field(default=False, init=False)
-    again: bool = field(default=False, init=False)
+    in_second_run: bool = field(default=False, init=False)
     placed: dict[str, Any] | None = field(default=None, init=False)
     gradients: dict[tuple[Role, str], Shard] | None = field(default=None, init=False)

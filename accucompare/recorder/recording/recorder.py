@@ -223,8 +223,8 @@ class Recorder(Listener[RecordedCall]):
     def call_began(
         self, call: RecordedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        call.again = self.second_run() is not None
-        if call.parent is None and not call.again:
+        call.in_second_run = self.second_run() is not None
+        if call.parent is None and not call.in_second_run:
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
@@ -237,7 +237,7 @@ class Recorder(Listener[RecordedCall]):
         given = [*arguments_of(args, kwargs)]
         if self._layouts is not None:
             self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
-        if not call.again:
+        if not call.in_second_run:
             if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
             self._record(call, Role.INPUT, given)
@@ -274,7 +274,7 @@ class Recorder(Listener[RecordedCall]):
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
-        if not call.again:
+        if not call.in_second_run:
             self._record(call, Role.OUTPUT, leaves(output))
             if call.arguments is not None:
                 self._record_arguments(call, call.arguments, given, output)
@@ -389,14 +389,14 @@ class Recorder(Listener[RecordedCall]):
         if (
             self._backward is not None
             and torch.is_grad_enabled()
-            and (not call.again or self._backward.runs_again)
+            and (not call.in_second_run or self._backward.runs_again)
         ):
             outer = self.caller(call)
             call.span = self._backward.call_began(call, outer.span if outer else None, given)
             if self._lines is not None and call.span is not None and self._allows(call.name):
                 call.notes_lines = True
                 self._lines.begin()
-        if self._operators and not call.again and self._allows(call.name):
+        if self._operators and not call.in_second_run and self._allows(call.name):
             feed = None
             if self._feed is not None:
                 self._state = self._state or storages(
@@ -517,7 +517,7 @@ class Recorder(Listener[RecordedCall]):
                     Role.INPUT,
                     path,
                     value,
-                    how=How(written=written, by_digest=is_tensor, given=not self._called),
+                    how=How(written=written, by_digest=is_tensor, model_input=not self._called),
                 )
 
     def _record_value(

@@ -17,6 +17,7 @@ from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of, owner_of
 from accucompare.compare.shape_facts import ErrorShape
 from accucompare.markup import line
+from accucompare.report.words.layout_words import wrong_on
 from accucompare.report.words.shape_words import CAUSES, shape_words
 from accucompare.report.words.verdict_words import difference_words, option_words
 
@@ -179,13 +180,14 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
     """The shape of its error, one statement each."""
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
+    ranks = wrong_on(culprit.row)
     match culprit.shape:
         case ErrorShape():
-            return shape_words(culprit.shape)
+            return (*ranks, *shape_words(culprit.shape))
         case OtherChoices(off, rows, first):
             in_rows = (f"in {off} of {rows} rows, the first {list(first)}",) if off else ()
-            return (different_values(culprit.row), *in_rows)
-    return ()
+            return (*ranks, different_values(culprit.row), *in_rows)
+    return ranks
 
 
 def culprit_hints(culprit: Culprit) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accucompare.bundle.format import GlobalRecord
+from accucompare.compare.remarks import RanksDiffer
 from accucompare.compare.rows import Row
 
 
@@ -34,6 +35,18 @@ def largest_error_on(row: Row) -> str | None:
         return None
     index = metrics.nonfinite_index or metrics.max_abs_index
     return ", ".join(map(str, record.holders(index))) if index is not None else None
+
+
+def wrong_on(row: Row) -> tuple[str, ...]:
+    """One statement: the ranks that are wrong, or that hold the largest error of several ranks'."""
+    for remark in row.verdict.remarks:
+        if isinstance(remark, RanksDiffer) and remark.wrong:
+            return (f"wrong on {ranks_in_words(remark.wrong)}",)
+    record, on = row.candidate, largest_error_on(row)
+    if not isinstance(record, GlobalRecord) or not on or record.reduced:
+        return ()
+    several = len({each.rank for box in record.boxes for each in box.terms}) > 1
+    return (f"the largest error is on rank {on}",) if several else ()
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
