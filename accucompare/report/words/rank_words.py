@@ -74,7 +74,7 @@ WORDS = {
     ),
     RankCheck.REDUCTION: RankCheckWords(
         "gradients given to the optimizer beside what the calls of all ranks gave",
-        "{count} gradients in {steps} are the {reduced} of the calls' over the ranks, to {error}",
+        "{count} gradients in {steps} are the {reduced} of the calls' over the ranks, within {error}",
         "look at the reduction of this gradient, and at hooks that change it",
     ),
     RankCheck.LOOP: RankCheckWords(
@@ -125,6 +125,9 @@ _UNSEEN = {
     NotSeenWhy.TIED_ONCE: "tied weights are recorded under one name",
     NotSeenWhy.NOTHING_TELLS: "nothing tells which rows are padding",
 }
+
+#: Smaller errors are lost where squares are added up in float64.
+_RESOLUTION = 1e-7
 
 _KINDS = {
     "device": "the device",
@@ -197,7 +200,7 @@ def _unseen(fact: rank_facts.NotSeen) -> str:
 
 def _holds(check: RankCheck, fact: rank_facts.AllHold) -> str:
     steps = f"{fact.steps} step{'' if fact.steps == 1 else 's'}"
-    error = "0" if not fact.error else f"{fact.error:.1e}"
+    error = f"{max(fact.error or 0.0, _RESOLUTION):.0e}"
     text = WORDS[check].holds.format(
         count=f"{fact.count:,}", steps=steps, reduced=fact.reduced, error=error
     )
