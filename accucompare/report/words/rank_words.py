@@ -74,7 +74,7 @@ WORDS = {
     ),
     RankCheck.REDUCTION: RankCheckWords(
         "gradients given to the optimizer beside what the calls of all ranks gave",
-        "{count} gradients in {steps} are the {reduced} of the calls' over the ranks, within {error}",
+        "{count} gradients in {steps} are the {reduced} of the calls' over the ranks, to {error}",
         "look at the reduction of this gradient, and at hooks that change it",
     ),
     RankCheck.LOOP: RankCheckWords(
