@@ -371,6 +371,19 @@ def test_of_equal_calls_the_innermost_is_named(tmp_path: Path) -> None:
     assert (found.place.name, found.place.ranks, found.count) == ("block.down", (2,), 1)
 
 
+def test_a_backward_that_is_another_on_one_rank(tmp_path: Path) -> None:
+    items = [
+        *given(3, 0, 0, 0),
+        *called([OTHER] * 3),
+        *held("fc", [VALUES] * 3, role="grad_output"),
+        *held("fc", [OTHER, VALUES, OTHER], role="grad_input", path="0"),
+    ]
+    found = failed(checked(tmp_path, items, {"tp": 3}, ranks=3), "calls")
+    assert (found.place.role, found.place.ranks) == ("grad_input", (1,))
+    assert isinstance(found.measured, rank_facts.OutputsApart)
+    assert found.measured.backward
+
+
 def test_calls_with_other_weights_may_give_something_else(tmp_path: Path) -> None:
     items = [*given(2, 0, 0), *called([VALUES, OTHER])]
     checks = checked(tmp_path, items, {"tp": 2}, parameters([VALUES, OTHER]))

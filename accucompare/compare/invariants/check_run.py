@@ -53,7 +53,7 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         BundleError: if the bundle is missing, damaged, or of a newer format.
         UsageError: if it has one rank only.
     """
-    with open_bundle(str(path)) as bundle:
+    with open_bundle(path) as bundle:
         ranks = bundle.manifest.ranks
         if ranks < 2:
             raise UsageError(
