@@ -40,7 +40,7 @@ def watch_case(
         out: directory of the log and of the reproducer.
         options: as for ``accucompare.watch``; its case is the target of the case, see
             ``accucompare.case.load_case``, whose optimizer is taken.
-        numerics: as for ``accucompare.capture``.
+        numerics: as for ``accucompare.capture``, without ``as_layout``.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
         steps: how many, from the step of ``options.like`` on; by default one per input of the case.
@@ -54,7 +54,13 @@ def watch_case(
         KeyboardInterrupt: on Ctrl-C; its argument names the step once steps run.
     """
     place = open_device(device)
-    in_force = Numerics(place, **vars(numerics)).in_force()
+    in_force = Numerics(
+        place,
+        deterministic=numerics.deterministic,
+        hf32=numerics.hf32,
+        tf32=numerics.tf32,
+        emulate=numerics.emulate,
+    ).in_force()
     casting = Casting(None, dtype)
     # with the case's own inputs: those saved with a state may be the bad ones
     built = build(options.case, place, casting, seed or 0)
