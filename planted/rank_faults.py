@@ -677,9 +677,13 @@ def _of_layout() -> Iterator[RankFault]:
     name = _LLAMA + "0.mlp.up_proj"
     where = name, _LLAMA + "0.mlp"
     plant = _input_gradient_not_summed_by_plan(name)
-    yield RankFault(
-        "gradient of the input not summed", "llama_tp2", where, _BACKWARD, plant, real=13
-    )
+    title = "gradient of the input not summed"
+    yield RankFault(title, "llama_tp2", where, _BACKWARD, plant, real=13)
+    name = _LLAMA + "0.mlp.experts"
+    plant = _experts(name, "_AllReduceBackward", _Unchanged)
+    yield RankFault(title, "mixtral_tp2", (name,), _BACKWARD, plant, real=13)
+    plant = _experts(name, "_AllReduceForward", _Unchanged)
+    yield RankFault("partial not reduced", "mixtral_tp2", (name,), _FORWARD, plant)
     for name in ("blocks.0.norm1", "blocks.1.norm2", "norm"):
         plant = _grads(f"{name}.weight", f"{name}.bias", change=lambda run, grad: _claimed(grad))
         yield RankFault("gradient of a norm not summed", "sp2", (name,), _GRADIENT, plant)

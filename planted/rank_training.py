@@ -120,8 +120,8 @@ def train(
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if layout.transformer:
-        model: Any = transformer(layout.transformer, out.parent / "weights", ranks)
+    if kind := layout.transformer:
+        model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
         make = fused_model if ones(name) == "fused_one" else whole_model

@@ -337,7 +337,7 @@ def _at_once(
         or options.work.verify
         or candidate.manifest.fed
         or imported != [None, None]
-        or max(golden.ranks, candidate.ranks) > 1  # they may lie otherwise on the two sides
+        or _on_other_ranks(golden, candidate)
         # threads wait for storage
         or any(isinstance(bundle.path, Url) for bundle in (golden, candidate))
     ):
@@ -381,14 +381,18 @@ def _spread_otherwise(
     """Whether the model is spread over the ranks of the two sides in different ways."""
     if golden.manifest.ranks == candidate.manifest.ranks == 1:
         return False
-    if golden.manifest.ranks != candidate.manifest.ranks or any(
-        manifest.mesh != candidate.manifests[rank].mesh
-        for rank, manifest in golden.manifests.items()
-        if rank in candidate.manifests
-    ):
+    if _on_other_ranks(golden, candidate):
         return True
     shards = {record.key: record.shard for record in theirs}
     return any(shards.get(record.key, record.shard) != record.shard for record in ours)
+
+
+def _on_other_ranks(golden: Bundle, candidate: Bundle) -> bool:
+    return golden.manifest.ranks != candidate.manifest.ranks or any(
+        manifest.mesh != candidate.manifests[rank].mesh
+        for rank, manifest in golden.manifests.items()
+        if rank in candidate.manifests
+    )
 
 
 def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
@@ -498,11 +502,14 @@ def _judge(
     tasks.clear()  # of a million pairs
     origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
-    if not opened.at_once:
-        rows = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
-        return [*vouched_for(rows, paired.parameters), *uncalled]
-    parts = _parts(paired.chosen, outcomes, opened, origins)
-    return DiffRows([*_parts_of(vouched_for(DiffRows(parts), paired.parameters)), uncalled])
+    rows: Sequence[Row]
+    if opened.at_once:  # steps without operators
+        parts = _parts(paired.chosen, outcomes, opened, origins)
+        rows = DiffRows([*parts, uncalled])
+    else:
+        own = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+        rows = [*own, *uncalled]
+    return vouched_for(rows, paired.parameters)
 
 
 def _parts(
@@ -518,10 +525,6 @@ def _parts(
             yield steps.pop(0)[1].traced(origins.trace, damage)
     yield _rows(pairs[begin:], outcomes[begin:], damage, origins)
     yield from (step.traced(origins.trace, damage) for _, step in steps)
-
-
-def _parts_of(rows: Sequence[Row]) -> Sequence[RowsOfStep | list[Row]]:
-    return rows.parts if isinstance(rows, DiffRows) else [list(rows)]
 
 
 def _findings(

@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
-from accucompare.bundle.reading import Bundle, Outline
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
 from accucompare.compare.limits import (
     COPIES,
@@ -53,6 +50,9 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
     return LimitsInForce(
         rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent
     )
+
+
+_OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
 
 
 @dataclass
@@ -106,7 +106,7 @@ class PairLimits:
             return tolerance
         if golden.role is Role.BUFFER_UPDATE:
             return self._terms.widened(tolerance, golden)
-        if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
+        if golden.role not in _OF_BACKWARDS:
             return tolerance
         return self._terms.widened(tolerance, golden).scaled(
             1.0 if in_force.fed else FREE_GRADIENTS
@@ -136,44 +136,3 @@ def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, the same in every run."""
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
-
-
-def limits_of_step(
-    golden: Outline, candidate: Outline, same: NDArray[np.bool_], rules: LimitsInForce
-) -> tuple[list[Tolerance], NDArray[np.uint8]] | None:
-    """The limits of a step's pairs, and the number of each pair's; ``None`` if they depend on more.
-
-    Args:
-        golden, candidate: of a free-running step without updates and writes; the keys are equal.
-        same: which pairs hold the same bits.
-    """
-    if rules.fed or rules.rules or len(golden.records) != len(candidate.records):
-        return None
-    known: dict[tuple[str, str, str, bool, bool], tuple[int, str]] = {}
-    numbers: dict[Tolerance, int] = {}
-    of, before = [], ""
-    for ours, theirs, equal in zip(golden.records, candidate.records, same.tolist(), strict=True):
-        if theirs.name in rules.sums or ours.type in rules.recurrent:
-            return None
-        key = before, ours.dtype, theirs.dtype, ours.role in TRAINING_ROLES, equal
-        found = known.get(key)
-        if found is None:
-            limits, after = _limits_after(ours, theirs, rules, before, equal)
-            found = known[key] = numbers.setdefault(limits, len(numbers)), after
-        of.append(found[0])
-        before = found[1]
-    return list(numbers), np.array(of, np.uint8)
-
-
-def _limits_after(
-    golden: Record, candidate: Record, rules: LimitsInForce, before: str, same: bool
-) -> tuple[Tolerance, str]:
-    """A pair's limits, and the coarsest dtype after it, as ``PairLimits`` has them."""
-    dtypes = _floating(golden.dtype, candidate.dtype)
-    after = before
-    if dtypes and not same:
-        after = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
-    if golden.dtype not in dtypes:
-        return EXACT, after
-    limits = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
-    return limits.scaled(FREE_GRADIENTS) if golden.role in TRAINING_ROLES else limits, after

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
-from accucompare.compare.judging import but_plain, plain_count, reasons_of, whole_steps
+from accucompare.compare.judging import RowsOfStep, but_plain, plain_count, reasons_of, whole_steps
 from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
 from accucompare.compare.preflight_facts import (
@@ -266,7 +266,7 @@ class Result:
         if self.fed:
             return None
         computed = False
-        for row in self.rows:
+        for row in but_plain(self.rows, RowsOfStep.told_by_bits):
             if row.same_bits is False:
                 return row if computed else None
             computed = computed or bool(

@@ -7,14 +7,14 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle.format import Layout, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.bundle.reading import Bundle, Outline, StepColumns
 from accucompare.compare.constants import NEAR
 from accucompare.compare.judging import (
@@ -28,7 +28,7 @@ from accucompare.compare.judging import (
 )
 from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, SmallMetrics, measure_columns, small_form
-from accucompare.compare.pair_limits import limits_of_step
+from accucompare.compare.pair_limits import PairLimits
 from accucompare.compare.pairing import Pair
 from accucompare.compare.rows import (
     UNMATCHED,
@@ -44,8 +44,10 @@ from accucompare.compare.task_batches import BATCH_BYTES, Progress
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, deviation, kernel
 
-#: What plain rows are of. What leaves something behind for later steps is judged in order.
-ROLES_AT_ONCE = frozenset((Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT))
+#: What plain rows are of.
+_PLAIN = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
+#: What else leaves nothing behind for later steps, if it passes.
+_ALONE = frozenset((*_PLAIN, Role.COMPUTED_BUFFER, Role.ARGUMENT_UPDATE))
 #: A tensor with smaller values may hold masks of some type.
 _NO_MASK = -6e4
 #: Records of a step, on average, that are worth arrays.
@@ -60,11 +62,45 @@ StepOfBundle = tuple[int, int]
 
 
 @dataclass(eq=False)
+class _Limits:
+    """The limits of steps' pairs; of equal steps, unless they depend on earlier ones, the same."""
+
+    in_force: LimitsInForce
+    in_order: bool
+    _of_pairs: PairLimits = field(default_factory=PairLimits)
+    _known: dict[tuple[Outline, Outline, bytes], tuple[list[Tolerance], NDArray[np.int32]]] = field(
+        default_factory=dict
+    )
+
+    def of(
+        self, golden: StepColumns, candidate: StepColumns, same: NDArray[np.bool_]
+    ) -> tuple[list[Tolerance], NDArray[np.int32]]:
+        """The limits of a step's pairs, and the number of each pair's. ``same``: pairs alike."""
+        place = golden.outline, candidate.outline, same.tobytes()
+        if not self.in_order and place in self._known:
+            return self._known[place]
+        numbers: dict[int, int] = {}  # by id, for most pairs have the same object
+        limits: list[Tolerance] = []
+        of = []
+        for pair in map(Pair, golden, candidate):
+            own = self._of_pairs.tolerance_for(pair, self.in_force)
+            number = numbers.setdefault(id(own), len(limits))
+            if number == len(limits):
+                limits.append(own)
+            of.append(number)
+        self._known = {place: (limits, np.array(of, np.int32))}
+        return self._known[place]
+
+
+@dataclass(eq=False)
 class JudgedStep:
-    """A step's plain rows, and the outcomes of its other pairs by place."""
+    """A step's plain rows, and the outcomes of its other pairs by place.
+
+    ``in_order``: whether where later errors come from depends on it even if nothing fails."""
 
     rows: RowsOfStep
     outcomes: dict[int, PairOutcome | BundleError]
+    in_order: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +117,7 @@ class JudgedStep:
     def traced(self, trace: Callable[[Record, Verdict], Verdict], damage: list[str]) -> RowsOfStep:
         """The rows, with failures traced to where they were made. Arguments as for ``row_of``."""
         rows, outcomes = self.rows, self.outcomes
-        if not self.fails:  # then there is nothing to trace
+        if not (self.in_order or self.fails):  # then there is nothing to trace
             for place, outcome in outcomes.items():
                 pair = Pair(rows.golden[place], rows.candidate[place])
                 rows.odd[place] = row_of(pair, outcome, damage, lambda record, verdict: verdict)
@@ -112,10 +148,17 @@ def columns_of(bundle: Bundle) -> ColumnsOfSteps:
 
 
 def may_judge_at_once(bundle: Bundle, steps: ColumnsOfSteps) -> bool:
-    """Whether no record of a bundle has to be judged beside those of other steps."""
-    outlines = {each.outline for each in steps.values()}
+    """Whether a bundle's pairs are known by their keys, as operators' are not."""
     return len(steps) == len(bundle.steps()) and all(
-        each.roles <= ROLES_AT_ONCE for each in outlines
+        each.outline.roles.isdisjoint(OPERATOR_ROLES) for each in steps.values()
+    )
+
+
+def _in_order(steps: ColumnsOfSteps, rules: LimitsInForce) -> bool:
+    """Whether limits, or where errors come from, depend on earlier steps."""
+    outlines = {each.outline for each in steps.values()}
+    return bool(rules.sums) or any(
+        not each.roles <= _ALONE or not each.types.isdisjoint(rules.recurrent) for each in outlines
     )
 
 
@@ -126,8 +169,12 @@ def judge_steps(
     rules: LimitsInForce,
     progress: Progress,
 ) -> dict[StepOfBundle, JudgedStep]:
-    """The steps that can be judged at once."""
+    """The steps that can be judged at once; all or none where one depends on earlier ones."""
     found: dict[StepOfBundle, JudgedStep] = {}
+    in_order = any(_in_order(side, rules) for side in (golden, candidate))
+    if in_order and golden.keys() != candidate.keys():
+        return {}
+    limits = _Limits(rules, in_order)
     total = sum(each.outline.nbytes for side in (golden, candidate) for each in side.values())
     done = failed = 0
     with sides.given_up_on_error():
@@ -135,9 +182,14 @@ def judge_steps(
             theirs = candidate.get(place)
             if theirs is None or failed == _MOST_FAILED:
                 continue
-            judged = _judged(sides, ours, theirs, rules)
+            judged = _judged(sides, ours, theirs, limits)
             failed = failed + 1 if judged is None else 0
+            if judged is not None and rules.otherwise.has_limit and judged.fails:
+                judged = None  # it may be rounded input, as other steps show
+            if judged is None and in_order:
+                return {}
             if judged is not None:
+                judged.in_order = in_order
                 found[place] = judged
                 done += judged.nbytes
                 progress(done, total)
@@ -145,7 +197,7 @@ def judge_steps(
 
 
 def _judged(
-    sides: Sides, golden: StepColumns, candidate: StepColumns, rules: LimitsInForce
+    sides: Sides, golden: StepColumns, candidate: StepColumns, in_force: _Limits
 ) -> JudgedStep | None:
     ours, theirs = golden.outline, candidate.outline
     if not (kernel.is_compiled() and len(golden) and (ours is theirs or ours.keys == theirs.keys)):
@@ -155,12 +207,9 @@ def _judged(
     same = (golden.digests == candidate.digests).all(axis=1) & _same_types(ours, theirs)
     for place in {*golden.odd, *candidate.odd}:
         same[place] = same_bits(golden[place], candidate[place])
-    of_step = limits_of_step(ours, theirs, same, rules)
-    if of_step is None:
-        return None
-    limits, limit_of = of_step
+    limits, limit_of = in_force.of(golden, candidate, same)
     plain = _may_be_plain(golden, candidate)
-    forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of.astype(np.int64), -1))
+    forms, form_of = _forms(ours, theirs, limits, np.where(plain, limit_of, -1))
     content, starts = sides.golden.small_columns(golden)
     other, places = sides.candidate.small_columns(candidate)
     starts = np.stack([starts, places], 1)
@@ -179,9 +228,7 @@ def _judged(
         shares = _used_of(estimated, limits, limit_of[places])
         metrics.append(_kept(estimated, places, shares, used))
     rows = RowsOfStep(golden, candidate, limits, limit_of, identical, metrics, used)
-    judged = JudgedStep(rows, _alone(sides, rows))
-    by_user = rules.otherwise.has_limit  # then what fails may be rounded input, as others may show
-    return None if by_user and judged.fails else judged
+    return JudgedStep(rows, _alone(sides, rows))
 
 
 def _kept(
@@ -215,12 +262,13 @@ def _estimates(sides: Sides, golden: StepColumns, candidate: StepColumns) -> Est
 
 
 def _used_of(
-    estimates: EstimatedMetrics, limits: Iterable[Tolerance], limit_of: NDArray[np.uint8]
+    estimates: EstimatedMetrics, limits: list[Tolerance], limit_of: NDArray[np.int32]
 ) -> Float64:
     """The share of its limits that each estimated pair uses; NaN for those judged alone."""
     used = np.full(len(limit_of), np.nan)
     wider = room(Metrics(deviation=deviation(estimates.size)))
-    for number, each in enumerate(limits):
+    for number in np.unique(limit_of).tolist():
+        each = limits[number]
         if (each.atol, each.rtol, each.cosine) == (None, None, None) and each.rel_l2:
             own = limit_of == number
             used[own] = estimates.rel_l2[own] / (each.rel_l2 * wider)
@@ -237,14 +285,13 @@ def _alone(sides: Sides, rows: RowsOfStep) -> dict[int, PairOutcome | BundleErro
     return dict(zip(places, judge_tasks(sides, tasks), strict=True))
 
 
-def _used(
-    metrics: SmallMetrics, limits: Iterable[Tolerance], limit_of: NDArray[np.uint8]
-) -> Float64:
+def _used(metrics: SmallMetrics, limits: list[Tolerance], limit_of: NDArray[np.int32]) -> Float64:
     """The share of its limits that each pair uses, as ``judge_pair`` says; NaN if it fails or has
     more to say."""
     column = metrics.column
     used = np.zeros(len(limit_of))
-    for number, each in enumerate(limits):
+    for number in np.unique(limit_of).tolist():
+        each = limits[number]
         own = limit_of == number
         shares = []
         if each.atol is not None or each.rtol is not None:
@@ -276,7 +323,7 @@ def _same_types(golden: Outline, candidate: Outline) -> NDArray[np.bool_] | bool
 
 
 def _forms(
-    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.int64]
+    golden: Outline, candidate: Outline, limits: list[Tolerance], limit_of: NDArray[np.int32]
 ) -> tuple[list[kernel.PairForm], NDArray[np.intp]]:
     """What measuring must know of small pairs, and the number of each pair's.
 
@@ -299,9 +346,10 @@ def _forms(
 
 
 def _alike(golden: Record, candidate: Record) -> bool:
-    """Whether two records are of tensors of one shape, and one kind of numbers with digits."""
+    """Whether two records are of modules' tensors of one shape and one kind, with digits."""
     return (
-        golden.dtype in DTYPES
+        golden.role in _PLAIN
+        and golden.dtype in DTYPES
         and candidate.dtype in DTYPES
         and golden.shape == candidate.shape
         and {golden.layout, candidate.layout} == {Layout.STRIDED}

@@ -16,7 +16,7 @@ from accucompare.errors import UsageError
 
 _HUGE_PAGE = 2 << 20
 #: Blocks from this size on use huge pages: glibc would take each from the system and give it back.
-_LARGE = 32 << 20
+_LARGE = 8 << 20
 
 
 class Cpu:

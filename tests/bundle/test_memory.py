@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from accucompare.bundle.writing import memory as module
 from accucompare.bundle.writing.memory import HostMemory, Lease
+from accucompare.numbers import Array
 
 
-def block(nbytes: int) -> bytearray:
-    return bytearray(nbytes)
+def block(nbytes: int) -> Array:
+    return np.zeros(nbytes, np.uint8)
+
+
+def other(nbytes: int) -> Array:
+    return np.zeros(nbytes, np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of single bytes, slabs of a hundred; nothing is left of an earlier capture."""
+    monkeypatch.setattr(module, "GRAIN", 1)
+    monkeypatch.setattr(module, "SLAB", 100)
+    monkeypatch.setattr(module, "_between", [])
 
 
 def memory(limit: int) -> HostMemory:
@@ -23,63 +37,74 @@ def release(*leases: Lease) -> None:
         lease.release()
 
 
-def test_a_released_block_is_used_again_for_a_tensor_of_its_size() -> None:
+def address(lease: Lease) -> int:
+    assert lease.block is not None
+    return lease.block.ctypes.data
+
+
+def test_a_released_block_is_used_again_for_the_next_tensor() -> None:
     host = memory(100)
     first = host.take(10, block)
     release(first)
-    assert host.take(10, block).block is first.block
+    assert address(host.take(7, block)) == address(first)
 
 
-def test_a_block_in_use_is_never_given_out_again() -> None:
+def test_blocks_in_use_never_overlap() -> None:
+    host, rng, held = memory(1000), np.random.default_rng(0), dict[int, Lease]()
+    for number in range(1, 200):
+        if len(held) == 12:
+            release(held.pop(int(rng.choice([*held]))))
+        lease = held[number] = host.take(int(rng.integers(1, 60)), block)
+        assert lease.block is not None
+        lease.block[:] = number
+        assert all((each.block == key).all() for key, each in held.items())
+
+
+def test_released_neighbours_make_room_for_a_larger_tensor() -> None:
     host = memory(100)
-    blocks = [host.take(10, block).block for _ in range(3)]
-    assert len({id(each) for each in blocks}) == 3
+    leases = [host.take(25, block) for _ in range(4)]
+    release(leases[2], leases[0], leases[1])
+    assert address(host.take(75, block)) == address(leases[0])
 
 
 def test_blocks_of_another_kind_are_not_mixed_up() -> None:
-    host = memory(100)
-    release(host.take(10, bytearray))
-    assert (host.take(10, block).block, host.idle) == (block(10), 10)
-
-
-def test_sizes_that_grow_step_by_step_share_blocks() -> None:
-    host = memory(1 << 30)
-    for nbytes in range(1_000_000, 2_000_000, 1000):
-        lease = host.take(nbytes, block)
-        assert nbytes <= len(lease.block) <= nbytes * 9 / 8
-        release(lease)
-    assert host.idle < 16_000_000  # blocks of ten sizes; a thousand would take 1.5 GB
+    host = memory(200)
+    first = host.take(10, block)
+    release(first)
+    assert address(host.take(10, other)) != address(first)
 
 
 def test_what_is_in_use_and_what_is_kept_never_exceed_the_bound_together() -> None:
+    host = memory(250)
+    release(*[host.take(50, block) for _ in range(5)])
+    for nbytes in (120, 50, 50):
+        host.take(nbytes, block)
+        assert host.held <= host.kept <= 250
+
+
+def test_memory_of_the_callers_own_takes_the_room_of_what_is_kept() -> None:
     host = memory(100)
-    release(*[host.take(20, block) for _ in range(5)])
-    assert (host.held, host.idle) == (0, 100)
-    lease = host.take(30, block)
-    assert (host.held, host.idle) == (30, 60)
+    release(host.take(10, block))
+    lease = host.take(77)
+    assert (lease.block, host.held, host.kept) == (None, 77, 0)
     release(lease)
-    assert host.held + host.idle <= 100
+    assert host.held == 0
 
 
-def test_a_tensor_larger_than_the_bound_is_alone_and_not_kept() -> None:
+def test_a_tensor_larger_than_the_bound_is_alone() -> None:
     host = memory(100)
     release(host.take(50, block))
     large = host.take(1000, block)
-    assert (host.idle, len(large.block)) == (0, 1024)
+    assert (large.block is not None and large.block.size, host.kept) == (1000, 1000)
     release(large)
-    assert (host.held, host.idle) == (0, 0)
-
-
-def test_memory_of_the_callers_own_is_counted_and_not_kept() -> None:
-    host = memory(100)
-    lease = host.take(77)
-    assert (lease.block, host.held) == (None, 77)
-    release(lease)
-    assert (host.held, host.idle) == (0, 0)
+    host.take(1)
+    assert host.kept == 0
 
 
 def test_an_empty_tensor_gets_an_empty_block() -> None:
-    assert memory(1).take(0, block).block == b""
+    lease = memory(1).take(0, block)
+    assert lease.block is not None
+    assert lease.block.size == 0
 
 
 def waiting(host: HostMemory) -> tuple[threading.Thread, list[Lease]]:
@@ -106,7 +131,17 @@ def test_who_waits_goes_on_when_there_is_room() -> None:
     assert not taken
     release(lease)
     thread.join(3600)
-    assert taken[0].block is lease.block
+    assert address(taken[0]) == address(lease)
+
+
+def test_who_finds_room_only_in_small_pieces_waits_for_their_neighbours() -> None:
+    host = memory(100)
+    leases = [host.take(25, block) for _ in range(4)]
+    release(leases[0], leases[2])
+    thread, taken = waiting(host)
+    release(leases[1])
+    thread.join(3600)
+    assert address(taken[0]) == address(leases[0])
 
 
 def test_who_waits_goes_on_when_it_is_closed() -> None:
@@ -115,15 +150,16 @@ def test_who_waits_goes_on_when_it_is_closed() -> None:
     thread, taken = waiting(host)
     host.close()
     thread.join(3600)
-    assert len(taken[0].block) == 60
+    assert taken[0].block is not None
+    assert taken[0].block.size == 60
     release(lease, taken[0])
-    assert (host.held, host.idle) == (0, 0)
+    assert (host.held, host.kept) == (0, 0)
 
 
 def test_nobody_waits_where_nobody_could_release_anything() -> None:
     host = HostMemory(100, lambda: False)
     host.take(60, block)
-    assert len(host.take(60, block).block) == 60
+    assert host.take(60, block).block is not None
     assert host.closed
 
 
@@ -135,37 +171,44 @@ def test_memory_that_cannot_be_had_is_not_counted() -> None:
 
     with pytest.raises(MemoryError):
         host.take(50, fails)
-    assert host.held == 0
+    assert (host.held, host.kept) == (0, 0)
 
 
-def test_the_next_capture_uses_the_blocks_of_the_last_one() -> None:
+def test_the_next_capture_uses_the_memory_of_the_last_one() -> None:
     host = memory(100)
     lease = host.take(10, block)
     release(lease)
     host.leave()
-    assert memory(100).take(10, block).block is lease.block
+    assert address(memory(100).take(10, block)) == address(lease)
 
 
-def test_two_captures_at_a_time_share_no_blocks() -> None:
+def test_memory_that_is_still_in_use_is_not_left_to_the_next_capture() -> None:
+    host = memory(100)
+    host.take(10, block)
+    host.leave()
+    assert memory(100).kept == 0
+
+
+def test_two_captures_at_a_time_share_no_memory() -> None:
     host = memory(100)
     release(host.take(10, block))
     host.leave()
     first, second = memory(100), memory(100)
-    assert (first.idle, second.idle) == (10, 0)
+    assert (first.kept, second.kept) == (100, 0)
 
 
 def test_a_capture_with_a_smaller_bound_keeps_no_more_than_that() -> None:
     host = memory(100)
     release(host.take(60, block), host.take(10, block))
     host.leave()
-    assert memory(20).idle <= 20
+    assert memory(20).kept <= 20
 
 
 def test_a_process_keeps_a_bounded_number_of_bytes_between_captures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES", 50)
+    monkeypatch.setattr(module, "KEPT_BYTES", 250)
     host = memory(1000)
-    release(*[host.take(20, block) for _ in range(5)])
+    release(*[host.take(60, block) for _ in range(5)])
     host.leave()
-    assert memory(1000).idle == 40
+    assert memory(1000).kept == 200

@@ -20,7 +20,7 @@ from accucompare.compare.invariants import (
     RankStatus,
     rank_facts,
 )
-from accucompare.errors import UsageError
+from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import digest
 from tests.compare.builder import Item, edit_manifest, item, write
 
@@ -136,6 +136,28 @@ def test_a_rank_that_is_missing_is_told_and_no_pass(tmp_path: Path) -> None:
     assert unseen(checks, "ranks-and-steps") is NotSeenWhy.RANKS_MISSING
     assert checks["ranks-and-steps"].place.ranks == (1,)
     assert checks.exit_code == 2
+
+
+def test_the_parts_of_a_rank_that_is_missing_are_no_hole(tmp_path: Path) -> None:
+    shards = [replace(each, mesh=("dp",)) for each in PARTS]
+    items = [*given(2), *held("fc", HALVES, shards, **GRAD), *held("fc", [VALUES] * 2, **CALL)]
+    checked(tmp_path, items, {"dp": 2}, parameters(HALVES, shards))
+    for file in (tmp_path / "run" / "rank1").iterdir():
+        file.unlink()
+    checks = ac.check_ranks(tmp_path / "run")
+    assert not checks.of(RankStatus.FAIL)
+    assert unseen(checks, "reduction") is NotSeenWhy.RANKS_MISSING
+    assert checks.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"start": [4, 0]}, {"start": [0]}, {"mesh": 1}, {"shape": [6]}], ids=str
+)
+def test_a_layout_that_cannot_be_is_damage(tmp_path: Path, change: dict[str, Any]) -> None:
+    weights = parameters(HALVES, PARTS)
+    weights[1]["fc.weight"]["shard"] |= change
+    with pytest.raises(BundleError, match=r"layout of fc\.weight in a manifest is impossible"):
+        checked(tmp_path, given(2, 0, 0), {"tp": 2}, weights)
 
 
 def test_unequal_numbers_of_steps_are_told_and_no_pass(tmp_path: Path) -> None:
@@ -369,6 +391,19 @@ def test_of_equal_calls_the_innermost_is_named(tmp_path: Path) -> None:
     ]
     found = failed(checked(tmp_path, items, {"tp": 3}, ranks=3), "calls")
     assert (found.place.name, found.place.ranks, found.count) == ("block.down", (2,), 1)
+
+
+def test_a_backward_that_is_another_on_one_rank(tmp_path: Path) -> None:
+    items = [
+        *given(3, 0, 0, 0),
+        *called([OTHER] * 3),
+        *held("fc", [VALUES] * 3, role="grad_output"),
+        *held("fc", [OTHER, VALUES, OTHER], role="grad_input", path="0"),
+    ]
+    found = failed(checked(tmp_path, items, {"tp": 3}, ranks=3), "calls")
+    assert (found.place.role, found.place.ranks) == ("grad_input", (1,))
+    assert isinstance(found.measured, rank_facts.OutputsApart)
+    assert found.measured.backward
 
 
 def test_calls_with_other_weights_may_give_something_else(tmp_path: Path) -> None:

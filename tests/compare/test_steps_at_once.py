@@ -48,7 +48,8 @@ def model(seed: int, spoilt: float, backward: bool) -> tuple[list[Item], list[It
         (str(draw.choice(DTYPES)), tuple(map(int, draw.integers(0, 40, draw.integers(3)))))
         for _ in names
     ]
-    roles = ["input", "output", *(["grad_output", "grad_input"] if backward else [])]
+    roles = ["computed_buffer", "input", "output", "argument_update"]
+    roles += ["grad_output", "grad_input", "call_grad", "buffer_update"] if backward else []
     sides: tuple[list[Item], list[Item]] = ([], [])
     for step in range(STEPS):
         wrong = draw.random() < spoilt

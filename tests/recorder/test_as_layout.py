@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
 import accucompare as ac
+from accucompare.bundle.format import Shard
 from accucompare.errors import BundleError
-from tests.compare.builder import edit_manifest, item, write
+from tests.compare.builder import Item, edit_manifest, item, write
 from tests.conftest import Run
 
 
@@ -25,13 +28,13 @@ def ranks_of(
     ranks: int = 2,
     dimension: str = "tp",
     batches: bool = False,
+    items: Sequence[Item] = (),
 ) -> Path:
     """The bundle of ranks that hold parts of parameters.
 
     ``cuts``: the shape of each, and the axis that is cut. ``batches``: each has its own."""
-    out = write(
-        folder / "ranks", [item("fc", [1.0], rank=rank) for rank in range(ranks)], ranks=ranks
-    )
+    own = items or [item("fc", [1.0], rank=rank) for rank in range(ranks)]
+    out = write(folder / "ranks", own, ranks=ranks)
     for rank in range(ranks):
         held = {}
         for name, (shape, axis) in cuts.items():
@@ -162,6 +165,23 @@ def test_rows_of_ranks_with_a_batch_each_are_computed_apart(tmp_path: Path) -> N
     for name, gradient in gradients.items():
         assert torch.equal(gradient, parts[0][name] + parts[1][name])
     assert any(not torch.equal(gradients[name], whole[name]) for name in whole)
+
+
+def test_positions_of_ranks_in_sequence_parallel_are_computed_apart(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.LayerNorm(64).bfloat16(), torch.randn(2, 64, 64).bfloat16()
+    given = [item("", np.zeros((2, 32, 64), "f4"), role="input", rank=rank) for rank in range(2)]
+    shards = [Shard((2, 64, 64), (0, 32 * rank, 0), mesh=("tp",)) for rank in range(2)]
+    items = [
+        each._replace(record=replace(each.record, shard=shard))
+        for each, shard in zip(given, shards, strict=True)
+    ]
+    layout = ranks_of(tmp_path, {}, items=items)
+    _, of_input, gradients = computed(model, x, tmp_path, layout)
+    assert torch.equal(of_input, computed(model, x, tmp_path, None)[1])
+    parts = [computed(model, each, tmp_path, None)[2] for each in x.chunk(2, 1)]
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, parts[0][name] + parts[1][name])
 
 
 def test_parameters_that_are_only_kept_in_parts_are_computed_with_whole(tmp_path: Path) -> None:

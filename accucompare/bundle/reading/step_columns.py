@@ -58,6 +58,10 @@ class Outline:
         return frozenset(each.role for each in self.records)
 
     @cached_property
+    def types(self) -> frozenset[str]:
+        return frozenset(each.type for each in self.records)
+
+    @cached_property
     def reals(self) -> Float64:
         """How many real numbers each record has; 0 without numbers."""
         return np.array(

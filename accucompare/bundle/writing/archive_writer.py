@@ -1,4 +1,5 @@
-"""Writes a step's ``.npz``: a ZIP of ``.npy`` members, stored plain, data aligned to 64 bytes."""
+"""Writes a step's ``.npz``: a ZIP of ``.npy`` members, stored plain, data aligned to 64 bytes, of
+large members to pages."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import io
 import os
 import re
 import struct
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from accucompare.bundle.format import (
     ZIP64_FIELD,
     ZIP64_LOCATOR,
 )
+from accucompare.bundle.writing.past_cache import PAGE, WORTH_IT, rates_of, write_past
 from accucompare.numbers import Array
 
 ALIGNMENT = 64
@@ -59,13 +62,14 @@ class ArchiveWriter:
         too, if the disk is full; then call ``discard``."""
         self.path = path
         self._file = path.open("wb", buffering=0)
+        self._rates = rates_of(self._file.fileno())
         self._end = 0
         self._waiting = bytearray()  # small members, written together
         self._directory = bytearray()
         self._count = 0
 
     def add(self, name: str, array: Array) -> None:
-        """Append a C-contiguous array as ``<name>.npy``, aligned to 64 bytes; names must differ."""
+        """Append a C-contiguous array as ``<name>.npy``, aligned; names must differ."""
         encoded = f"{name}.npy".encode()
         header = _npy_header(array.dtype, array.shape)
         small = array.nbytes < _WORTH_A_WRITE
@@ -78,7 +82,7 @@ class ArchiveWriter:
 
         extra = _zip64_field(sizes)
         unpadded = offset + LOCAL_HEADER.size + len(encoded) + len(extra) + FIELD.size + len(header)
-        padding = -unpadded % ALIGNMENT
+        padding = -unpadded % (PAGE if len(data) >= WORTH_IT else ALIGNMENT)
         extra += FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
         common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
         local = LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
@@ -131,18 +135,28 @@ class ArchiveWriter:
             self.path.unlink()
 
     def _write(self, data: bytes | memoryview) -> None:
-        """Write the waiting bytes, then ``data``, in a single system call if it takes all."""
+        """Write the waiting bytes, then ``data``: past the page cache, or both in a single system
+        call if it takes all."""
         data = memoryview(data)
-        rest = memoryview(self._waiting)
-        self._waiting = bytearray()
         try:
-            while rest or data:
-                written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
-                data = data[max(0, written - len(rest)) :]
-                rest = rest[written:]
+            if len(data) >= WORTH_IT and self._rates.prefer_past():
+                self._write_through(memoryview(b""))
+                data = data[write_past(self._file.fileno(), data, self._rates) :]
+            began, nbytes = time.perf_counter(), len(data)
+            self._write_through(data)
         except OSError as error:
             error.filename = str(self.path)
             raise
+        if nbytes >= WORTH_IT:
+            self._rates.note_through(nbytes, time.perf_counter() - began)
+
+    def _write_through(self, data: memoryview) -> None:
+        rest = memoryview(self._waiting)
+        self._waiting = bytearray()
+        while rest or data:
+            written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
+            data = data[max(0, written - len(rest)) :]
+            rest = rest[written:]
 
 
 @lru_cache(maxsize=1024)

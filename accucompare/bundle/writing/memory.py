@@ -3,64 +3,79 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: How many bytes of blocks a process keeps from one capture to the next.
+import numpy as np
+
+from accucompare.numbers import Array
+
+#: How many bytes of slabs a process keeps from one capture to the next.
 KEPT_BYTES = 512 << 20
+
+#: Bytes of a slab, unless a tensor needs more or the bound leaves less.
+SLAB = 64 << 20
+
+#: Bytes. Blocks begin at a multiple of it in their slab, so that a disk can take them as they are.
+GRAIN = 4096
 
 #: Seconds to wait for memory before checking that somebody is left to release some.
 _PATIENCE = 0.5
 
-#: Makes a block of host memory of so many bytes.
+#: Makes host memory of so many bytes: an array or a tensor of bytes.
 Allocate = Callable[[int], Any]
 
 
 class Lease(NamedTuple):
     """Host memory, and what releases it. No block: the caller's own memory, which only counts."""
 
-    block: Any
+    block: Array | None
     release: Callable[[], None]
 
 
-class IdleBlocks:
-    """Blocks that wait for the next tensor of their size; ``nbytes`` is their total."""
+class _Slab:
+    """Memory that blocks are cut from, always where it is lowest: what was used last is used again,
+    and the system has to clear little."""
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._blocks: dict[tuple[Allocate, int], list[Any]] = {}
+    def __init__(self, allocate: Allocate, size: int) -> None:
+        self.allocate = allocate
+        self.size = size
+        self.memory = np.asarray(allocate(size)).view(np.uint8)
+        self._free = [(0, size)]  # from where to where, ascending, never adjacent
 
-    def add(self, allocate: Allocate, size: int, block: Any) -> None:
-        self._blocks.setdefault((allocate, size), []).append(block)
-        self.nbytes += size
+    @property
+    def is_free(self) -> bool:
+        return self._free == [(0, self.size)]
 
-    def pop(self, allocate: Allocate, size: int) -> Any:
-        """The newest block of a size, which may still be in the processor's cache."""
-        return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
+    def cut(self, size: int) -> int | None:
+        """Where a block of this size begins; ``None`` if there is no room for it."""
+        for place, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[place : place + 1] = [(start + size, end)] if end - start > size else []
+                return start
+        return None
 
-    def shrink(self, nbytes: int) -> None:
-        """Free idle blocks, the first-added size first, until at most ``nbytes`` are left."""
-        while self._blocks and self.nbytes > nbytes:
-            self._pop(next(iter(self._blocks)))
-
-    def _pop(self, key: tuple[Allocate, int]) -> Any:
-        block = self._blocks[key].pop()
-        if not self._blocks[key]:
-            del self._blocks[key]
-        self.nbytes -= key[1]
-        return block
+    def give_back(self, start: int, size: int) -> None:
+        end, place = start + size, bisect_left(self._free, (start, 0))
+        if place < len(self._free) and self._free[place][0] == end:
+            _, end = self._free.pop(place)
+        if place and self._free[place - 1][1] == start:
+            place -= 1
+            start, _ = self._free.pop(place)
+        self._free.insert(place, (start, end))
 
 
-#: The blocks of the last capture that ended, until the next one begins.
-_between: list[IdleBlocks] = []
+#: The free slabs of the last capture that ended, until the next one begins.
+_between: list[list[_Slab]] = []
 
 
 class HostMemory:
-    """Blocks of host memory in use and kept for later, together never more than a bound.
+    """Host memory in use and kept for later, together not more than a bound.
 
-    Fresh memory is slow, since the system clears it page by page. So a released block waits for the
-    next tensor of its size, and for this process's next capture. A tensor larger than the bound
-    waits until it is alone.
+    Fresh memory is slow, since the system clears it page by page. So a released block is used for
+    the next tensor, and by this process's next capture. A tensor larger than the bound waits until
+    it is alone.
 
     Attributes:
         held: bytes in use.
@@ -71,39 +86,70 @@ class HostMemory:
         """``alive`` tells whether somebody can still release blocks; if not, nobody waits."""
         self.held = 0
         self.closed = False
+        self._own = 0  # of held, the callers' own memory
         self._limit = limit
         self._alive = alive
-        self._idle = _left_behind()
-        self._idle.shrink(limit)
+        try:
+            self._slabs = _between.pop()
+        except IndexError:  # none was left, or another capture has taken them
+            self._slabs = []
+        self._shrink(limit)
         self._changed = threading.Condition()
 
     @property
-    def idle(self) -> int:
-        """Bytes kept for later."""
-        return self._idle.nbytes
+    def kept(self) -> int:
+        """Bytes of all slabs, in use or not."""
+        return sum(slab.size for slab in self._slabs)
 
     def take(self, nbytes: int, allocate: Allocate | None = None) -> Lease:
-        """Block until a tensor of this size has room, and give it memory that may be an eighth
-        longer. Without ``allocate``, only count the caller's own memory."""
-        size = nbytes if allocate is None else _rounded_up(nbytes)
+        """Block until a tensor of this size has room, and give it memory. Without ``allocate``,
+        only count the caller's own."""
         with self._changed:
-            while not (self.closed or self.held == 0 or self.held + size <= self._limit):
+            while not self.closed:
+                if self.held == 0 or self.held + nbytes <= self._limit:
+                    lease = (
+                        self._of_the_caller(nbytes)
+                        if allocate is None
+                        else self._block(nbytes, allocate)
+                    )
+                    if lease is not None:
+                        self.held += nbytes
+                        return lease
                 if not self._alive():
                     self._close()
                 else:
                     self._changed.wait(_PATIENCE)
-            if self.closed:
-                return Lease(allocate and allocate(size), _nothing)
-            self.held += size
-            block = None if allocate is None else self._idle.pop(allocate, size)
-            self._idle.shrink(self._limit - self.held)
-        try:
-            if block is None and allocate is not None:
-                block = allocate(size)
-        except BaseException:
-            self._give_back(size, None, None)
-            raise
-        return Lease(block, lambda: self._give_back(size, allocate, block))
+        block = None if allocate is None else np.asarray(allocate(nbytes)).view(np.uint8)
+        return Lease(block, _nothing)
+
+    def _of_the_caller(self, nbytes: int) -> Lease:
+        self._own += nbytes
+        self._shrink(self._limit - self._own)
+        return Lease(None, lambda: self._give_back(nbytes, None, 0))
+
+    def _block(self, nbytes: int, allocate: Allocate) -> Lease | None:
+        """A block; ``None`` if what is free lies in too small pieces."""
+        if (place := self._place(nbytes, allocate)) is None:
+            return None
+        slab, start = place
+        block = slab.memory[start : start + nbytes]
+        return Lease(block, lambda: self._give_back(nbytes, slab, start))
+
+    def _place(self, nbytes: int, allocate: Allocate) -> tuple[_Slab, int] | None:
+        size = _rounded_up(nbytes)
+        for slab in self._slabs:
+            if slab.allocate == allocate and (start := slab.cut(size)) is not None:
+                return slab, start
+        room = self._limit - self._own - self.kept
+        if room < size:
+            self._shrink(self._limit - self._own - size)
+            room = self._limit - self._own - self.kept
+        if room < size and self.held > self._own:
+            return None
+        slab = _Slab(allocate, max(size, min(SLAB, room)))
+        self._slabs.append(slab)
+        slab.cut(size)
+        return slab, 0
 
     def close(self) -> None:
         """Let everybody through who waits: after a failure nothing is written, nor released."""
@@ -111,45 +157,41 @@ class HostMemory:
             self._close()
 
     def leave(self) -> None:
-        """Close, and leave the kept blocks to the next capture."""
+        """Close, and leave free slabs to the next capture."""
         with self._changed:
-            idle = self._idle
+            self._slabs = [slab for slab in self._slabs if slab.is_free]
+            self._shrink(KEPT_BYTES)
+            _between[:] = [self._slabs]
             self._close()
-        idle.shrink(KEPT_BYTES)
-        _between[:] = [idle]
+
+    def _shrink(self, nbytes: int) -> None:
+        """Free slabs that are not in use, the last first, until at most ``nbytes`` are left."""
+        excess = self.kept - nbytes
+        for slab in reversed(self._slabs) if excess > 0 else ():
+            if excess > 0 and slab.is_free:
+                self._slabs.remove(slab)
+                excess -= slab.size
 
     def _close(self) -> None:
         self.closed = True
-        self.held = 0
-        self._idle = IdleBlocks()
+        self.held = self._own = 0
+        self._slabs = []
         self._changed.notify_all()
 
-    def _give_back(self, size: int, allocate: Allocate | None, block: Any) -> None:
+    def _give_back(self, nbytes: int, slab: _Slab | None, start: int) -> None:
         with self._changed:
             if self.closed:
                 return
-            self.held -= size
-            if (
-                allocate is not None
-                and block is not None
-                and self.held + self.idle + size <= self._limit
-            ):
-                self._idle.add(allocate, size, block)
+            self.held -= nbytes
+            if slab is None:
+                self._own -= nbytes
+            else:
+                slab.give_back(start, _rounded_up(nbytes))
             self._changed.notify_all()
 
 
-def _left_behind() -> IdleBlocks:
-    """The blocks of an earlier capture, unless another capture has taken them."""
-    try:
-        return _between.pop()
-    except IndexError:
-        return IdleBlocks()
-
-
 def _rounded_up(nbytes: int) -> int:
-    """The next number with four significant bits, so that growing tensors reuse blocks."""
-    unit = 1 << max(nbytes.bit_length() - 4, 0)
-    return -(-nbytes // unit) * unit
+    return max(1, -(-nbytes // GRAIN)) * GRAIN
 
 
 def _nothing() -> None:

@@ -9,7 +9,13 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.compare.invariants.call_checks import check_batches, check_calls, check_dropout
 from accucompare.compare.invariants.gradient_checks import check_reduction
 from accucompare.compare.invariants.loop_checks import ClippedNorms, check_loop
-from accucompare.compare.invariants.rank_facts import NotSeenWhy, RankCheck, RunChecks, Tally
+from accucompare.compare.invariants.rank_facts import (
+    NotSeen,
+    NotSeenWhy,
+    RankCheck,
+    RunChecks,
+    Tally,
+)
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks
 from accucompare.compare.invariants.setup_checks import check_complete, check_settings
 from accucompare.compare.invariants.weight_checks import (
@@ -41,6 +47,9 @@ _OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, NotSeenWhy]] = {
     RankCheck.PADDING: (None, NotSeenWhy.NOTHING_TELLS),
 }
 
+#: What needs the values of all ranks.
+_OF_ALL_PARTS = (RankCheck.REDUCTION, RankCheck.NORM)
+
 
 def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -> RunChecks:
     """Check what must hold between the ranks of one run, step by step.
@@ -53,7 +62,7 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         BundleError: if the bundle is missing, damaged, or of a newer format.
         UsageError: if it has one rank only.
     """
-    with open_bundle(str(path)) as bundle:
+    with open_bundle(path) as bundle:
         ranks = bundle.manifest.ranks
         if ranks < 2:
             raise UsageError(
@@ -66,14 +75,19 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         tallies = {check: Tally(check, unseen) for check, (_, unseen) in _OF_STEPS.items()}
         if steps:
             run = RunOfRanks(bundle, steps)
-            check_start(run, tallies[RankCheck.WEIGHTS])
+            looks = {check: look for check, (look, _) in _OF_STEPS.items() if look is not None}
             norms = ClippedNorms()
+            looks[RankCheck.NORM] = norms.check
+            if bundle.missing_ranks:
+                for check in _OF_ALL_PARTS:
+                    missing = tuple(bundle.missing_ranks)
+                    tallies[check].unseen = NotSeen(NotSeenWhy.RANKS_MISSING, missing)
+                    del looks[check]
+            check_start(run, tallies[RankCheck.WEIGHTS])
             for done, number in enumerate(steps):
                 step = run.step(number)
-                for check, (look, _) in _OF_STEPS.items():
-                    if look is not None:
-                        look(run, step, tallies[check])
-                norms.check(run, step, tallies[RankCheck.NORM])
+                for check, look in looks.items():
+                    look(run, step, tallies[check])
                 if progress is not None:
                     progress(done + 1, len(steps))
             norms.finish(tallies[RankCheck.NORM])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -27,7 +28,9 @@ from accucompare.bundle.format import (
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import RankPlace
 from accucompare.compare.layouts import UNKNOWN, IncompleteError, Mesh, global_tensors
+from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, as_reals, sums, widen
+from accucompare.text import printable
 
 _T = TypeVar("_T")
 
@@ -136,7 +139,7 @@ class RunOfRanks:
         for rank, manifest in self.bundle.manifests.items():
             for name, entry in (manifest.model.get("parameters") or {}).items():
                 module, _, path = name.rpartition(".")
-                shard = entry.get("shard")
+                shard = _shard_of(self.bundle, name, entry)
                 found.setdefault(name, {})[rank] = Record(
                     rank,
                     manifest.described_at,
@@ -151,7 +154,7 @@ class RunOfRanks:
                     entry["dtype"],
                     Layout.STRIDED,
                     digest=entry["digests"].get(entry["dtype"]),
-                    shard=None if shard is None else msgspec.convert(shard, Shard),
+                    shard=shard,
                 )
         return found
 
@@ -365,6 +368,19 @@ def _alone(record: Record) -> GlobalRecord:
     edges = tuple((0, length) for length in record.shape)
     box = Box((0,) * len(record.shape), (record,), where=edges)
     return GlobalRecord(**fields, boxes=(box,))
+
+
+def _shard_of(bundle: Bundle, name: str, entry: dict[str, Any]) -> Shard | None:
+    """The layout that a manifest says a parameter has. BundleError if there can be none such."""
+    if entry.get("shard") is None:
+        return None
+    with contextlib.suppress(msgspec.ValidationError):
+        shard = msgspec.convert(entry["shard"], Shard)
+        if shard.holds(tuple(entry["shape"])):
+            return shard
+    raise BundleError(
+        f"{bundle.path}: damaged; the layout of {printable(name)} in a manifest is impossible"
+    )
 
 
 def _words(name: str) -> set[str]:

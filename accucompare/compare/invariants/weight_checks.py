@@ -31,7 +31,7 @@ def check_start(run: RunOfRanks, tally: Tally) -> None:
     for group in run.parameters.values():
         _replicas(run, group, tally, None)
         record = group[min(group)]
-        if record.shard is not None:
+        if record.shard is not None and not run.bundle.missing_ranks:
             tally.see()
             if not run.fills(group):
                 place = place_of_record(record, tuple(sorted(group)))

@@ -20,6 +20,7 @@ from accucompare.compare.judging.row_columns import (
     plain_count,
     reasons_of,
     whole_steps,
+    with_changed,
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
@@ -49,6 +50,7 @@ __all__ = [
     "used_as_terms",
     "whole_steps",
     "why_not_proved",
+    "with_changed",
     "with_given",
     "with_proofs",
     "with_small_pairs",

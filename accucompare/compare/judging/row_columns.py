@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat
 from typing import Any, Protocol, overload
 
@@ -52,7 +52,7 @@ class RowsOfStep:
     golden: StepColumns
     candidate: StepColumns
     limits: Sequence[Tolerance]
-    limit_of: NDArray[np.uint8]
+    limit_of: NDArray[np.int32]
     identical: NDArray[np.bool_]
     metrics: Sequence[tuple[NDArray[np.bool_], MetricColumns]]
     used: Float64
@@ -116,6 +116,13 @@ class RowsOfStep:
         """The places of such records; ``wanted`` sees no rank, step, digest and statistics."""
         records = self.golden.outline.records
         return [place for place, each in enumerate(records) if wanted(each)]
+
+    def told_by_bits(self) -> list[int]:
+        """The places of the first plain rows that show where other bits begin, if any does: one
+        with other bits, and an output with the same."""
+        same = np.array([each.role is Role.OUTPUT for each in self.golden.outline.records])
+        found = np.flatnonzero(self.plain & ~self.identical), np.flatnonzero(self.identical & same)
+        return [int(place) for places in found for place in places[:1]]
 
     def furthest(self, count: int) -> list[int]:
         """The places of the plain rows that use most of their limits, or else are furthest off."""
@@ -197,6 +204,20 @@ def whole_steps(rows: Iterable[Row]) -> list[RowsOfStep]:
     """The steps whose plain rows are columns."""
     parts = rows.parts if isinstance(rows, DiffRows) else ()
     return [part for part in parts if isinstance(part, RowsOfStep)]
+
+
+def with_changed(rows: Sequence[Row], change: Callable[[Row], Row]) -> Sequence[Row]:
+    """The rows, with all but plain ones changed."""
+    if not isinstance(rows, DiffRows):
+        return [change(row) for row in rows]
+    parts: list[RowsOfStep | list[Row]] = []
+    for part in rows.parts:
+        if isinstance(part, RowsOfStep):
+            odd = {place: change(row) for place, row in part.odd.items()}
+            parts.append(replace(part, odd=odd))
+        else:
+            parts.append([change(row) for row in part])
+    return DiffRows(parts)
 
 
 def of_failing_steps(rows: Iterable[Row]) -> list[Row]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from accucompare.bundle.format import Manifest, Shard
+from accucompare.bundle.format import Manifest, Role, Shard
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.errors import BundleError, UsageError
 from accucompare.places import Place
@@ -28,6 +29,8 @@ class RankParts:
         batches: among how many ranks the rows of a batch are shared out.
         cuts: the parts of parameters that ranks compute with; those that are only kept in parts, as
             by FSDP, are not among them.
+        rows: of modules that ranks with one batch call with parts of it, as in sequence parallel:
+            the axis that is cut, and the parts' lengths.
         unknown: parameters whose parts no capture on one device can follow.
     """
 
@@ -35,16 +38,18 @@ class RankParts:
     mesh: Mapping[str, int]
     batches: int
     cuts: Mapping[str, PartLengths]
+    rows: Mapping[str, tuple[int, tuple[int, ...]]]
     unknown: tuple[str, ...] = ()
 
 
-def rank_parts(manifests: Mapping[int, Manifest], path: Place) -> RankParts:
+def rank_parts(bundle: Bundle) -> RankParts:
     """What the ranks of a bundle compute apart.
 
     Raises:
         BundleError: if what it says of layouts makes no sense.
         UsageError: if it is of one rank, or its ranks compute nothing apart.
     """
+    manifests, path = bundle.manifests, bundle.path
     first = next(iter(manifests.values()))
     if first.ranks == 1:
         raise UsageError(
@@ -72,13 +77,39 @@ def rank_parts(manifests: Mapping[int, Manifest], path: Place) -> RankParts:
         elif any(len(lengths) > 1 for lengths in cut):
             cuts[name] = cut
     batches = mesh.count(of_batch)
-    if batches == 1 and not cuts and not unknown:
+    rows = {} if batches == first.ranks else _rows(bundle, mesh, of_batch)
+    if batches == 1 and not (cuts or rows or unknown):
         raise UsageError(
             f"--as-layout: {path} does not say how its ranks share the work: no parameter is cut,"
             " and all have the same batch. Capture DTensors (parallelize_module, a tp_plan), FSDP"
             " or DDP, or leave --as-layout out"
         )
-    return RankParts(first.ranks, mesh.sizes, batches, cuts, tuple(unknown))
+    return RankParts(first.ranks, mesh.sizes, batches, cuts, rows, tuple(unknown))
+
+
+def _rows(
+    bundle: Bundle, mesh: Mesh, of_batch: Collection[str]
+) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """The axis of each module's input along which ranks with one batch hold parts, and their
+    lengths, by the first step's records."""
+    held: dict[str, dict[int, tuple[Shard, tuple[int, ...]]]] = {}
+    for rank, manifest in bundle.manifests.items():
+        for record in bundle.step_records(rank, manifest.steps[0]) if manifest.steps else ():
+            if record.role is Role.INPUT and record.call == 0 and record.shard is not None:
+                held.setdefault(record.name, {}).setdefault(rank, (record.shard, record.shape))
+    found = {}
+    for name, shards in held.items():
+        whole = next(iter(shards.values()))[0].shape
+        if len(shards) < len(bundle.manifests) or any(
+            own.shape != whole for own, _ in shards.values()
+        ):
+            continue
+        cut = _cut(shards, mesh, of_batch, whole) or ()
+        # the last axis is that of features
+        axes = [axis for axis, lengths in enumerate(cut[:-1]) if len(lengths) > 1]
+        if len(axes) == 1:
+            found[name] = axes[0], cut[axes[0]]
+    return found
 
 
 def _have_other_inputs(name: str, mesh: Mesh, manifests: Mapping[int, Manifest]) -> bool:

@@ -36,7 +36,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
-from accucompare.compare.judging import but_plain
+from accucompare.compare.judging import but_plain, with_changed
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.module_calls import (
     CallKey,
@@ -75,7 +75,6 @@ def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[
     ]
     if not asked:
         return rows
-    rows = list(rows)
     calls = _Calls(rows)
     alone = {
         _value(row.record)
@@ -89,7 +88,7 @@ def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[
         if not (calls.vouch_for(row, alone) or id(row) in moved or _step_of_setting(row) in updates)
     }
     listed = {id(row) for row in asked if _content(row) not in doubtful}
-    return [_listed(row) if id(row) in listed else row for row in rows]
+    return with_changed(rows, lambda row: _listed(row) if id(row) in listed else row)
 
 
 def _listed(row: Row) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from accucompare.live.modules import Modules, Unsaved
 
 #: The lengths of the ranks' parts along each axis of a parameter.
 _Cut = tuple[tuple[int, ...], ...]
+
+#: The axis along which ranks hold parts of a batch's rows, and their lengths.
+_Rows = tuple[int, tuple[int, ...]]
+_NO_ROWS: _Rows = (0, ())
 
 #: Products with a weight, by name, with the names of their arguments.
 _PRODUCTS = {"linear": ("input", "weight", "bias"), "addmm": ("bias", "input", "weight")}
@@ -36,7 +40,11 @@ class _Parts(TorchFunctionMode):
     """Computes one module's operators on its own parameters in parts."""
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], cuts: Mapping[str, _Cut], batches: int
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        cuts: Mapping[str, _Cut],
+        batches: int,
+        rows: _Rows,
     ) -> None:
         super().__init__()
         self._done: set[str] = set()
@@ -44,6 +52,7 @@ class _Parts(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._cuts = cuts
         self._batches = batches
+        self._rows = rows
 
     def left(self) -> set[str]:
         return {name for name, cut in self._cuts.items() if len(cut) > 1} - self._done
@@ -70,20 +79,22 @@ class _Parts(TorchFunctionMode):
         Args:
             axes: how many a tensor of rows has at least.
         """
-        count = self._batches
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         others = [each for each in tensors if id(each) not in self._names]
-        if count == 1 or len(others) != 1 or others[0].dim() < max(axes, 2):
-            return compute(*args, **kwargs)
-        rows, left = divmod(len(others[0]), count)
-        if left or not rows:
+        if len(others) != 1 or others[0].dim() < max(axes, 2):
             return compute(*args, **kwargs)
 
         def of(part: torch.Tensor) -> torch.Tensor:
             own = (part if each is others[0] else each for each in args)
             return compute(*own, **kwargs)  # type: ignore[no-any-return]
 
-        return torch.cat(_first_last(of, torch.split_with_sizes(others[0], [rows] * count)))
+        batches, (axis, lengths) = self._batches, self._rows
+        if 0 < axis < others[0].dim() - 1 and others[0].shape[axis] == sum(lengths):
+            of = functools.partial(_part_by_part, of, axis=axis, lengths=lengths)
+        rows, left = divmod(len(others[0]), batches)
+        if batches == 1 or left or not rows:
+            return of(others[0])
+        return _part_by_part(of, others[0], 0, [rows] * batches)
 
     def _product(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """A product, in parts if its weight is cut."""
@@ -132,6 +143,15 @@ def _sum_of_parts(
     return torch.cat(_first_last(summed, [*parts]), -1)
 
 
+def _part_by_part(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    axis: int,
+    lengths: Sequence[int],
+) -> torch.Tensor:
+    return torch.cat(_first_last(compute, torch.split_with_sizes(rows, lengths, axis)), axis)
+
+
 def _first_last(compute: Callable[[Any], Any], parts: Any) -> list[Any]:
     """Compute each part, the first one last: a backward begins with what was computed last, so that
     gradients are added up in the parts' order."""
@@ -158,12 +178,15 @@ class _Forward(Unsaved):
 
 
 @contextlib.contextmanager
-def in_parts(modules: Modules, cuts: Mapping[str, _Cut], batches: int) -> Iterator[set[str]]:
+def in_parts(
+    modules: Modules, cuts: Mapping[str, _Cut], batches: int, rows: Mapping[str, _Rows]
+) -> Iterator[set[str]]:
     """Compute in parts while the context lasts.
 
     Args:
         cuts: of parameters, by their qualified names.
         batches: among how many ranks rows are shared out.
+        rows: of modules, by their qualified names, that ranks with one batch call with parts of it.
 
     Yields:
         The names of cut parameters that their modules were called with, and that were nevertheless
@@ -180,8 +203,10 @@ def in_parts(modules: Modules, cuts: Mapping[str, _Cut], batches: int) -> Iterat
         parts = {name: cuts[name] for name in own if name in cuts}
         if isinstance(module, torch.jit.ScriptModule):
             left |= parts.keys()
-        elif parts or (own and batches > 1):
-            forward = _Forward(module, _Parts(own, parts, batches))
+        elif own and (parts or batches > 1 or prefix in rows):
+            # a product gathers what its weight's parts are multiplied with
+            along = _NO_ROWS if parts else rows.get(prefix, _NO_ROWS)
+            forward = _Forward(module, _Parts(own, parts, batches, along))
             changed.append((module, forward, vars(module).get("forward")))
             vars(module)["forward"] = forward
     try:

@@ -32,6 +32,7 @@ _UNKNOWN_TO_NUMPY = {
 }
 # bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
+_WORTH_A_BLOCK = 8 << 20  # bytes; from here on fresh memory in huge pages is faster to get
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
 # bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
@@ -178,6 +179,7 @@ def _kept(array: Array, dtype: str, checksum: str | None, writer: BundleWriter) 
     if array.nbytes <= _SMALL:
         return HostValue(array.copy(), shape, dtype, Layout.STRIDED, digest=checksum)
     lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
+    assert lease.block is not None
     kept = _as_array(lease.block, dtype, shape)
     _copy(array, kept)
     return HostValue(kept, shape, dtype, Layout.STRIDED, digest=checksum, lease=lease)
@@ -203,10 +205,9 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
     nbytes = tensor.numel() * tensor.element_size()
     lease = None if writer is None else writer.take(nbytes, backend.host_memory)
     try:
-        block = (
-            torch.empty(nbytes, dtype=torch.uint8, device="cpu") if lease is None else lease.block
-        )
-        ready = backend.copy_to_host(tensor, block[:nbytes].view(tensor.dtype).view(shape))
+        block = np.empty(nbytes, np.uint8) if lease is None else lease.block
+        assert block is not None
+        ready = backend.copy_to_host(tensor, torch.from_numpy(block).view(tensor.dtype).view(shape))
         if ready is not None and lease is None:
             ready()
         return HostValue(
@@ -241,20 +242,15 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
         return None
     lease = writer.take(packed.nbytes, backend.host_memory)
     try:
-        block = lease.block[: packed.nbytes]
-        ready = backend.copy_to_host(packed, block)
+        block = lease.block
+        assert block is not None
+        ready = backend.copy_to_host(packed, torch.from_numpy(block))
     except BaseException:
         lease.release()
         raise
     shape = tuple(tensor.shape)
     return HostValue(
-        None,
-        shape,
-        dtype,
-        Layout.STRIDED,
-        lease=lease,
-        ready=ready,
-        sketched=lambda: made(block.numpy()),
+        None, shape, dtype, Layout.STRIDED, lease=lease, ready=ready, sketched=lambda: made(block)
     )
 
 
@@ -275,10 +271,10 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of our own on the same device. On the host, in memory faster to get than PyTorch's."""
     tensor = tensor.detach()
     array = _in_place(tensor)
-    if array is None or array.nbytes < _LARGE:
+    if array is None or array.nbytes < _WORTH_A_BLOCK:
         return tensor.clone()
     block = devices.backend("cpu").host_memory(array.nbytes)
-    _copy(array, _as_array(block, dtype_name(tensor.dtype), array.shape))
+    _copy(array, _as_array(block.numpy(), dtype_name(tensor.dtype), array.shape))
     return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
@@ -295,7 +291,8 @@ def difference(
     if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:
         return after.to(wide) - before.to(wide), None
     lease = take(nbytes)
-    result = lease.block[:nbytes].view(wide).view(before.shape)
+    assert lease.block is not None
+    result = torch.from_numpy(lease.block).view(wide).view(before.shape)
     if wide is before.dtype:
         torch.sub(after, before, out=result)
     else:
@@ -405,9 +402,9 @@ def _refuse_without_memory(tensor: torch.Tensor) -> None:
         raise RuntimeError("its memory was given back")
 
 
-def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+def _as_array(block: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     """The beginning of a row of bytes as an array of the storage type."""
-    return np.ndarray(shape, DTYPES[dtype].storage, block.numpy())
+    return np.ndarray(shape, DTYPES[dtype].storage, block)
 
 
 def _copy(source: Array, target: Array) -> None:

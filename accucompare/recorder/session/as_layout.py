@@ -32,7 +32,7 @@ def rank_layout(path: str | Place, out: str | Place, subject: Subject) -> RankPa
             f" {subject.ranks}; run the case alone"
         )
     with open_bundle(path) as bundle:
-        layout = rank_parts(bundle.manifests, bundle.path)
+        layout = rank_parts(bundle)
     held = {name: tuple(tensor.shape) for _, name, tensor in subject.modules.tensors()}
     wholes = {name: tuple(map(sum, cut)) for name, cut in layout.cuts.items()}
     other = [name for name, shape in wholes.items() if held.get(name) != shape]
@@ -56,7 +56,7 @@ def computed_in_parts(
     if layout is None:
         yield
         return
-    with in_parts(subject.modules, layout.cuts, layout.batches) as left:
+    with in_parts(subject.modules, layout.cuts, layout.batches, layout.rows) as left:
         yield
     whole = sorted({*left, *layout.unknown})
     notes.append(f"products and sums were computed in the parts of {layout.ranks} ranks")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from accucompare.compare.decide import Answer, Decision, decide
+from accucompare.compare.judging import but_plain
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
@@ -239,7 +240,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
-        near = (row for row in comparison.rows if row.verdict.near and row.metrics is not None)
+        near = (row for row in but_plain(comparison.rows) if row.verdict.near and row.metrics)
         rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
     if not rows:
         return

@@ -126,6 +126,9 @@ _UNSEEN = {
     NotSeenWhy.NOTHING_TELLS: "nothing tells which rows are padding",
 }
 
+#: Smaller errors are lost where squares are added up in float64.
+_RESOLUTION = 1e-7
+
 _KINDS = {
     "device": "the device",
     "mode": "train mode",
@@ -197,7 +200,7 @@ def _unseen(fact: rank_facts.NotSeen) -> str:
 
 def _holds(check: RankCheck, fact: rank_facts.AllHold) -> str:
     steps = f"{fact.steps} step{'' if fact.steps == 1 else 's'}"
-    error = "0" if not fact.error else f"{fact.error:.1e}"
+    error = f"{max(fact.error or 0.0, _RESOLUTION):.0e}"
     text = WORDS[check].holds.format(
         count=f"{fact.count:,}", steps=steps, reduced=fact.reduced, error=error
     )
@@ -240,7 +243,7 @@ def _said(fact: RankFact) -> str:
         case rank_facts.NormUneven(lowest, highest, steps):
             return (
                 f"the norm of the clipped gradients is {lowest:.6g} to {highest:.6g} in {steps}"
-                " steps: they were not clipped by their own norm"
+                " steps: with one max_norm, it was not their own norm that clipped them"
             )
     return _of_gradient(fact)
 

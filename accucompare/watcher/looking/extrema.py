@@ -24,8 +24,10 @@ from accucompare.numbers import DTYPES, kernel
 
 #: Elements per tensor sampled for underflow: shares are known to within 2 percentage points.
 _SAMPLE = 4096
-#: Up to this size the kernel is faster than PyTorch's dispatcher alone.
+#: Elements up to which the kernel is faster than PyTorch's dispatcher alone.
 _SMALL = 2048
+#: Elements up to which it is faster than the calls of PyTorch that find extrema alone.
+_LOOKED_AT = 8192
 _PLAIN_CLASSES = (torch.Tensor, nn.Parameter)
 _PLAIN_TYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 _name_of = functools.cache(dtype_name)
@@ -318,9 +320,10 @@ def known(low: float, high: float | None = None) -> Extrema:
 
 def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | None:
     """The extrema of a small tensor in host memory, past PyTorch's slower dispatcher."""
-    if not is_small(tensor):
+    most = _SMALL if underflow else _LOOKED_AT
+    if not (tensor.is_cpu and _is_plain(tensor) and tensor.numel() <= most):
         return None
-    if not tensor.is_contiguous() and tensor.stride() != (1, tensor.shape[0]):
+    if not tensor.is_contiguous() and not _has_no_gaps(tensor):
         return None
     extrema = Extrema(_name_of(tensor.dtype), tuple(tensor.shape))
     found = kernel.extrema_at(tensor.data_ptr(), tensor.numel(), extrema.dtype)
@@ -336,6 +339,16 @@ def _of_small(tensor: torch.Tensor, frames: bool, underflow: bool) -> Extrema | 
         count = tensor.numel()
         extrema.zero, extrema.subnormal = zero / count, subnormal / count
     return extrema
+
+
+def _has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a permutation of a contiguous one: each value once, one after another."""
+    apart = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != apart:
+            return False
+        apart *= size
+    return True
 
 
 def _of_number(value: float) -> Extrema:
