@@ -76,7 +76,7 @@ class Layouts:
         """The layout of a tensor's part on this rank; ``None`` where it cannot be known."""
         if type(tensor) not in _PLAIN and is_of_mesh(tensor):
             return self._of(
-                tensor.shape, tensor.device_mesh, tensor.placements, local_part(tensor).shape
+                tensor.shape, tensor.device_mesh, tensor.placements, tensor._local_tensor.shape
             )
         known = self._local.get(tensor)
         return None if known is None else known[0]()
