@@ -71,6 +71,13 @@ class CaptureStopped(FindingFact, frozen=True):
     error: str | None
 
 
+class DrawsApart(FindingFact, frozen=True):
+    """Ranks drew so many random tensors of unknown layout, which another layout draws otherwise."""
+
+    side: BesideGolden
+    draws: int
+
+
 class RankLacksSteps(FindingFact, frozen=True):
     """A rank recorded fewer steps than others."""
 

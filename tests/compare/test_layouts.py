@@ -296,3 +296,11 @@ def test_a_rank_that_recorded_fewer_steps_is_told(tmp_path: Path) -> None:
     comparison = compared(tmp_path, golden, parts, {"tp": 2})
     assert [each.reason for each in comparison.rows] == [Reason.IDENTICAL, Reason.INCOMPLETE]
     assert comparison.exit_code == 2
+
+
+def test_dropout_that_each_rank_drew_by_itself_is_not_judged(tmp_path: Path) -> None:
+    compared(tmp_path, [item(values=VALUES)], held("fc", np.split(VALUES * 2, 2, 0)))
+    edit_manifest(tmp_path / "ranks", lambda m: m["capture"].update(unplaced_draws=3))
+    comparison = ac.diff(tmp_path / "one", tmp_path / "ranks")
+    assert comparison.exit_code == 2
+    assert "capture both with dropout at 0" in comparison.conclusion

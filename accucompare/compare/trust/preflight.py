@@ -31,6 +31,7 @@ from accucompare.compare.preflight_facts import (
     CaptureStopped,
     ComputedOtherwise,
     DigestTable,
+    DrawsApart,
     FlagDiffers,
     HeldInMode,
     ImportedDump,
@@ -213,6 +214,10 @@ def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
 def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
     sides = pair.sides if pair.side is BesideGolden.CANDIDATE else pair.sides[1:]
     yield from unverified(sides, pair.golden)
+    for side, bundle in sides:
+        draws = bundle.manifest.options.unplaced_draws
+        if draws and bundle.ranks > bundle.manifest.ranks:  # put together
+            yield PreflightFinding(DrawsApart(side, draws), about=About.UNVERIFIED)
 
 
 def _by_rank(

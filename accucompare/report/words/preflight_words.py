@@ -65,6 +65,7 @@ def message(finding: PreflightFinding) -> str:
 
 _TOPICS = {
     facts.CaptureStopped: "incomplete",
+    facts.DrawsApart: "random numbers",
     facts.RankLacksSteps: "incomplete",
     facts.RanksMissing: "incomplete",
     facts.HeldInMode: "mode",
@@ -165,8 +166,13 @@ _MODES = {
 _MOST_SURROUNDINGS = 5
 
 
-def _lacking(fact: facts.RankLacksSteps | facts.RanksMissing) -> str:
-    """What ranks are missing, or recorded less than others."""
+def _lacking(fact: facts.DrawsApart | facts.RankLacksSteps | facts.RanksMissing) -> str:
+    """What ranks are missing, recorded less than others, or drew by themselves."""
+    if isinstance(fact, facts.DrawsApart):
+        return (
+            f"{fact.side.value}: its ranks drew {fact.draws} random tensor(s), as dropout does,"
+            " which one device draws otherwise; capture both with dropout at 0 or in eval mode"
+        )
     if isinstance(fact, facts.RanksMissing):
         return f"{fact.side.value} lacks rank(s) {first_few(fact.missing)} of {fact.ranks}"
     return f"{fact.side.value}: rank {fact.rank} recorded {fact.steps} of {fact.of} steps"
@@ -180,7 +186,7 @@ def _of_captures(fact: FindingFact) -> str:
             place += "" if step is None else f" in step {step}"
             why = "it was killed, or is still running" if error is None else error
             return f"{side.value}{_in_rank(rank)} is incomplete: stopped{place}: {why}"
-        case facts.RankLacksSteps() | facts.RanksMissing():
+        case facts.DrawsApart() | facts.RankLacksSteps() | facts.RanksMissing():
             return _lacking(fact)
         case facts.HeldInMode(mode, golden, candidate):
             sides = [*(["golden"] * golden), *(["the candidate"] * candidate)]
