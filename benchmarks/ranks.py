@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.ranks_group import Group, Training, groups
-from benchmarks.ranks_report import as_json, missed, tables
+from benchmarks.ranks_report import as_json, missed, tables, unmet
 from benchmarks.ranks_trial import CleanPair, Setup, Trial, change, compare_clean, judge
 from planted.rank_faults import CATALOGUE, RankFault
 from planted.rank_models import ALL_LAYOUTS, ones
@@ -168,7 +168,9 @@ def main() -> int:
         text = json.dumps(as_json(trials, pairs), indent=1, ensure_ascii=False)
         options.json.write_text(text + "\n", encoding="utf-8")
     console.print(f"{time.monotonic() - began:.0f} s", style="dim", highlight=False)
-    return 1 if missed(trials, pairs) else 0
+    for line in unmet(trials, pairs):
+        console.print(f"Target missed: {line}", style="red", highlight=False)
+    return 1 if unmet(trials, pairs) else 0
 
 
 def _options() -> argparse.Namespace:
