@@ -147,8 +147,9 @@ def main() -> int:
     trials: list[Trial] = []
     pairs: list[CleanPair] = []
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
-        bench = Bench(Path(folder), stack.enter_context(groups(CATALOGUE)))
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
+        folder = Path(made)
+        bench = Bench(folder, stack.enter_context(groups(CATALOGUE, folder)))
 
         def told(what: str) -> None:
             progress.print(f"{time.monotonic() - began:4.0f} s  {what}", style="dim", markup=False)

@@ -29,7 +29,7 @@ FAULTS = {
 def main(folder: str) -> None:
     """Train with each fault, and write what is said of it."""
     told = {}
-    with groups(CATALOGUE) as made:
+    with groups(CATALOGUE, Path(folder)) as made:
         bench = Bench(Path(folder), made)
         for name in FAULTS:
             fault = next(fault for fault in CATALOGUE if str(fault) == name)
