@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.ranks_group import Group, Training, groups
-from benchmarks.ranks_report import as_json, missed, tables
+from benchmarks.ranks_report import as_json, missed, tables, unmet
 from benchmarks.ranks_trial import CleanPair, Setup, Trial, change, compare_clean, judge
 from planted.rank_faults import CATALOGUE, RankFault
 from planted.rank_models import ALL_LAYOUTS, ones
@@ -147,8 +147,9 @@ def main() -> int:
     trials: list[Trial] = []
     pairs: list[CleanPair] = []
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
-        bench = Bench(Path(folder), stack.enter_context(groups(CATALOGUE)))
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
+        folder = Path(made)
+        bench = Bench(folder, stack.enter_context(groups(CATALOGUE, folder)))
 
         def told(what: str) -> None:
             progress.print(f"{time.monotonic() - began:4.0f} s  {what}", style="dim", markup=False)
@@ -168,7 +169,9 @@ def main() -> int:
         text = json.dumps(as_json(trials, pairs), indent=1, ensure_ascii=False)
         options.json.write_text(text + "\n", encoding="utf-8")
     console.print(f"{time.monotonic() - began:.0f} s", style="dim", highlight=False)
-    return 1 if missed(trials, pairs) else 0
+    for line in unmet(trials, pairs):
+        console.print(f"Target missed: {line}", style="red", highlight=False)
+    return 1 if unmet(trials, pairs) else 0
 
 
 def _options() -> argparse.Namespace:

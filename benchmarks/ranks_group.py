@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,8 +38,9 @@ class Training:
 class Group:
     """Some ranks, forked from this process. A group that fails is started anew."""
 
-    def __init__(self, ranks: int, catalogue: Sequence[RankFault]) -> None:
-        self._ranks, self._catalogue = ranks, catalogue
+    def __init__(self, ranks: int, catalogue: Sequence[RankFault], folder: Path) -> None:
+        self._ranks, self._catalogue, self._folder = ranks, catalogue, folder
+        self._starts = 0
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
 
@@ -78,7 +77,8 @@ class Group:
 
     def _start(self) -> None:
         context = get_context("fork")
-        store = tempfile.mktemp(prefix="accucompare-ranks-")
+        self._starts += 1
+        store = self._folder / f"store-{self._ranks}-{self._starts}"
         for rank in range(self._ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -90,9 +90,9 @@ class Group:
 
 
 @contextmanager
-def groups(catalogue: Sequence[RankFault]) -> Iterator[dict[int, Group]]:
-    """By the number of ranks."""
-    made = {ranks: Group(ranks, catalogue) for ranks in (1, 2, 4, 8)}
+def groups(catalogue: Sequence[RankFault], folder: Path) -> Iterator[dict[int, Group]]:
+    """By the number of ranks. ``folder``: where ranks find each other."""
+    made = {ranks: Group(ranks, catalogue, folder) for ranks in (1, 2, 4, 8)}
     try:
         yield made
     finally:
@@ -101,7 +101,7 @@ def groups(catalogue: Sequence[RankFault]) -> Iterator[dict[int, Group]]:
 
 
 def _rank(
-    rank: int, ranks: int, store: str, pipe: Connection, catalogue: Sequence[RankFault]
+    rank: int, ranks: int, store: Path, pipe: Connection, catalogue: Sequence[RankFault]
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -120,6 +120,4 @@ def _rank(
             train(layout, out, [fault.plant] if fault else [], **options)
             pipe.send("")
         except BaseException as error:  # the parent tells
-            if os.environ.get("RANKS_TRACE"):
-                traceback.print_exc()
             pipe.send(f"{type(error).__name__}: {error}"[:300])

@@ -11,6 +11,8 @@ from rich.table import Table
 from benchmarks.figures import grid
 from benchmarks.ranks_trial import CleanPair, Trial
 
+#: The share of visible faults of which module and rank are named: of all, and of real ones.
+_TARGET, _TARGET_OF_REAL = 0.95, 0.9
 _TITLE = "Planted faults: are module, part of the step and rank named first?"
 _COLUMNS = (
     "trials",
@@ -46,6 +48,22 @@ def missed(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
         elif pair.exit_code:
             lines.append(f"not sure: {pair.setup}")
     return lines
+
+
+def unmet(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
+    """The targets that are not reached."""
+    found = []
+    for what, least, chosen in (
+        ("all", _TARGET, trials),
+        ("real bugs", _TARGET_OF_REAL, [trial for trial in trials if trial.fault.real is not None]),
+    ):
+        seen = [trial for trial in chosen if trial.verdict != "invisible"]
+        right = sum(trial.verdict == "right" for trial in seen)
+        if right < least * len(seen):
+            found.append(f"{what}: {right} of {len(seen)} named, target {least:.0%}")
+    if alarms := sum(pair.alarm for pair in pairs):
+        found.append(f"{alarms} alarms of {len(pairs)} trainings without a fault, target 0")
+    return found
 
 
 def as_json(trials: list[Trial], pairs: list[CleanPair]) -> dict[str, Any]:

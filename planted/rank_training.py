@@ -17,7 +17,7 @@ import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
-#: A row of the loss: the tokens and the labels of one call of the model.
+#: Tokens and labels.
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -34,9 +34,10 @@ class Run:
         batch: makes of a step's whole batch this rank's.
         divisor: makes of a step's whole batch, and this rank's, what the sum of the loss is divided
             by, and multiplied with.
-        sync: whether the last backward of a step lets DDP reduce the gradients.
+        unsynced: whether a backward keeps DDP from reducing the gradients, by the step and whether
+            it is the step's last one.
         updates: whether a step's update is made.
-        before_clip, before_update, after_update: what else the loop does, given the step.
+        before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
     """
@@ -56,7 +57,6 @@ class Run:
     )
     unsynced: Callable[[int, bool], bool] = field(default=lambda step, last: not last)
     updates: Callable[[int], bool] = field(default=lambda step: True)
-    before_clip: list[Callable[[Run, int], None]] = field(default_factory=list)
     before_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     first: int = 0
@@ -154,8 +154,6 @@ def _step(run: Run, step: int) -> None:
             found = run.model(tokens)
             logits = getattr(found, "logits", found)
             loss_of(logits, labels, count, ranks).backward()
-    for each in run.before_clip:
-        each(run, step)
     if run.clip is not None:
         norm = torch.tensor(run.norm(run))
         nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)

@@ -21,6 +21,7 @@ FAULTS = {
     "tp2: eps 0.1 in blocks.1.norm1, rank 1": "ranks disagree",
     "ddp2: GELU in blocks.1.mlp.act, rank 1": "introduced",
     "ddp2: stale weight in norm, rank 1": "introduced",
+    "tp2: norm counts replicas again in *": "introduced",
     "hand_tp2: gradient of the input not summed in blocks.0.attention.qkv": "unreduced",
 }
 
@@ -28,11 +29,11 @@ FAULTS = {
 def main(folder: str) -> None:
     """Train with each fault, and write what is said of it."""
     told = {}
-    with groups(CATALOGUE) as made:
+    with groups(CATALOGUE, Path(folder)) as made:
         bench = Bench(Path(folder), made)
         for name in FAULTS:
             fault = next(fault for fault in CATALOGUE if str(fault) == name)
-            setup = Setup(fault.layout)
+            setup = Setup(fault.layout, clip=fault.clip)
             trial = judge(fault, bench.golden(setup), None, bench.faulty(setup, fault))
             told[name] = [trial.module, trial.rank, trial.named]
     (Path(folder) / "told.json").write_text(json.dumps(told))
