@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, GlobalRecord, Key, Manifest, Record, Role
-from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.across_ranks import described_as_one, weights_in_parts_of, with_layouts
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
@@ -33,28 +34,15 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import (
-    RankRecords,
-    Unified,
-    as_one,
-    rows_of_ranks,
-    unify,
-    without_parts,
-)
-from accucompare.compare.limits import (
-    LimitsInForce,
-    OtherCode,
-    Tolerance,
-    check_feed,
-    other_optimizer,
-)
+from accucompare.compare.layouts import Unified, unify
+from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
+from accucompare.compare.opened import Opened, by_key, open_sides, records_of, unseen
 from accucompare.compare.origins import (
     Culprit,
     NotFed,
     Trace,
     find_culprits,
     not_fed,
-    parameter_of,
     scaled_first,
     small_changes,
     unsteady,
@@ -63,7 +51,6 @@ from accucompare.compare.origins import (
 )
 from accucompare.compare.pair_limits import PairLimits, limits_in_force
 from accucompare.compare.pairing import (
-    Model,
     Pair,
     Renaming,
     align_operators,
@@ -71,7 +58,6 @@ from accucompare.compare.pairing import (
     pair_records,
     propose,
     signatures_of,
-    with_paths_of,
 )
 from accucompare.compare.preflight_facts import About, PreflightFinding
 from accucompare.compare.result import Result, Side
@@ -98,19 +84,11 @@ from accucompare.compare.runs import (
     with_clipping,
     with_step_rows,
 )
-from accucompare.compare.steps_at_once import (
-    ColumnsOfSteps,
-    JudgedStep,
-    StepOfBundle,
-    columns_of,
-    judge_steps,
-    may_judge_at_once,
-)
+from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
-from accucompare.compare.trust import ChosenBaseline, choose_baseline, preflight_findings
-from accucompare.errors import BundleError, UsageError
-from accucompare.places import Place, Url, is_file
-from accucompare.selection import Selection
+from accucompare.compare.trust import ChosenBaseline, preflight_findings
+from accucompare.errors import BundleError
+from accucompare.places import Place
 
 if TYPE_CHECKING:
     from accucompare.compare.cluster import Cluster  # most diffs need none
@@ -135,9 +113,9 @@ def compare(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())
-        opened = _open(stack, golden, candidate, baseline, options, cluster)
+        opened = open_sides(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
-        whole, opened = opened, _as_one(opened, paired)
+        whole, opened = opened, described_as_one(opened, paired.chosen)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -185,7 +163,7 @@ def compare(
                 if options.standard is None
                 else accept(options.standard, training.pairs if training is not None else ())
             ),
-            weights_in_parts=_in_parts(whole, opened, rows),
+            weights_in_parts=weights_in_parts_of(whole, opened, rows),
         )
 
 
@@ -199,51 +177,6 @@ def _without_looking_for_cycles() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """The bundles of a diff, and their records.
-
-    Attributes:
-        repeat, golden_repeat: the second runs of the candidate and of golden.
-        baseline: the one that decides, if any may.
-        golden_records, candidate_records: of the steps that are judged pair by pair.
-        damage: records and steps that could not be read; later stages add theirs.
-        at_once: the other steps.
-    """
-
-    golden: Bundle
-    candidate: Bundle
-    repeat: Bundle | None
-    golden_repeat: Bundle | None
-    baseline: ChosenBaseline
-    tolerances: LimitsInForce
-    golden_records: list[Record]
-    candidate_records: list[Record]
-    damage: list[str]
-    at_once: Mapping[StepOfBundle, JudgedStep]
-    golden_ranks: RankRecords | None
-    candidate_ranks: RankRecords | None
-
-    @property
-    def fed(self) -> bool:
-        return self.candidate.manifest.fed
-
-    @property
-    def models(self) -> tuple[Model, Model]:
-        return self.golden.manifest.model, self.candidate.manifest.model
-
-    @property
-    def series(self) -> tuple[Mapping[int, Manifest], Mapping[int, Manifest]]:
-        return self.golden.manifests, self.candidate.manifests
-
-    @property
-    def imported(self) -> bool:
-        """Whether one side is a dump of another tool."""
-        return any(
-            bundle.manifest.options.imported is not None for bundle in (self.golden, self.candidate)
-        )
 
 
 class _Paired(NamedTuple):
@@ -268,93 +201,7 @@ class _Assigned(NamedTuple):
     beside: Beside
 
 
-def _open(
-    stack: contextlib.ExitStack,
-    golden: Place,
-    candidate: Place,
-    baseline: Place | None,
-    options: DiffOptions,
-    cluster: Cluster | None,
-) -> _Opened:
-    """Open the bundles, list their records, and judge the steps that can be judged at once."""
-    ours, theirs = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
-    repeat, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
-    check_feed(ours, theirs)
-    if options.standard is not None and theirs.manifest.fed:
-        raise UsageError(
-            f"accept (--accept): judges free-running runs, but {candidate} was fed with golden's"
-            " values;"
-            " capture it without feeding (--feed)"
-        )
-    chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
-    tolerances = limits_in_force(options.rules, options.limits, theirs)
-    free = not any((repeat, golden_repeat, chosen.bundle, cluster))
-    columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
-    golden_records, candidate_records = (
-        _records(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
-        for bundle in (ours, theirs)
-    )
-    ranks: list[RankRecords | None] = [None, None]
-    if _spread_otherwise(ours, theirs, golden_records, candidate_records):
-        sides = (ours, golden_records), (theirs, candidate_records)
-        ranks = [
-            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
-            for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
-        ]
-        golden_records, candidate_records = (
-            records if own is None else own.first()
-            for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
-        )
-    if ours.manifest.options.imported is not None:
-        golden_records = with_paths_of(golden_records, candidate_records)
-    elif theirs.manifest.options.imported is not None:
-        candidate_records = with_paths_of(candidate_records, golden_records)
-    return _Opened(
-        ours,
-        theirs,
-        repeat,
-        golden_repeat,
-        chosen,
-        tolerances,
-        golden_records,
-        candidate_records,
-        damage,
-        at_once,
-        *ranks,
-    )
-
-
-def _at_once(
-    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
-) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
-    """Every step as columns, if that could be useful; and those that can be judged at once."""
-    imported = [each.manifest.options.imported for each in (golden, candidate)]
-    if (
-        options.renamings
-        or options.auto
-        or options.rules
-        or options.selection != Selection()
-        or options.work.verify
-        or candidate.manifest.fed
-        or imported != [None, None]
-        or _on_other_ranks(golden, candidate)
-        # threads wait for storage
-        or any(isinstance(bundle.path, Url) for bundle in (golden, candidate))
-    ):
-        return {}, {}
-    columns = {bundle: columns_of(bundle) for bundle in (golden, candidate)}
-    if not all(may_judge_at_once(bundle, columns[bundle]) for bundle in columns):
-        return columns, {}
-    sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
-    progress = options.work.progress or _unseen
-    return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
-
-
-def _unseen(done: int, total: int) -> None:
-    """Shows no progress."""
-
-
-def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
+def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     """Pair golden's records with the candidate's."""
     renamings = list(options.renamings)
     proposed = propose(*opened.models, renamings)
@@ -375,58 +222,8 @@ def _pair(opened: _Opened, options: DiffOptions) -> _Paired:
     return _Paired(pairs, unified, renamings, proposed, parameters)
 
 
-def _spread_otherwise(
-    golden: Bundle, candidate: Bundle, ours: Iterable[Record], theirs: Iterable[Record]
-) -> bool:
-    """Whether the model is spread over the ranks of the two sides in different ways."""
-    if golden.manifest.ranks == candidate.manifest.ranks == 1:
-        return False
-    if _on_other_ranks(golden, candidate):
-        return True
-    shards = {record.key: record.shard for record in theirs}
-    return any(shards.get(record.key, record.shard) != record.shard for record in ours)
-
-
-def _on_other_ranks(golden: Bundle, candidate: Bundle) -> bool:
-    return golden.manifest.ranks != candidate.manifest.ranks or any(
-        manifest.mesh != candidate.manifests[rank].mesh
-        for rank, manifest in golden.manifests.items()
-        if rank in candidate.manifests
-    )
-
-
-def _as_one(opened: _Opened, paired: _Paired) -> _Opened:
-    """The bundles with manifests of the global model, where one has several ranks."""
-    if opened.golden_ranks is opened.candidate_ranks is None:
-        return opened
-    golden, candidate, pairs = opened.golden, opened.candidate, paired.chosen
-    if opened.golden_ranks is not None:
-        golden = as_one(golden, opened.golden_ranks, pairs, None)
-    if opened.candidate_ranks is not None:
-        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
-    golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
-    baseline = opened.baseline
-    if baseline.bundle is not None:
-        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
-    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
-
-
-def _in_parts(whole: _Opened, opened: _Opened, rows: Sequence[Row]) -> tuple[str, ...]:
-    """The parameters that ``_as_one`` left out of the manifests, and no row compares."""
-    names = (opened.models[0].get("parameters") or {}).keys()
-    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
-    if not left_out:
-        return ()
-    compared = {
-        parameter_of(row.golden)
-        for row in rows
-        if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
-    }
-    return tuple(name for name in left_out if name not in compared)
-
-
 def _assign(
-    stack: contextlib.ExitStack, opened: _Opened, paired: _Paired, options: DiffOptions
+    stack: contextlib.ExitStack, opened: Opened, paired: _Paired, options: DiffOptions
 ) -> _Assigned:
     """Give each pair its limits and its records of the baseline, the proof and the second runs."""
     keep_going = options.work.keep_going
@@ -437,7 +234,7 @@ def _assign(
     of_baseline = (
         []
         if opened.baseline.bundle is None
-        else _records(opened.baseline.bundle, keep_going, damage)
+        else records_of(opened.baseline.bundle, keep_going, damage)
     )
     records = opened.golden_records, opened.candidate_records, of_baseline
     baseline, tasks = opened.baseline.with_records(
@@ -453,13 +250,13 @@ def _assign(
         lambda pair: of_golden.tolerance_for(pair, own),
     )
     again, golden_again = (
-        _by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
+        by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
     tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
     if opened.fed:
         golden_again = unsteady.begins(opened.golden_records, golden_again)
-    tasks = _with_layouts(
+    tasks = with_layouts(
         _with_second_runs(tasks, again, golden_again),
         paired.unified,
         opened.candidate_ranks,
@@ -469,7 +266,7 @@ def _assign(
 
 
 def _judge(
-    opened: _Opened,
+    opened: Opened,
     paired: _Paired,
     assigned: _Assigned,
     options: DiffOptions,
@@ -513,7 +310,7 @@ def _judge(
 
 
 def _parts(
-    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: _Opened, origins: Trace
+    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: Opened, origins: Trace
 ) -> Iterator[RowsOfStep | list[Row]]:
     """The rows of pairs and of steps judged at once, in golden's execution order."""
     steps = [(place, opened.at_once[place]) for place in sorted(opened.at_once)]
@@ -528,7 +325,7 @@ def _parts(
 
 
 def _findings(
-    opened: _Opened,
+    opened: Opened,
     paired: _Paired,
     baseline: ChosenBaseline,
     alone: list[Row],
@@ -549,7 +346,7 @@ def _findings(
 
 
 def _follow(
-    opened: _Opened,
+    opened: Opened,
     assigned: _Assigned,
     rows: Sequence[Row],
     findings: list[PreflightFinding],
@@ -577,7 +374,7 @@ def _follow(
 
 
 def _culprits(
-    opened: _Opened,
+    opened: Opened,
     paired: _Paired,
     baseline: ChosenBaseline,
     rows: Sequence[Row],
@@ -591,18 +388,6 @@ def _culprits(
     found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
     found = scaled_first(found, every, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
-
-
-#: The second run of a capture with ``--repeat 2``, inside the first one's directory.
-REPEAT = "repeat1"
-
-
-def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
-    return (
-        stack.enter_context(open_bundle(first / REPEAT))
-        if is_file(first / REPEAT / "manifest.json")
-        else None
-    )
 
 
 def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:
@@ -625,45 +410,8 @@ def _with_second_runs(
     ]
 
 
-def _with_layouts(
-    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
-) -> list[Task]:
-    """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if ranks is None and not unified.unknown:
-        return tasks
-    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
-    return [
-        msgspec.structs.replace(
-            task,
-            arranged=unified.others.get(place, ()),
-            unknown=unified.unknown.get(place),
-            means=unified.means,
-            summed=(
-                ranks.adding(record)
-                if ranks is not None and alone and isinstance(record, GlobalRecord)
-                else 1
-            ),
-        )
-        for place, task in enumerate(tasks)
-        for record in [task.pair.candidate]
-    ]
-
-
-def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
-    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
-    made_as = baseline.manifest.options.as_layout
-    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
-    return alike or baseline.manifest.ranks > 1
-
-
 def _count(pairs: list[Pair]) -> int:
     return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
-
-
-def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
-    return (
-        {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
-    )
 
 
 def _side(bundle: Bundle) -> Side:
@@ -705,7 +453,7 @@ def _outcomes(
     at_once: Mapping[StepOfBundle, JudgedStep],
 ) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, including those that one side did not run or capture."""
-    show, before = work.progress or _unseen, sum(each.nbytes for each in at_once.values())
+    show, before = work.progress or unseen, sum(each.nbytes for each in at_once.values())
 
     def progress(done: int, total: int) -> None:
         show(before + done, before + total)
@@ -720,34 +468,6 @@ def _outcomes(
         for place, outcome in explain(sides.golden, sides.candidate, pairs).items():
             outcomes[place] = outcome
     return outcomes
-
-
-def _records(
-    bundle: Bundle,
-    keep_going: bool,
-    damage: list[str],
-    columns: ColumnsOfSteps | None = None,
-    but: Collection[StepOfBundle] = (),
-) -> list[Record]:
-    """Every record of a bundle. With ``keep_going``, unreadable lists are added to ``damage``.
-
-    Args:
-        columns: steps that were read already.
-        but: steps that are left out.
-    """
-    records: list[Record] = []
-    for rank, entry in bundle.steps():
-        place = rank, entry.step
-        if place in but:
-            continue
-        try:
-            known = None if columns is None else columns.get(place)
-            records += bundle.step_records(rank, entry) if known is None else known
-        except BundleError as error:
-            if not keep_going:
-                raise
-            damage.append(str(error))
-    return records
 
 
 def _rows(

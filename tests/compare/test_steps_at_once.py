@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.bundle.reading.reader import Bundle
-from accucompare.compare import diff, steps_at_once
+from accucompare.compare import opened, steps_at_once
 from accucompare.compare.judging.row_columns import DiffRows
 from accucompare.compare.steps_at_once import judge_steps
 from accucompare.selection import Mode
@@ -33,7 +33,7 @@ def also_small_steps() -> Iterator[None]:
 def in_turn(golden: Path, candidate: Path, **options: Any) -> ac.Comparison:
     """A diff of pairs judged one after the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diff, "judge_steps", lambda *_: {})
+        patch.setattr(opened, "judge_steps", lambda *_: {})
         comparison = ac.diff(golden, candidate, **options)
     assert isinstance(comparison.rows, list)
     return comparison
@@ -166,7 +166,7 @@ def test_equal_steps_are_judged_at_once_and_the_others_in_order(tmp_path: Path) 
 
     sides = side("golden", 0.0), side("candidate", 1e-6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diff, "judge_steps", watched)
+        patch.setattr(opened, "judge_steps", watched)
         comparison = ac.diff(*sides)
     assert judged == [(0, 0), (0, 2), (0, 3)]
     assert isinstance(comparison.rows, DiffRows)

@@ -1,0 +1,77 @@
+"""What a diff does where one side's model is spread over several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from accucompare.bundle.format import GlobalRecord, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts import RankRecords, Unified, as_one, without_parts
+from accucompare.compare.opened import Opened
+from accucompare.compare.origins import parameter_of
+from accucompare.compare.pairing import Pair
+from accucompare.compare.rows import Row, Task
+
+
+def described_as_one(opened: Opened, pairs: Sequence[Pair]) -> Opened:
+    """The bundles with manifests of the global model, where one has several ranks."""
+    if opened.golden_ranks is opened.candidate_ranks is None:
+        return opened
+    golden, candidate = opened.golden, opened.candidate
+    if opened.golden_ranks is not None:
+        golden = as_one(golden, opened.golden_ranks, pairs, None)
+    if opened.candidate_ranks is not None:
+        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
+    golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
+    baseline = opened.baseline
+    if baseline.bundle is not None:
+        baseline = replace(baseline, bundle=without_parts(baseline.bundle, candidate))
+    return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
+
+
+def weights_in_parts_of(whole: Opened, opened: Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The parameters that ``described_as_one`` left out of the manifests, and no row compares."""
+    names = (opened.models[0].get("parameters") or {}).keys()
+    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    if not left_out:
+        return ()
+    compared = {
+        parameter_of(row.golden)
+        for row in rows
+        if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
+    }
+    return tuple(name for name in left_out if name not in compared)
+
+
+def with_layouts(
+    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+) -> list[Task]:
+    """The tasks with what else the ranks' records may make up, or why they make up nothing."""
+    if ranks is None and not unified.unknown:
+        return tasks
+    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
+    return [
+        msgspec.structs.replace(
+            task,
+            arranged=unified.others.get(place, ()),
+            unknown=unified.unknown.get(place),
+            means=unified.means,
+            summed=(
+                ranks.adding(record)
+                if ranks is not None and alone and isinstance(record, GlobalRecord)
+                else 1
+            ),
+        )
+        for place, task in enumerate(tasks)
+        for record in [task.pair.candidate]
+    ]
+
+
+def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
+    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
+    made_as = baseline.manifest.options.as_layout
+    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
+    return alike or baseline.manifest.ranks > 1
