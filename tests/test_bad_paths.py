@@ -81,7 +81,7 @@ def refused(call: Callable[[Any], object], bad: str) -> str:
     message = str(caught.value)
     assert (
         str(_BAD[bad]).split("\0")[0][:10] in message
-        or f"is a {type(_BAD[bad]).__name__}" in message
+        or f"is {with_article(type(_BAD[bad]).__name__)}" in message
     )
     assert "Errno" not in message
     return message

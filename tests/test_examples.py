@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from accucompare.devices import DeviceName
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import capture_case
 from accucompare.selection import FloatType
+from tests.compare.builder import item, write
 
 CASE = Path(__file__).parent.parent / "fixtures" / "cnn.py"
 PUBLIC = {name: getattr(ac, name) for name in sorted(ac.__all__)}
@@ -44,6 +46,13 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
             DeviceName("cpu"),
             CaptureOptions(steps=1),
             dtype=FloatType.BFLOAT16,
+        )
+        weight = {"dtype": "float32", "shape": [2], "digests": {"float32": "0" * 32}}
+        write(
+            folder / "tp2dp2",
+            [item("fc", np.ones(2, "f4"), rank=rank) for rank in range(4)],
+            ranks=4,
+            model={"parameters": {"fc.weight": weight}},
         )
     return folder
 

@@ -379,8 +379,8 @@ def test_json_lines_hold_what_the_document_does(tmp_path: Path) -> None:
     ]
     assert rows == document.pop("rows")
     assert head == {**document, "row_count": len(rows)}
-    assert rows[17]["used"] == "inf"
-    assert rows[19]["golden"]["statistics"]["max"] == (1 << 64) + 1
+    assert rows[20]["used"] == "inf"
+    assert rows[22]["golden"]["statistics"]["max"] == (1 << 64) + 1
 
 
 def test_the_document_is_what_json_itself_would_write(tmp_path: Path) -> None:
