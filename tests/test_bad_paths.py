@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import accucompare as ac
+from accucompare.text import with_article
 from tests.asked import grouped, looking
 from tests.compare.builder import item, write
 
