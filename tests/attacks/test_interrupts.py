@@ -81,7 +81,7 @@ finally:
 COMMANDS = {
     "capture": "capture case.py --out golden --overwrite --with-baseline bfloat16",
     "diff": "diff golden candidate --report r.html --json r.json",
-    "locate": "locate case.py --device cpu --golden golden --report r.html",
+    "locate": "locate case.py --device cpu --golden golden --report r.html --overwrite",
     "watch": "watch case.py --out log",
     "health": "health log --report r.html",
     "overflow": "overflow log --report r.html",
