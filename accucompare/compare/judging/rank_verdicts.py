@@ -243,10 +243,11 @@ def of_own_means(
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         if isinstance(outcome, BundleError) or task.pair.record.role not in GRADIENT_ROLES:
             continue
-        if outcome.verdict.status is Status.FAIL:
+        verdict = outcome.verdict
+        if verdict.status is Status.FAIL:
             wrong.append(place)
-        elif outcome.verdict.reason is not Reason.IDENTICAL:
-            remarks = outcome.verdict.remarks
+        elif verdict.status is Status.PASS and verdict.reason is not Reason.IDENTICAL:
+            remarks = verdict.remarks
             times[next((each.times for each in remarks if isinstance(each, TimesRanks)), 1.0)] += 1
     most = max(times, key=lambda each: times[each], default=None)
     for place in wrong:
