@@ -304,3 +304,19 @@ def test_dropout_that_each_rank_drew_by_itself_is_not_judged(tmp_path: Path) -> 
     comparison = ac.diff(tmp_path / "one", tmp_path / "ranks")
     assert comparison.exit_code == 2
     assert "capture both with dropout at 0" in comparison.conclusion
+
+
+@pytest.mark.parametrize("terms", [(1.0, 2.0), (2.0, 4.0)], ids=["sum", "mean"])
+def test_a_loss_of_each_ranks_own_batch_is_a_term(
+    tmp_path: Path, terms: tuple[float, float]
+) -> None:
+    def losses(values: Sequence[float]) -> list[Item]:
+        return [
+            item("", np.float32(each), parent=None, path="loss", rank=rank)
+            for rank, each in enumerate(values)
+        ]
+
+    halves = [(0, 0, range(3)), (1, 0, range(3, 6))]
+    candidate = [*with_batch(halves), *losses(terms)]
+    comparison = compared(tmp_path, [*ONE, *losses([3.0])], candidate, {"dp": 2})
+    assert {each.status.value for each in comparison.rows} == {"pass"}

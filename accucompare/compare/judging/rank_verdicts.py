@@ -78,7 +78,8 @@ def _settled(
         found = judge(summed)
         if found.verdict.status is Status.PASS:
             remark = ReducedHere(summed.reduced, ranks)
-            if gradient:
+            # a number of each rank's own batch, such as its loss, is a term, too
+            if gradient or (task.means and not candidate.shape):
                 return _remarked(replace(found, arranged=summed), remark)
             return replace(_failed(worst, remark), summed=summed)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
