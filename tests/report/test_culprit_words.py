@@ -16,7 +16,7 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
-from accucompare.compare.limits.baseline import limit
+from accucompare.compare.limits.baseline import excess_limit
 from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.origins.sites import Culprit
@@ -41,7 +41,7 @@ from tests.report.test_excel import (
     values,
 )
 
-MOST = limit(6, "float32")  # of the six elements that `pair` says were measured
+MOST = excess_limit(6, "float32")  # of the six elements that `pair` says were measured
 SPARSE = ["excess", "excess limit", "baseline relative L2", "noise"]
 FED = Manifest(capture={"feed": {"golden": "golden", "identity": "0123", "not_fed": []}})
 BASELINE = Side(
