@@ -13,6 +13,7 @@ import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts.mesh import UNKNOWN
 from accucompare.compare.layouts.unify import RankRecords
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
@@ -50,6 +51,7 @@ def as_one(
         complete=bundle.complete and not unequal,
         stopped=stopped,
         ranks=1,
+        mesh=first.mesh or {UNKNOWN: (0, bundle.ranks)},
         model=model,
         inputs=golden.inputs if steps and golden is not None else {},
         series=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -204,7 +205,9 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
     """Everything in a manifest, under dotted keys."""
     yield "complete", _value(manifest.complete)
     yield from flat("stopped", manifest.stopped or {})
-    yield "ranks", _value(manifest.ranks)
+    sizes = {name: size for name, (_, size) in manifest.mesh.items()}
+    yield "ranks", _value(max(manifest.ranks, math.prod(sizes.values())))  # put together: as of one
+    yield from flat("mesh", sizes)
     yield "steps", _value(len(manifest.steps))
     yield "records", _value(sum(step.records for step in manifest.steps))
     feed = manifest.capture.get("feed")
