@@ -110,3 +110,7 @@ def test_a_corrupt_part_is_found(tmp_path: Path) -> None:
         stored = bundle.stored(whole((4, 3), cut))
         with pytest.raises(RecordError, match=r"rank 1.*corrupt"):
             stored.read()
+        stored = bundle.stored(whole((4, 3), cut))
+        assert sum(len(block) for block in stored.blocks(0, 12)) == 12
+        with pytest.raises(RecordError, match=r"rank 1.*corrupt"):  # as a diff reads it
+            stored.verify()
