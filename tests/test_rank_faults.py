@@ -15,6 +15,8 @@ from benchmarks.ranks_trial import Setup, judge
 from planted.rank_faults import CATALOGUE
 from tests.forkserver import with_torch
 
+ROOT = Path(__file__).parents[1]
+
 #: Of each, in words, the reason that the first culprit has.
 FAULTS = {
     "tp2: partial not reduced in blocks.0.attention.o": "unreduced",
@@ -43,7 +45,8 @@ def main(folder: str) -> None:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, bool, str]]:
     folder = tmp_path_factory.mktemp("faults")
     program = "import sys; from tests.test_rank_faults import main; main(sys.argv[1])"
-    done = with_torch()(program, folder, cwd=folder, variables=os.environ)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = with_torch()(program, folder, cwd=folder, variables={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "told.json").read_text())  # type: ignore[no-any-return]
 
