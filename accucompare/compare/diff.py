@@ -203,7 +203,7 @@ class _Assigned(NamedTuple):
 
 def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     """Pair golden's records with the candidate's."""
-    renamings = list(options.renamings)
+    renamings = [] if opened.named.names else list(options.renamings)
     proposed = propose(*opened.models, renamings)
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]

@@ -5,6 +5,8 @@ from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.microbatches import Microbatches
+from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import (
     NameEvidence,
     PutBack,
@@ -30,12 +32,14 @@ __all__ = [
     "GivenLayout",
     "IncompleteError",
     "Mesh",
+    "Microbatches",
     "NameEvidence",
     "PutBack",
     "RankNames",
     "RankParts",
     "RankRecords",
     "StageOf",
+    "UnderGoldenNames",
     "Unified",
     "arrangements",
     "as_one",
