@@ -11,7 +11,12 @@ from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
 from accucompare.compare.judging import Sides
-from accucompare.compare.layouts import RankRecords, UnderGoldenNames, rows_of_ranks
+from accucompare.compare.layouts import (
+    RankRecords,
+    UnderGoldenNames,
+    of_first_stages,
+    rows_of_ranks,
+)
 from accucompare.compare.limits import LimitsInForce, check_feed
 from accucompare.compare.pair_limits import limits_in_force
 from accucompare.compare.pairing import Model, with_paths_of
@@ -112,6 +117,7 @@ def open_sides(
         theirs, candidate_records = named.bundle, named.records
         sides = (ours, golden_records), (theirs, candidate_records)
         rows, later = rows_of_ranks(*sides, microbatches=bool(named.schedule.first))
+        named.schedule.odd += of_first_stages(candidate_records, later, named.schedule)
         later = named.with_later_stages(later)
         ranks = [
             RankRecords.of(*side, own, holders) if side[0].manifest.ranks > 1 else None

@@ -5,7 +5,7 @@ from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
-from accucompare.compare.layouts.microbatches import Microbatches
+from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import (
     NameEvidence,
@@ -46,6 +46,7 @@ __all__ = [
     "global_tensors",
     "interleaved",
     "names_of_ranks",
+    "of_first_stages",
     "rank_parts",
     "read_layouts",
     "reordered",

@@ -128,7 +128,12 @@ def _placed(
         if len({call for call, _ in taken}) != 1:
             return None
         given[holder] = GivenRows(taken[0][0], _runs([row for _, row in taken]))
-    return None if left and not microbatches else given
+    if left and microbatches and len({call for call, _ in left}) == 1:
+        # a microbatch that no rank was given is missing from the next call of the last one
+        rank, call = max(candidate)
+        given[rank, call + 1] = GivenRows(left[0][0], _runs([row for _, row in left]))
+        left = []
+    return None if left else given
 
 
 def _runs(rows: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from accucompare.bundle.format import Record, Role
+from accucompare.compare.layouts.batch_rows import RowsOfRanks
 
 #: A rank, its stage's own name, and the step.
 _Place = tuple[int, str, int]
@@ -91,37 +92,21 @@ def schedule_of(records: Sequence[Record], firsts: Mapping[int, str]) -> Schedul
         records: of all ranks, under their own names.
         firsts: the outermost module of each rank that has the first stage.
     """
-    taken: dict[_Place, dict[int, list[str]]] = defaultdict(dict)
-    makers: dict[tuple[int, str], list[tuple[_Place, int]]] = defaultdict(list)
-    for record in records:
-        if record.parent is None and record.digest is not None:
-            place = record.rank, record.name, record.step
-            if record.role is Role.INPUT:
-                taken[place].setdefault(record.call, []).append(record.digest)
-            elif record.role is Role.OUTPUT:
-                makers[record.step, record.digest].append((place, record.call))
+    taken, sources = _taken(records, firsts)
     made = Schedule()
     for rank, name, step in taken:
         if firsts.get(rank) == name:
             made.first[rank, step] = rank
-    sources = {
-        (place, call): _source(place, digests, makers)
-        for place, calls in taken.items()
-        for call, digests in calls.items()
-        if firsts.get(place[0]) != place[1]
-    }
     for place, calls in taken.items():
         rank, name, step = place
-        if firsts.get(rank) == name:
-            continue
-        found = [_begin((place, call), sources) for call in sorted(calls)]
-        ranks = Counter(each[0][0] for each in found if each is not None)
-        if not ranks:
+        begun = [_begin((place, call), sources) for call in sorted(calls)]
+        ranks = Counter(each[0][0] for each in begun if each is not None and each[0][0] in firsts)
+        if firsts.get(rank) == name or not ranks:
             continue
         first = ranks.most_common(1)[0][0]
         made.first.setdefault((rank, step), first)
         many = len(taken[first, firsts[first], step])
-        own = tuple(None if each is None else each[1] for each in found)
+        own = tuple(None if each is None else each[1] for each in begun)
         told = Microbatches(rank, step, own, many)
         if told.is_odd:
             made.odd.append(told)
@@ -133,20 +118,39 @@ def schedule_of(records: Sequence[Record], firsts: Mapping[int, str]) -> Schedul
     return made
 
 
-def _source(
-    place: _Place,
-    digests: Iterable[str],
-    makers: Mapping[tuple[int, str], Sequence[tuple[_Place, int]]],
-) -> tuple[_Place, int] | None:
-    """The call whose output a call took; ``None`` if none is known."""
-    _, _, step = place
-    known = (each for digest in digests for each in makers.get((step, digest), ()))
-    return next((each for each in known if each[0] != place), None)
+#: A call of a stage, and the one whose output it took.
+_Sources = dict[tuple[_Place, int], tuple[_Place, int] | None]
 
 
-def _begin(
-    call: tuple[_Place, int] | None, sources: Mapping[tuple[_Place, int], tuple[_Place, int] | None]
-) -> tuple[_Place, int] | None:
+def _taken(
+    records: Iterable[Record], firsts: Mapping[int, str]
+) -> tuple[dict[_Place, dict[int, list[str]]], _Sources]:
+    """The digests of what the outermost calls took; and for those of later stages the calls that
+    gave it, each to one call if there are several alike."""
+    taken: dict[_Place, dict[int, list[str]]] = defaultdict(dict)
+    makers: dict[tuple[int, str], list[tuple[_Place, int]]] = defaultdict(list)
+    for record in records:
+        if record.parent is None and record.digest is not None:
+            place = record.rank, record.name, record.step
+            if record.role is Role.INPUT:
+                taken[place].setdefault(record.call, []).append(record.digest)
+            elif record.role is Role.OUTPUT:
+                makers[record.step, record.digest].append((place, record.call))
+    sources: _Sources = {}
+    for place, calls in taken.items():
+        if firsts.get(place[0]) == place[1]:
+            continue
+        used: set[tuple[_Place, int]] = set()
+        for call, digests in sorted(calls.items()):
+            known = [each for digest in digests for each in makers[place[2], digest]]
+            others = [each for each in known if each[0] != place]
+            free = (each for each in others if each not in used)
+            source = sources[place, call] = next(free, next(iter(others), None))
+            used |= {source} if source else set()
+    return taken, sources
+
+
+def _begin(call: tuple[_Place, int] | None, sources: _Sources) -> tuple[_Place, int] | None:
     """The first stage's call that a microbatch began with."""
     for _ in range(len(sources) + 1):
         if call is None or call not in sources:
@@ -166,6 +170,34 @@ def _numbers(taken: Sequence[int | None], many: int) -> list[int]:
         each if each is not None and first[each] == call else next(free)
         for call, each in enumerate(taken)
     ]
+
+
+def of_first_stages(
+    records: Iterable[Record], rows: RowsOfRanks, schedule: Schedule
+) -> list[Microbatches]:
+    """What the first stages' calls have in place of each microbatch once, in order.
+
+    Args:
+        records: of all ranks, under golden's names.
+        rows: of golden's batch that the calls have, or should have.
+    """
+    digests: dict[tuple[int, int], dict[int, list[str | None]]] = defaultdict(dict)
+    for record in records:
+        if not record.name and record.role is Role.INPUT:
+            digests[record.rank, record.step].setdefault(record.call, []).append(record.digest)
+    told = []
+    for (rank, step), calls in digests.items():
+        runs = {call: each.runs for (own, call), each in rows.get(step, {}).items() if own == rank}
+        if schedule.first.get((rank, step)) != rank or not runs:
+            continue
+        numbers = {each: number for number, each in enumerate(sorted(runs.values()))}
+        taken: dict[int, int] = {}
+        for call, given in sorted(calls.items()):
+            earlier = next((each for each in taken if calls[each] == given), call)
+            taken[call] = taken.get(earlier, numbers[runs[call]])
+        found = Microbatches(rank, step, tuple(taken.values()), len(numbers))
+        told += [found] if found.is_odd else []
+    return told
 
 
 def _times(
