@@ -20,7 +20,12 @@ from accucompare.compare.layouts import (
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
 from accucompare.compare.pairing import Pair
-from accucompare.compare.preflight_facts import NamesPutBack, OddMicrobatches, PreflightFinding
+from accucompare.compare.preflight_facts import (
+    About,
+    NamesPutBack,
+    OddMicrobatches,
+    PreflightFinding,
+)
 from accucompare.compare.rows import Row, Task
 
 
@@ -70,9 +75,18 @@ def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
     for each in named.schedule.odd:
         fact = OddMicrobatches((), each.step, each.doubled, each.dropped, each.order)
         odd.setdefault(fact, []).append(each.rank)
+    first = named.holders.begins.get("", frozenset())
     return [
         *(
-            PreflightFinding(msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))))
+            PreflightFinding(
+                msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))),
+                serious=not (fact.order and first.issuperset(ranks)),
+                about=(
+                    About.GIVEN
+                    if first.issuperset(ranks) and (fact.dropped or fact.doubled)
+                    else About.OTHER
+                ),
+            )
             for fact, ranks in odd.items()
         ),
         *(

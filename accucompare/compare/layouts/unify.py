@@ -35,7 +35,7 @@ from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.put_back import Holders
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import NotRecordedOn, PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
@@ -216,6 +216,13 @@ def unify(
         return unified._replace(pairs=list(pairs))
     for place, pair in enumerate(pairs):
         if pair.golden is None or pair.candidate is None:
+            held = (
+                None
+                if pair.golden is None or candidate is None
+                else candidate.holders.of(pair.golden)
+            )
+            if held is not None:
+                unified.unknown[place] = NotRecordedOn(tuple(sorted(held)))
             unified.pairs.append(
                 replace(
                     pair,
@@ -334,7 +341,10 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
         return {1}
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
-        many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
+        calls = len({call for _, call in rows.places})
+        many = {len({rank for rank, _ in rows.places}), calls}
+        if ranks.holders.modules:  # a schedule may run several times before an update
+            many |= {number for number in range(1, calls) if calls % number == 0}
         return {1, *many, rows.sizes[rows.batch], math.prod(many)}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
