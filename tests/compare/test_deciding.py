@@ -31,7 +31,7 @@ from accucompare.compare.runs.step_pairs import StepPair, settings_of
 from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words
 from accucompare.selection import Standard
 from benchmarks.mutants import deciding, near
 from tests.compare.builder import Item, compare, item, write
@@ -354,8 +354,8 @@ def off_in_common(
             (NORMAL, (NORMAL + shared * SHARED) * (1 + baseline + factor) + own * OWN, theirs),
         ),
     )
-    assert verdict_words.rule(found.verdict.limit) in ("common factor", "baseline")
-    return verdict_words.rule(found.verdict.limit) == "common factor"
+    assert limit_words.rule(found.verdict.limit) in ("common factor", "baseline")
+    return limit_words.rule(found.verdict.limit) == "common factor"
 
 
 decides("constants.COMMON_ROUNDINGS", 0.0080, 0.0088)(
@@ -386,7 +386,7 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
         updated(nothing, ones, "bfloat16", stored) for stored in (off, ones * (1 + 2.0**-8))
     )
     return (
-        verdict_words.rule(
+        limit_words.rule(
             fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.limit
         )
         == "last place"

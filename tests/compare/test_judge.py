@@ -19,7 +19,7 @@ from accucompare.compare.measuring.measure import measure_pair
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.rows.rows import STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from accucompare.text import with_article
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
@@ -90,7 +90,7 @@ def test_nan_payloads_and_signs_of_zero_are_no_difference_but_not_identical(tmp_
 
 def test_a_small_difference_is_ok(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=ONES), item(values=ONES + np.float32(1e-6)))
-    assert (row.reason, verdict_words.limit_words(row.verdict.limit)) == (
+    assert (row.reason, limit_words.judging_limits(row.verdict.limit)) == (
         Reason.OK,
         "rel_l2 0.0001",
     )
@@ -105,10 +105,7 @@ def test_a_difference_over_half_the_limit_is_near(tmp_path: Path) -> None:
 def test_float32_against_bfloat16_is_compared_by_value_and_is_no_failure(tmp_path: Path) -> None:
     values = np.linspace(-3, 3, 50, dtype=np.float32)
     row = only_row(tmp_path, item(values=values), item(values=values, dtype="bfloat16"))
-    assert (row.reason, verdict_words.rule(row.verdict.limit)) == (
-        Reason.OK,
-        "default for bfloat16",
-    )
+    assert (row.reason, limit_words.rule(row.verdict.limit)) == (Reason.OK, "default for bfloat16")
     assert row.metrics is not None
     assert 0 < row.metrics.rel_l2 < DTYPES["bfloat16"].rounding
 
@@ -221,7 +218,7 @@ def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, 
     )
     assert (
         row.reason,
-        verdict_words.limit_words(row.verdict.limit),
+        limit_words.judging_limits(row.verdict.limit),
         row.verdict.used,
         row.verdict.needed,
     ) == (Reason.INTRODUCED, "exact", math.inf, "")

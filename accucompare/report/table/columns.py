@@ -17,7 +17,7 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import Statistics
-from accucompare.report.words import layout_words, verdict_words
+from accucompare.report.words import layout_words, limit_words, verdict_words
 
 if TYPE_CHECKING:
     import pandas
@@ -210,7 +210,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "tolerance",
-        lambda row: verdict_words.limit_words(row.verdict.limit),
+        lambda row: limit_words.judging_limits(row.verdict.limit),
         TEXT,
         24,
         "judgement",
@@ -218,7 +218,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("status", attrgetter("status.value"), TEXT, 13, "judgement", folded=2),
     Column(
-        "rule", lambda row: verdict_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
+        "rule", lambda row: limit_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
     ),
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
     Column(

@@ -29,7 +29,7 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, preflight_words, verdict_words
+from accucompare.report.words import decision_words, limit_words, preflight_words, verdict_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -209,8 +209,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)}"
-                f" ({verdict_words.rule(verdict.limit)})"
+                f"  limit: {limit_words.judging_limits(verdict.limit)}"
+                f" ({limit_words.rule(verdict.limit)})"
             )
         )
     elif metrics is not None:
@@ -229,8 +229,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)}"
-                f" ({verdict_words.rule(verdict.limit)}){needed}"
+                f"  limit: {limit_words.judging_limits(verdict.limit)}"
+                f" ({limit_words.rule(verdict.limit)}){needed}"
             )
         )
 
