@@ -141,7 +141,7 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
     assert row.verdict.excess == pytest.approx(3.0, rel=1e-3)
     assert row.baseline == pytest.approx(1e-3, rel=1e-3)
     most = excess_limit(400, "float64")
-    assert row.verdict.used == pytest.approx(3.0 / most, rel=1e-3)
+    assert row.verdict.over_limit == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
     assert (
         row.reason,
@@ -170,7 +170,7 @@ def test_an_error_over_the_limit_fails_and_one_below_passes(tmp_path: Path, dtyp
         row = only_row(
             tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline
         )
-        assert (row.status, row.verdict.used) == (status, pytest.approx(share, rel=0.02))
+        assert (row.status, row.verdict.over_limit) == (status, pytest.approx(share, rel=0.02))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_the_same_bits_as_golden_are_identical_at_no_excess(tmp_path: Path) -> N
         item(values=VALUES),
         item(values=off(1e-3).astype(np.float32)),
     )
-    assert (row.reason, row.verdict.excess, row.verdict.used) == (Reason.IDENTICAL, 0.0, 0.0)
+    assert (row.reason, row.verdict.excess, row.verdict.over_limit) == (Reason.IDENTICAL, 0.0, 0.0)
 
 
 def test_a_permutation_of_all_three_changes_nothing(tmp_path: Path) -> None:

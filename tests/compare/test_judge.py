@@ -175,7 +175,11 @@ def test_nonfinite_on_one_side_fails_whatever_the_tolerance(
     tmp_path: Path, golden: list[float], candidate: list[float], detail: str
 ) -> None:
     row = only_row(tmp_path, item(values=golden), item(values=candidate), atol=1e300, rtol=1e300)
-    assert (row.reason, row.status, row.verdict.used) == (Reason.NON_FINITE, Status.FAIL, math.inf)
+    assert (row.reason, row.status, row.verdict.over_limit) == (
+        Reason.NON_FINITE,
+        Status.FAIL,
+        math.inf,
+    )
     assert verdict_words.detail(row) == f"{detail}; begins here"
     assert row.verdict.needed == ""
 
@@ -219,7 +223,7 @@ def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, 
     assert (
         row.reason,
         limit_words.judging_limits(row.verdict.limit),
-        row.verdict.used,
+        row.verdict.over_limit,
         row.verdict.needed,
     ) == (Reason.INTRODUCED, "exact", math.inf, "")
     assert verdict_words.detail(row) == "1 of 2 differ, and none may"
@@ -382,8 +386,8 @@ def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(
         found = verdict(
             item(values=[golden], digest="a"), item(values=[candidate], digest="b"), **{name: limit}
         )
-        assert found.used is not None
-        assert (found.status is Status.PASS) == (found.used <= 1.0)
+        assert found.over_limit is not None
+        assert (found.status is Status.PASS) == (found.over_limit <= 1.0)
 
 
 # Where an error comes from

@@ -289,7 +289,7 @@ def _row(row: Row, producer: int | None) -> dict[str, Any]:
         "tolerance": limit_words.judging_limits(verdict.limit),
         "rule": limit_words.rule(verdict.limit),
         "needed": verdict.needed,
-        "used": verdict.used,
+        "used": verdict.over_limit,
         "detail": verdict_words.detail(row),
         "excess": verdict.excess,
         "excess_limit": verdict.excess_limit,

@@ -86,10 +86,10 @@ def limit_on_error(row: Row) -> float | None:
     """The limit on the relative L2 error: the one in force, else error divided by multiple."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
-    used = row.verdict.used
-    if row.metrics is None or not used or not math.isfinite(used):
+    over_limit = row.verdict.over_limit
+    if row.metrics is None or not over_limit or not math.isfinite(over_limit):
         return None
-    implied = row.metrics.rel_l2 / used
+    implied = row.metrics.rel_l2 / over_limit
     return implied if implied > 0 and math.isfinite(implied) else None
 
 
@@ -188,7 +188,7 @@ COLUMNS: tuple[Column, ...] = (
         "relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
     ),
     Column("excess", attrgetter("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
-    Column("x limit", attrgetter("verdict.used"), EXCESS, 10, "judgement", scale=Scale.BAR),
+    Column("x limit", attrgetter("verdict.over_limit"), EXCESS, 10, "judgement", scale=Scale.BAR),
     Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
     Column("detail", verdict_words.detail, TEXT, 48, "judgement"),
     Column(

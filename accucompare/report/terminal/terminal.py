@@ -241,7 +241,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
         near = (row for row in but_plain(comparison.rows) if row.verdict.near and row.metrics)
-        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
+        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.over_limit or 0.0)
     if not rows:
         return
 
@@ -303,7 +303,7 @@ def _ranks_and_steps(comparison: Result) -> str:
     ranks, steps = found.ranks, found.steps
     parts = []
     if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
-        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
+        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.over_limit[failing]))[-1]]
         at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
         parts.append(
             f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank"
