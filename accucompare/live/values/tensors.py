@@ -122,6 +122,7 @@ def to_host(
                 if array is None:
                     if type(tensor) in _PLAIN:
                         _refuse_without_memory(tensor)
+                    devices.backend(tensor.device.type).refuse_in_graph(tensor.device)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
