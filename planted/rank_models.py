@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+from planted.pipeline_models import PIPELINES
 
 #: All ranks have as many rows of it.
 WORDS = 32
@@ -247,7 +248,7 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 #: Those of the fixtures; one device that computes as FSDP2 with mixed precision does; a model that
-#: is spread by hand; and more ranks.
+#: is spread by hand; more ranks; and pipelines.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
@@ -255,6 +256,7 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "hand_tp2": Layout({"tp": 2}, by_hand),
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
+    **PIPELINES,
 }
 
 
@@ -262,4 +264,6 @@ def ones(name: str) -> str:
     """The layout on one device, in float32."""
     if kind := ALL_LAYOUTS[name].transformer:
         return f"{kind}_one"
+    if name in PIPELINES:
+        return "tied_one" if name.startswith("tied") else "deep_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

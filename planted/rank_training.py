@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import nn
 
 import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: Tokens and labels.
@@ -40,6 +42,7 @@ class Run:
         before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
+        pipeline: what runs the model, if it is a stage of a pipeline.
     """
 
     layout: Layout
@@ -61,6 +64,7 @@ class Run:
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     first: int = 0
     norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
+    pipeline: Pipeline | None = None
 
     @property
     def place(self) -> int:
@@ -124,9 +128,10 @@ def train(
         model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        make = fused_model if ones(name) == "fused_one" else whole_model
-        model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
+        model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
+    if isinstance(layout, PipelineLayout):
+        run.pipeline = Pipeline(layout, model, mesh)
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
@@ -134,6 +139,15 @@ def train(
         for step in range(steps):
             _step(run, step)
             session.step()
+
+
+#: Makes the whole model, by the layout on one device.
+_MODELS: dict[str, Callable[..., Any]] = {
+    "one": whole_model,
+    "fused_one": fused_model,
+    "deep_one": deep_model,
+    "tied_one": functools.partial(deep_model, tied=True),
+}
 
 
 def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
@@ -146,14 +160,10 @@ def _step(run: Run, step: int) -> None:
     whole = whole_batch(run.first + step)
     own = run.batch(run, step, whole)
     count, ranks = run.divisor(run, whole, own)
-    parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
-    for number, (tokens, labels) in enumerate(parts):
-        quiet = run.unsynced(step, number == len(parts) - 1)
-        no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
-        with no_sync() if quiet else contextlib.nullcontext():
-            found = run.model(tokens)
-            logits = getattr(found, "logits", found)
-            loss_of(logits, labels, count, ranks).backward()
+    if run.pipeline is None:
+        _accumulate(run, step, own, count, ranks)
+    else:
+        run.pipeline.step(*own, count, ranks)
     if run.clip is not None:
         norm = torch.tensor(run.norm(run))
         nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
@@ -164,6 +174,18 @@ def _step(run: Run, step: int) -> None:
     for each in run.after_update:
         each(run, step)
     run.optimizer.zero_grad()
+
+
+def _accumulate(run: Run, step: int, own: Batch, count: int, ranks: float) -> None:
+    """Forwards and backwards of a rank's rows."""
+    parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
+    for number, (tokens, labels) in enumerate(parts):
+        quiet = run.unsynced(step, number == len(parts) - 1)
+        no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
+        with no_sync() if quiet else contextlib.nullcontext():
+            found = run.model(tokens)
+            logits = getattr(found, "logits", found)
+            loss_of(logits, labels, count, ranks).backward()
 
 
 def whole_norm(run: Run) -> float:

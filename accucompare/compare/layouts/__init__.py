@@ -5,6 +5,13 @@ from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.rank_names import (
+    NameEvidence,
+    PutBack,
+    RankNames,
+    StageOf,
+    names_of_ranks,
+)
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -23,13 +30,18 @@ __all__ = [
     "GivenLayout",
     "IncompleteError",
     "Mesh",
+    "NameEvidence",
+    "PutBack",
+    "RankNames",
     "RankParts",
     "RankRecords",
+    "StageOf",
     "Unified",
     "arrangements",
     "as_one",
     "global_tensors",
     "interleaved",
+    "names_of_ranks",
     "rank_parts",
     "read_layouts",
     "reordered",
