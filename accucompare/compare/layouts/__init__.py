@@ -4,6 +4,7 @@ from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
+from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
@@ -21,6 +22,7 @@ from accucompare.compare.layouts.unify import (
 __all__ = [
     "UNKNOWN",
     "GivenLayout",
+    "GoldenParts",
     "IncompleteError",
     "Mesh",
     "RankParts",
@@ -28,6 +30,7 @@ __all__ = [
     "Unified",
     "arrangements",
     "as_one",
+    "check_layout",
     "global_tensors",
     "interleaved",
     "rank_parts",
