@@ -4,6 +4,7 @@ from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
+from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.rank_names import (
     NameEvidence,
@@ -28,6 +29,7 @@ from accucompare.compare.layouts.unify import (
 __all__ = [
     "UNKNOWN",
     "GivenLayout",
+    "GoldenParts",
     "IncompleteError",
     "Mesh",
     "NameEvidence",
@@ -39,6 +41,7 @@ __all__ = [
     "Unified",
     "arrangements",
     "as_one",
+    "check_layout",
     "global_tensors",
     "interleaved",
     "names_of_ranks",

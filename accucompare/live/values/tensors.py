@@ -354,6 +354,22 @@ def local_part(tensor: Any) -> torch.Tensor:
     return found
 
 
+def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
+    """A ``DTensor`` that lies as another does, with another part of this rank; ``local`` itself if
+    ``like`` is none. The other ranks are not asked."""
+    if getattr(like, "_local_tensor", None) is None:
+        return local
+    made: torch.Tensor = type(like).from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with data of its own on this rank, oneDNN's layout made plain."""
     tensor = local_part(tensor)
