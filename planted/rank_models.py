@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+from planted.expert_models import EXPERT_LAYOUTS
 
 #: All ranks have as many rows of it.
 WORDS = 32
@@ -250,6 +251,7 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 #: is spread by hand; and more ranks.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
+    **EXPERT_LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
     "fused_one": Layout(),
     "hand_tp2": Layout({"tp": 2}, by_hand),
@@ -262,4 +264,6 @@ def ones(name: str) -> str:
     """The layout on one device, in float32."""
     if kind := ALL_LAYOUTS[name].transformer:
         return f"{kind}_one"
+    if name in EXPERT_LAYOUTS:
+        return f"{name.partition('_')[0]}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -15,6 +15,7 @@ from torch import nn
 
 import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from planted.expert_models import EXPERT_LAYOUTS, moe_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: Tokens and labels.
@@ -124,8 +125,12 @@ def train(
         model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        make = fused_model if ones(name) == "fused_one" else whole_model
-        model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
+        kind = ones(name).removesuffix("_one")
+        if name in EXPERT_LAYOUTS:
+            made: nn.Module = moe_model(kind, seed=seed)
+        else:
+            made = fused_model(seed=seed) if kind == "fused" else whole_model(seed=seed)
+        model = layout.spread(_rounded(made, dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
     for each in plant:
         each(run)
