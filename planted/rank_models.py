@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
 
 #: All ranks have as many rows of it.
 WORDS = 32
@@ -255,11 +256,15 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "hand_tp2": Layout({"tp": 2}, by_hand),
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
+    **(MEGATRON_LAYOUTS if has_megatron() else {}),
 }
 
 
 def ones(name: str) -> str:
     """The layout on one device, in float32."""
-    if kind := ALL_LAYOUTS[name].transformer:
+    layout = ALL_LAYOUTS[name]
+    if isinstance(layout, MegatronLayout):
+        return layout.one
+    if kind := layout.transformer:
         return f"{kind}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ from torch import nn
 
 import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from planted.megatron_models import (
+    MegatronLayout,
+    megatron_model,
+    megatron_optimizer,
+    megatron_step,
+)
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: Tokens and labels.
@@ -120,8 +126,11 @@ def train(
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if kind := layout.transformer:
-        model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
+    if isinstance(layout, MegatronLayout):
+        model: Any = megatron_model(layout, dtypes, seed)
+        layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
+    elif kind := layout.transformer:
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
         make = fused_model if ones(name) == "fused_one" else whole_model
@@ -130,7 +139,9 @@ def train(
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
+    # Megatron's optimizers are none of PyTorch's, but found when they step
+    loop = None if isinstance(layout, MegatronLayout) else run.optimizer
+    with ac.capture(model, str(out), overwrite=True, loop=loop) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
@@ -145,6 +156,23 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 def _step(run: Run, step: int) -> None:
     whole = whole_batch(run.first + step)
     own = run.batch(run, step, whole)
+    if isinstance(run.layout, MegatronLayout):
+        megatron_step(run, step, own)
+    else:
+        _forwards_and_backwards(run, step, whole, own)
+        if run.clip is not None:
+            norm = torch.tensor(run.norm(run))
+            nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
+    for each in run.before_update:
+        each(run, step)
+    if run.updates(step):
+        run.optimizer.step()
+    for each in run.after_update:
+        each(run, step)
+    run.optimizer.zero_grad()
+
+
+def _forwards_and_backwards(run: Run, step: int, whole: Batch, own: Batch) -> None:
     count, ranks = run.divisor(run, whole, own)
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
     for number, (tokens, labels) in enumerate(parts):
@@ -154,16 +182,6 @@ def _step(run: Run, step: int) -> None:
             found = run.model(tokens)
             logits = getattr(found, "logits", found)
             loss_of(logits, labels, count, ranks).backward()
-    if run.clip is not None:
-        norm = torch.tensor(run.norm(run))
-        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
-    for each in run.before_update:
-        each(run, step)
-    if run.updates(step):
-        run.optimizer.step()
-    for each in run.after_update:
-        each(run, step)
-    run.optimizer.zero_grad()
 
 
 def whole_norm(run: Run) -> float:
