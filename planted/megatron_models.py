@@ -296,7 +296,7 @@ def forward_step(batches: Iterator[SimpleNamespace], model: Any) -> Any:
     return output, loss_func
 
 
-def megatron_step(run: Any, step: int, batch: Any) -> None:
+def megatron_step(run: Any, batch: Any) -> None:
     """The forwards and backwards of a step, and all that Megatron does with its gradients."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 

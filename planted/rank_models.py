@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
 from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
+from planted.pipeline_models import PIPELINES
 
 #: All ranks have as many rows of it.
 WORDS = 32
@@ -248,7 +249,7 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 #: Those of the fixtures; one device that computes as FSDP2 with mixed precision does; a model that
-#: is spread by hand; and more ranks.
+#: is spread by hand; more ranks; and pipelines.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
@@ -257,6 +258,7 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
     **(MEGATRON_LAYOUTS if has_megatron() else {}),
+    **PIPELINES,
 }
 
 
@@ -267,4 +269,6 @@ def ones(name: str) -> str:
         return layout.one
     if kind := layout.transformer:
         return f"{kind}_one"
+    if name in PIPELINES:
+        return "tied_one" if name.startswith("tied") else "deep_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from planted.megatron_models import (
     megatron_optimizer,
     megatron_step,
 )
+from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: Tokens and labels.
@@ -46,6 +48,7 @@ class Run:
         before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
+        pipeline: what runs the model, if it is a stage of a pipeline.
     """
 
     layout: Layout
@@ -67,6 +70,7 @@ class Run:
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     first: int = 0
     norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
+    pipeline: Pipeline | None = None
 
     @property
     def place(self) -> int:
@@ -133,9 +137,10 @@ def train(
         model = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        make = fused_model if ones(name) == "fused_one" else whole_model
-        model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
+        model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
+    if isinstance(layout, PipelineLayout):
+        run.pipeline = Pipeline(layout, model, mesh)
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
@@ -145,6 +150,15 @@ def train(
         for step in range(steps):
             _step(run, step)
             session.step()
+
+
+#: Makes the whole model, by the layout on one device.
+_MODELS: dict[str, Callable[..., Any]] = {
+    "one": whole_model,
+    "fused_one": fused_model,
+    "deep_one": deep_model,
+    "tied_one": functools.partial(deep_model, tied=True),
+}
 
 
 def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
@@ -157,9 +171,13 @@ def _step(run: Run, step: int) -> None:
     whole = whole_batch(run.first + step)
     own = run.batch(run, step, whole)
     if isinstance(run.layout, MegatronLayout):
-        megatron_step(run, step, own)
+        megatron_step(run, own)
     else:
-        _forwards_and_backwards(run, step, whole, own)
+        count, ranks = run.divisor(run, whole, own)
+        if run.pipeline is None:
+            _accumulate(run, step, own, count, ranks)
+        else:
+            run.pipeline.step(*own, count, ranks)
         if run.clip is not None:
             norm = torch.tensor(run.norm(run))
             nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
@@ -172,8 +190,8 @@ def _step(run: Run, step: int) -> None:
     run.optimizer.zero_grad()
 
 
-def _forwards_and_backwards(run: Run, step: int, whole: Batch, own: Batch) -> None:
-    count, ranks = run.divisor(run, whole, own)
+def _accumulate(run: Run, step: int, own: Batch, count: int, ranks: float) -> None:
+    """Forwards and backwards of a rank's rows."""
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
     for number, (tokens, labels) in enumerate(parts):
         quiet = run.unsynced(step, number == len(parts) - 1)

@@ -68,8 +68,7 @@ def _of_stated(entry: Any, local: tuple[int, ...]) -> Shard | None:
             if run not in axis:
                 axis.append((int(run[0]), int(run[1])))
     if len(shapes) != 1 or any(
-        sum(count for _, count in axis) != length
-        for axis, length in zip(runs, local, strict=True)
+        sum(count for _, count in axis) != length for axis, length in zip(runs, local, strict=True)
     ):
         return None
     return _shard(shapes.pop(), runs)

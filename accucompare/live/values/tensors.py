@@ -122,6 +122,7 @@ def to_host(
                 if array is None:
                     if type(tensor) in _PLAIN:
                         _refuse_without_memory(tensor)
+                    devices.backend(tensor.device.type).refuse_in_graph(tensor.device)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
@@ -352,6 +353,22 @@ def local_part(tensor: Any) -> torch.Tensor:
     waits = getattr(local, "trigger_wait", None)  # of an AsyncCollectiveTensor
     found: torch.Tensor = local if waits is None else waits()
     return found
+
+
+def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
+    """A ``DTensor`` that lies as another does, with another part of this rank; ``local`` itself if
+    ``like`` is none. The other ranks are not asked."""
+    if getattr(like, "_local_tensor", None) is None:
+        return local
+    made: torch.Tensor = type(like).from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
