@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
 from planted.expert_models import EXPERT_LAYOUTS
+from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
 from planted.pipeline_models import PIPELINES
 
 #: All ranks have as many rows of it.
@@ -258,13 +259,17 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "hand_tp2": Layout({"tp": 2}, by_hand),
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
+    **(MEGATRON_LAYOUTS if has_megatron() else {}),
     **PIPELINES,
 }
 
 
 def ones(name: str) -> str:
     """The layout on one device, in float32."""
-    if kind := ALL_LAYOUTS[name].transformer:
+    layout = ALL_LAYOUTS[name]
+    if isinstance(layout, MegatronLayout):
+        return layout.one
+    if kind := layout.transformer:
         return f"{kind}_one"
     if name in PIPELINES:
         return "tied_one" if name.startswith("tied") else "deep_one"

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ from torch import nn
 import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
 from planted.expert_models import MOE_KINDS, moe_model
+from planted.megatron_models import (
+    MegatronLayout,
+    megatron_model,
+    megatron_optimizer,
+    megatron_step,
+)
 from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
@@ -125,8 +131,11 @@ def train(
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if kind := layout.transformer:
-        model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
+    if isinstance(layout, MegatronLayout):
+        model: Any = megatron_model(layout, dtypes, seed)
+        layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
+    elif kind := layout.transformer:
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
         model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
@@ -136,7 +145,9 @@ def train(
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
+    # Megatron's optimizers are none of PyTorch's, but found when they step
+    loop = None if isinstance(layout, MegatronLayout) else run.optimizer
+    with ac.capture(model, str(out), overwrite=True, loop=loop) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
@@ -161,14 +172,17 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 def _step(run: Run, step: int) -> None:
     whole = whole_batch(run.first + step)
     own = run.batch(run, step, whole)
-    count, ranks = run.divisor(run, whole, own)
-    if run.pipeline is None:
-        _accumulate(run, step, own, count, ranks)
+    if isinstance(run.layout, MegatronLayout):
+        megatron_step(run, own)
     else:
-        run.pipeline.step(*own, count, ranks)
-    if run.clip is not None:
-        norm = torch.tensor(run.norm(run))
-        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
+        count, ranks = run.divisor(run, whole, own)
+        if run.pipeline is None:
+            _accumulate(run, step, own, count, ranks)
+        else:
+            run.pipeline.step(*own, count, ranks)
+        if run.clip is not None:
+            norm = torch.tensor(run.norm(run))
+            nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
     for each in run.before_update:
         each(run, step)
     if run.updates(step):
