@@ -265,7 +265,7 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
     least = found.preset.least_steps
     shown = {
         "standard": found.standard,
-        "source": found.preset.source,
+        "source": training_words.STANDARD_SOURCES[found.standard],
         "passed": found.passed,
         "steps": found.steps,
         "least_steps": least,
