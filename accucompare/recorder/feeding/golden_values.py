@@ -79,7 +79,7 @@ class GoldenValues:
         """
         Args:
             rank: whose records of golden are taken.
-            renamings: of golden's layers, see ``compare.pairing.align.counterparts``.
+            renamings: of golden's layers, see ``compare.pairing.renames.counterparts``.
             round_to: the type to which golden's floating values are rounded; they keep their own.
             parts: of golden's tensors, for one of several ranks where golden is of one device.
         """
