@@ -25,14 +25,14 @@ from accucompare.compare.judging import (
     RowsOfStep,
     Sides,
     but_plain,
+    fail_left_terms,
+    judge_own_means,
     judge_with,
-    left_as_terms,
     of_failing_steps,
-    of_own_means,
     of_ranks,
     open_beside,
+    pass_used_terms,
     plain_count,
-    used_as_terms,
     why_not_proved,
     with_given,
     with_proofs,
@@ -294,9 +294,9 @@ def _judge(
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judge_with, sides)
-        used_as_terms(tasks, outcomes, judge)
-        of_own_means(tasks, outcomes, judge)
-        left_as_terms(tasks, outcomes, judge)
+        pass_used_terms(tasks, outcomes, judge)
+        judge_own_means(tasks, outcomes, judge)
+        fail_left_terms(tasks, outcomes, judge)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
