@@ -94,9 +94,14 @@ class Run:
 
     def module(self, name: str) -> Any:
         """A module by the name that it has on one device."""
+        if self.pipeline is not None:
+            return self.pipeline.named[name]
         return next(module for known, module in self.model.named_modules() if plain(known) == name)
 
     def parameter(self, name: str) -> Any:
+        if self.pipeline is not None:
+            module, _, leaf = name.rpartition(".")
+            return getattr(self.module(module), leaf)
         return next(each for known, each in self.model.named_parameters() if plain(known) == name)
 
 
