@@ -106,6 +106,7 @@ def train(
     clip: float | None = None,
     dtypes: Sequence[torch.dtype] = (),
     built: Callable[[Layout], Layout] = lambda layout: layout,
+    **recorded: Any,
 ) -> None:
     """Train as a layout says, under a capture. All ranks of the process group call it.
 
@@ -114,6 +115,7 @@ def train(
         seed: of the weights and the batches.
         dtypes: to which the weights are rounded in turn; by default the layout's.
         built: changes how it is spread.
+        recorded: options of the capture.
     """
     layout = built(ALL_LAYOUTS[name])
     dtypes = dtypes or [layout.dtype]
@@ -130,7 +132,7 @@ def train(
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
+    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer, **recorded) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
