@@ -16,6 +16,11 @@ def launched_as() -> tuple[int, int]:
         return 0, 1
 
 
+def is_of_launcher(variable: str) -> bool:
+    """Whether a launcher sets this variable."""
+    return variable.startswith(_VARIABLES)
+
+
 def as_one_process(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment without what a launcher has put there."""
-    return {name: value for name, value in environment.items() if not name.startswith(_VARIABLES)}
+    return {name: value for name, value in environment.items() if not is_of_launcher(name)}

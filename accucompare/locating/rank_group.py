@@ -58,6 +58,7 @@ class RankGroup:
         try:
             yield codes
         finally:
+            sys.stdout.flush()  # the launcher ends this process when another one ends
             self._tell({"code": codes[-1] if codes else _TROUBLE})
             self._all_heard()
 
