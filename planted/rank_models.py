@@ -14,6 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+from planted.expert_models import EXPERT_LAYOUTS
+from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
+from planted.pipeline_models import PIPELINES
 
 #: All ranks have as many rows of it.
 WORDS = 32
@@ -247,19 +250,29 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 #: Those of the fixtures; one device that computes as FSDP2 with mixed precision does; a model that
-#: is spread by hand; and more ranks.
+#: is spread by hand; more ranks; and pipelines.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
+    **EXPERT_LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
     "fused_one": Layout(),
     "hand_tp2": Layout({"tp": 2}, by_hand),
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
+    **(MEGATRON_LAYOUTS if has_megatron() else {}),
+    **PIPELINES,
 }
 
 
 def ones(name: str) -> str:
     """The layout on one device, in float32."""
-    if kind := ALL_LAYOUTS[name].transformer:
+    layout = ALL_LAYOUTS[name]
+    if isinstance(layout, MegatronLayout):
+        return layout.one
+    if kind := layout.transformer:
         return f"{kind}_one"
+    if name in PIPELINES:
+        return "tied_one" if name.startswith("tied") else "deep_one"
+    if name in EXPERT_LAYOUTS:
+        return f"{name.partition('_')[0]}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -6,6 +6,13 @@ from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.rank_names import (
+    NameEvidence,
+    PutBack,
+    RankNames,
+    StageOf,
+    names_of_ranks,
+)
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -25,14 +32,19 @@ __all__ = [
     "GoldenParts",
     "IncompleteError",
     "Mesh",
+    "NameEvidence",
+    "PutBack",
+    "RankNames",
     "RankParts",
     "RankRecords",
+    "StageOf",
     "Unified",
     "arrangements",
     "as_one",
     "check_layout",
     "global_tensors",
     "interleaved",
+    "names_of_ranks",
     "rank_parts",
     "read_layouts",
     "reordered",

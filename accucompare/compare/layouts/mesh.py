@@ -69,11 +69,18 @@ class Mesh:
         used = self.without(kept)
         several = len({call for _, call in rows}) > 1
         batch = "+".join((*used, "calls") if several or not used else used)
+        # another rank may have been given another of golden's calls
+        used_places = {
+            name: sorted({self.along((rank, 0), [name]) for rank, _ in rows}) for name in kept
+        }
         places = {
-            (rank, call): (runs.index(each.runs), *self.along((rank, 0), kept))
+            (rank, call): (
+                runs.index(each.runs),
+                *(held.index(self.along((rank, 0), [name])) for name, held in used_places.items()),
+            )
             for (rank, call), each in rows.items()
         }
-        sizes = {batch: len(runs), **{name: self.sizes[name] for name in kept}}
+        sizes = {batch: len(runs), **{name: len(held) for name, held in used_places.items()}}
         if len(set(places.values())) < len(places) or len(places) < math.prod(sizes.values()):
             return None
         return Mesh(sizes, places, batch, tuple(runs))
