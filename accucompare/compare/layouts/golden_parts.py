@@ -21,6 +21,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.unify import (
@@ -38,9 +39,6 @@ from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: Elements of a tensor that are read to tell its layout, in so many stretches of it.
 _SAMPLED, _STRETCHES = 1 << 14, 8
-#: Values further from golden than this, or than this part of the likeliest way's distance, tell
-#: nothing of a layout. Of unrelated tensors the distance is 1.4.
-_TELLS_NOTHING = 0.5
 
 
 class GoldenParts:
@@ -220,7 +218,7 @@ class _Ways:
         ]
         least = min(known, default=(math.inf, 0, 1.0))
         first = self._distances.get((0, least[2]), math.inf)
-        tells = least[0] < _TELLS_NOTHING * (1.0 if least[1] == 0 else min(1.0, first))
+        tells = least[0] < TELLS_LAYOUT * (1.0 if least[1] == 0 else min(1.0, first))
         return least if tells else (math.inf, 0, least[2])
 
     @property
