@@ -42,7 +42,7 @@ from accucompare.numbers import Statistics
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
 #: with fewer keys than queries.
-_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
 class RankRecords(NamedTuple):
@@ -458,7 +458,7 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
 
 
 def interleaved(
-    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = FUSED
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
