@@ -97,7 +97,11 @@ def on_cpu() -> None:
     torch.Tensor.type = as_on_gpu  # type: ignore[method-assign]
     import megatron.core.tensor_parallel.random as random
 
+    from megatron.core.transformer.moe import moe_utils
+
     random.CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 asks for it without having it
+        moe_utils.te_general_gemm = None
 
 
 def has_megatron() -> bool:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from accucompare.bundle.format import Shard
+from accucompare.bundle.format import Role, Shard
 from accucompare.live.around import Dimensions, silence
 from accucompare.live.modules import Modules
 
 #: The dimension along which parameters are cut.
 _TENSOR = "tp"
+#: Of a layer, by part of its class's name, the axis of its weight that is cut; and what is cut
+#: likewise.
+_LAYERS = {"ColumnParallel": 0, "RowParallel": 1}
+_CUT = {0: (Role.OUTPUT, Role.GRAD_OUTPUT), 1: (Role.INPUT, Role.GRAD_INPUT)}
 #: The most runs of a whole tensor that a rank's elements may be.
 _MOST_RUNS = 4096
 
@@ -91,6 +95,30 @@ def _shard(shape: tuple[int, ...], runs: Sequence[Sequence[_Run]]) -> Shard:
     several = any(len(axis) > 1 for axis in runs)
     start = tuple(axis[0][0] for axis in runs)
     return Shard(shape, start, mesh=(_TENSOR,), runs=tuple(map(tuple, runs)) if several else ())
+
+
+def cut_values(
+    modules: Modules, parts: Mapping[int, Shard | None]
+) -> Iterator[tuple[Any, tuple[Role, ...], int, tuple[_Run, ...]]]:
+    """Layers whose outputs or inputs are cut as their weight is: the layer, the roles, the length
+    of the last axis, and its runs. ``parts``: of parameters, by their ids."""
+    for module in modules.named.values():
+        kind, weight = type(module).__name__, module._parameters.get("weight")
+        shard = parts.get(id(weight))
+        axis = next((axis for name, axis in _LAYERS.items() if name in kind), None)
+        if weight is None or shard is None or axis is None or weight.dim() != 2:
+            continue
+        length = weight.shape[axis]
+        if length != shard.shape[axis]:
+            runs = shard.runs[axis] if shard.runs else ((shard.start[axis], length),)
+            yield module, _CUT[axis], shard.shape[axis], runs
+
+
+def cut_last(local: tuple[int, ...], whole: int, runs: tuple[_Run, ...]) -> Shard | None:
+    """The layout of a value whose last axis is cut; ``None`` if it has another length."""
+    if not local or sum(count for _, count in runs) != local[-1]:
+        return None
+    return _shard((*local[:-1], whole), [*([(0, length)] for length in local[:-1]), runs])
 
 
 def kept_parts(

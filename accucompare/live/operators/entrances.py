@@ -37,7 +37,7 @@ _MEGATRON = "megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"
 
 
 def clipping() -> dict[tuple[Any, str], frozenset[str]]:
-    """The functions that clippers of gradients call first, by module and name, and their callers."""
+    """The functions that clippers of gradients call first, by module and name; their callers."""
     module = sys.modules.get(_MEGATRON[0])
     if module is None:
         return _CLIPPING
