@@ -96,7 +96,6 @@ def on_cpu() -> None:
 
     torch.Tensor.type = as_on_gpu  # type: ignore[method-assign]
     import megatron.core.tensor_parallel.random as random
-
     from megatron.core.transformer.moe import moe_utils
 
     random.CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
@@ -201,12 +200,27 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         share_embeddings_and_output_weights=True,
     )
     _load(model, layout, dtypes, seed)
+    for module in model.modules():
+        if type(module).__name__ == "TopKRouter":
+            count_all_tokens(module)
     if dtype is torch.bfloat16:
         model = Float16Module(config, model)
     grads = DistributedDataParallelConfig(
         grad_reduce_in_fp32=dtype is torch.bfloat16, use_distributed_optimizer=layout.sharded
     )
     return DistributedDataParallel(config, grads, model)
+
+
+def count_all_tokens(router: Any) -> None:
+    """Mend Megatron's auxiliary loss: 0.16.1 takes a rank's share of the tokens for all of them."""
+    attach = router.attach_and_log_load_balancing_loss
+
+    def mended(activation: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        count = activation.shape[0] * router.tp_cp_group.size()
+        kwargs["valid_token_count"] = count
+        return attach(activation, *args, **kwargs)
+
+    router.attach_and_log_load_balancing_loss = mended
 
 
 def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
