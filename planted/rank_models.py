@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
+from planted.expert_models import EXPERT_LAYOUTS
 from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
 from planted.pipeline_models import PIPELINES
 
@@ -252,6 +253,7 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 #: is spread by hand; more ranks; and pipelines.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
+    **EXPERT_LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
     "fused_one": Layout(),
     "hand_tp2": Layout({"tp": 2}, by_hand),
@@ -271,4 +273,6 @@ def ones(name: str) -> str:
         return f"{kind}_one"
     if name in PIPELINES:
         return "tied_one" if name.startswith("tied") else "deep_one"
+    if name in EXPERT_LAYOUTS:
+        return f"{name.partition('_')[0]}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

@@ -16,6 +16,7 @@ from torch import nn
 
 import accucompare as ac
 from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from planted.expert_models import MOE_KINDS, moe_model
 from planted.megatron_models import (
     MegatronLayout,
     megatron_model,
@@ -158,6 +159,7 @@ _MODELS: dict[str, Callable[..., Any]] = {
     "fused_one": fused_model,
     "deep_one": deep_model,
     "tied_one": functools.partial(deep_model, tied=True),
+    **{name: functools.partial(moe_model, kind) for name, kind in MOE_KINDS.items()},
 }
 
 

@@ -108,7 +108,7 @@ def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: De
 def test_a_tensor_of_a_graph_that_is_being_captured_is_unreadable(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accucompare.devices.backend", lambda type: Streams())
+    monkeypatch.setattr("accucompare.devices.backend", lambda kind: Streams())
     there = torch.randn(3, 4).t()  # not contiguous: it is copied as one of a device would be
     assert to_host(there).layout is Layout.STRIDED
     device.capturing = True
