@@ -19,8 +19,8 @@ from fixtures.parallel import GROUPS, HEADS, LENGTH, VOCABULARY, WIDTH, Layout
 
 #: Of one layer of the MLP; gate and up are fused, and have twice as many.
 _INNER = 24
-#: Rows of the embedding: the vocabulary and its padding.
-PADDED = 32
+#: Rows of the embedding: the vocabulary, padded to a multiple of 2 for each rank; 32 on 2 ranks.
+_MULTIPLE = 2
 #: Rows of one microbatch.
 _MICRO = 2
 _LAYERS = 2
@@ -35,7 +35,6 @@ class MegatronLayout(Layout):
         experts: of each layer's mixture; a plain MLP if 0.
         sharded: whether the optimizer is the distributed one.
         changes: to the model's configuration.
-        padded: the rows of the embedding.
         per_token: whether the loss is the mean over all tokens, or that of the microbatches' means.
     """
 
@@ -43,13 +42,18 @@ class MegatronLayout(Layout):
     experts: int = 0
     sharded: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
-    padded: int = PADDED
     per_token: bool = True
 
     @property
     def one(self) -> str:
         """The layout on one device."""
         return "megatron_moe_one" if self.experts else "megatron_one"
+
+    @property
+    def padded(self) -> int:
+        """The rows of the embedding."""
+        each = _MULTIPLE * self.size("tp")
+        return -(-VOCABULARY // each) * each
 
     def size(self, name: str) -> int:
         return self.mesh.get(name, 1)
@@ -203,12 +207,24 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     for module in model.modules():
         if type(module).__name__ == "TopKRouter":
             count_all_tokens(module)
+    if model.post_process:
+        model.output_layer.register_forward_hook(without_padding)
     if dtype is torch.bfloat16:
         model = Float16Module(config, model)
     grads = DistributedDataParallelConfig(
         grad_reduce_in_fp32=dtype is torch.bfloat16, use_distributed_optimizer=layout.sharded
     )
     return DistributedDataParallel(config, grads, model)
+
+
+def without_padding(layer: Any, args: Any, output: Any) -> Any:
+    """No word of the padding has a probability: it is no part of the loss."""
+    from megatron.core import parallel_state
+
+    logits, bias = output
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+    padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
+    return logits.masked_fill(padding, -1e4), bias
 
 
 def count_all_tokens(router: Any) -> None:
