@@ -22,7 +22,9 @@ from rich.console import Console
 from benchmarks.ranks_group import Group, Training, groups
 from benchmarks.ranks_report import as_json, missed, tables, unmet
 from benchmarks.ranks_trial import CleanPair, Setup, Trial, change, compare_clean, judge
-from planted.rank_faults import CATALOGUE, RankFault
+from planted.megatron_faults import MEGATRON_FAULTS
+from planted.rank_faults import CATALOGUE as OTHERS
+from planted.rank_faults import RankFault
 from planted.rank_models import ALL_LAYOUTS, ones
 
 _ABOUT = """Each trial is a training of two steps by gloo processes with one fault on some ranks,
@@ -31,6 +33,7 @@ fault of some ranks, these ranks. Beside it: the first global tensor over its li
 rank the first tensor of golden's shape over a fixed tolerance. A fault that changes no rank's
 records by more than rounding is invisible and does not count."""
 
+CATALOGUE = (*OTHERS, *MEGATRON_FAULTS)
 #: The largest norm of gradients, where they are clipped.
 _CLIP = 0.1
 #: Trainings whose gradients are clipped rightly.

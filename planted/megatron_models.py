@@ -47,6 +47,8 @@ class MegatronLayout(Layout):
     @property
     def one(self) -> str:
         """The layout on one device."""
+        if self.changes:
+            return "megatron_gate_one"
         return "megatron_moe_one" if self.experts else "megatron_one"
 
     @property
@@ -207,6 +209,8 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     for module in model.modules():
         if type(module).__name__ == "TopKRouter":
             count_all_tokens(module)
+        if config.attention_output_gate and type(module).__name__ == "SelfAttention":
+            _slice_gate(module, model)
     if model.post_process:
         model.output_layer.register_forward_hook(without_padding)
     if dtype is torch.bfloat16:
@@ -225,6 +229,23 @@ def without_padding(layer: Any, args: Any, output: Any) -> Any:
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
     padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
     return logits.masked_fill(padding, -1e4), bias
+
+
+def _slice_gate(attention: Any, model: Any) -> None:
+    """Where ranks share a group of heads, a rank's gate is that of its own heads: megatron-core
+    0.16.1 takes all."""
+    parts = max(attention.world_size // GROUPS, 1)
+    model.gate_part = lambda rank: rank % parts
+    make = attention.get_query_key_value_tensors
+
+    def sliced(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core import parallel_state
+
+        query, key, value, gate = make(*args, **kwargs)
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        return query, key, value, gate.chunk(parts, 2)[model.gate_part(rank)]
+
+    attention.get_query_key_value_tensors = sliced
 
 
 def count_all_tokens(router: Any) -> None:
@@ -349,6 +370,7 @@ def megatron_step(run: Any, batch: Any) -> None:
     )
 
 
+_GATED = {"attention_output_gate": True}
 _TP2 = MegatronLayout({"tp": 2})
 #: By the name of each.
 MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
@@ -361,5 +383,7 @@ MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
     "megatron_pp2": MegatronLayout({"pp": 2}),
     "megatron_tp2pp2": MegatronLayout({"pp": 2, "tp": 2}, sequence=True),
     "megatron_moe_one": MegatronLayout(experts=4),
+    "megatron_gate_one": MegatronLayout(changes=_GATED),
+    "megatron_gate_tp4": MegatronLayout({"tp": 4}, changes=_GATED),
     "megatron_moe_sp2": replace(_TP2, sequence=True, experts=4),
 }
