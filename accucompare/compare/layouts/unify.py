@@ -34,6 +34,12 @@ from accucompare.compare.layouts.batch_rows import GivenRows, Holder, RowsOfRank
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.put_back import Holders
+from accucompare.compare.layouts.padding import (
+    padded_shape,
+    paddings,
+    with_padding,
+    without_padding,
+)
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
@@ -214,6 +220,7 @@ def unify(
         each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
+    padding = set() if candidate is None else paddings(pairs, candidate.groups)
     for place, pair in enumerate(pairs):
         if pair.golden is None or pair.candidate is None:
             unified.pairs.append(
@@ -230,6 +237,8 @@ def unify(
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
+        if isinstance(found, PairRemark) and golden is None and candidate is not None:
+            found = _padded(pair.golden, pair.candidate, candidate, padding) or found
         if isinstance(found, PairRemark):
             unified.unknown[place] = found
             unified.pairs.append(pair)
@@ -308,6 +317,25 @@ def _both_sides(
     if isinstance(first, GlobalRecord) and not first.same:
         *_, first = with_sums(first, ())
     return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
+
+
+def _padded(
+    ours: Record, theirs: Record, candidate: RankRecords, known: Iterable[tuple[int, int]]
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | None:
+    """The pair without what a vocabulary was padded with; ``None`` if that is not what differs."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = padded_shape(ours, group, mesh, known)
+    if found is None:
+        return None
+    axis, shape = found
+    first = with_padding(ours, shape, _global)
+    with contextlib.suppress(IncompleteError):
+        own, *others = global_tensors(group, mesh, shape)
+        if first is not ours:
+            return first, own, tuple(others)
+        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
+        return ours, own, tuple(others)
+    return None
 
 
 _Group = tuple[Mapping[Holder, Record], Mesh]
