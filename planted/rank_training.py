@@ -14,11 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 import accucompare as ac
-from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from fixtures.parallel import Layout, loss_of, transformer, whole_model
+from planted.context_models import context_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
-#: Tokens and labels.
-Batch = tuple[torch.Tensor, torch.Tensor]
+#: What the model is given, tokens first; and the labels at last.
+Batch = tuple[torch.Tensor, ...]
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "fused_one": fused_model,
+    "context_one": context_model,
+    "context_ids_one": context_model,
+}
 
 
 @dataclass
@@ -75,11 +81,9 @@ class Run:
         return self.mesh.get_group(name)
 
     def own(self, whole: Batch, place: int | None = None) -> Batch:
-        """A place's rows of a batch; by default this rank's."""
-        each = ROWS // self.layout.data_ranks
-        first = (self.place if place is None else place) * each
-        tokens, labels = whole
-        return tokens[first : first + each], labels[first : first + each]
+        """A place's part of a batch; by default this rank's."""
+        found: Batch = self.layout.own(whole, self.place if place is None else place)
+        return found
 
     def module(self, name: str) -> Any:
         """A module by the name that it has on one device."""
@@ -124,7 +128,7 @@ def train(
         model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        make = fused_model if ones(name) == "fused_one" else whole_model
+        make = _MODELS.get(ones(name), whole_model)
         model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
     for each in plant:
@@ -143,15 +147,15 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 
 
 def _step(run: Run, step: int) -> None:
-    whole = whole_batch(run.first + step)
+    whole = run.layout.whole_batch(run.first + step)
     own = run.batch(run, step, whole)
     count, ranks = run.divisor(run, whole, own)
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
-    for number, (tokens, labels) in enumerate(parts):
+    for number, (*given, labels) in enumerate(parts):
         quiet = run.unsynced(step, number == len(parts) - 1)
         no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
         with no_sync() if quiet else contextlib.nullcontext():
-            found = run.model(tokens)
+            found = run.model(*given)
             logits = getattr(found, "logits", found)
             loss_of(logits, labels, count, ranks).backward()
     if run.clip is not None:
@@ -182,7 +186,7 @@ def whole_norm(run: Run) -> float:
 
 
 def _count(batch: Batch) -> int:
-    return int((batch[1] != -100).sum())
+    return int((batch[-1] != -100).sum())
 
 
 def _mesh(layout: Layout) -> Any:
