@@ -168,9 +168,9 @@ class Bench:
                 math.inf if fault.certain else self.rise(comparison, fault, fed.path, clean.path)
             )
             shows = [
-                row.verdict.used
+                row.verdict.over_limit
                 for row in comparison.rows
-                if _shows(row, fault) and row.verdict.used is not None
+                if _shows(row, fault) and row.verdict.over_limit is not None
             ]
             trial.used = max(shows, default=None)
             _note(trial, "fed, baseline", comparison.culprits, fault)

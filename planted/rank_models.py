@@ -14,6 +14,9 @@ from torch.nn import functional
 
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
 from planted.context_models import CONTEXT_LAYOUTS, ContextLayout
+from planted.expert_models import EXPERT_LAYOUTS
+from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
+from planted.pipeline_models import PIPELINES
 from planted.sharded_layers import Column, Head, Row, Words
 
 #: All ranks have as many rows of it.
@@ -133,23 +136,32 @@ def _mlp_alone(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 #: Those of the fixtures; one device that computes as FSDP2 with mixed precision does; a model that
-#: is spread by hand; and more ranks.
+#: is spread by hand; more ranks; and pipelines.
 ALL_LAYOUTS: dict[str, Layout] = {
     **LAYOUTS,
+    **EXPERT_LAYOUTS,
     **CONTEXT_LAYOUTS,
     "mixed_one": replace(LAYOUTS["fsdp2_bfloat16"], mesh={"dp": 1}),
     "fused_one": Layout(),
     "hand_tp2": Layout({"tp": 2}, by_hand),
     "tp4": Layout({"tp": 4}, _mlp_alone),
     "tp8": Layout({"tp": 8}, _mlp_alone),
+    **(MEGATRON_LAYOUTS if has_megatron() else {}),
+    **PIPELINES,
 }
 
 
 def ones(name: str) -> str:
     """The layout on one device, in float32."""
     layout = ALL_LAYOUTS[name]
-    if kind := layout.transformer:
-        return f"{kind}_one"
     if isinstance(layout, ContextLayout):
         return "context_ids_one" if layout.ids else "context_one"
+    if isinstance(layout, MegatronLayout):
+        return layout.one
+    if kind := layout.transformer:
+        return f"{kind}_one"
+    if name in PIPELINES:
+        return "tied_one" if name.startswith("tied") else "deep_one"
+    if name in EXPERT_LAYOUTS:
+        return f"{name.partition('_')[0]}_one"
     return "fused_one" if name in ("fused_one", "hand_tp2") else "one"

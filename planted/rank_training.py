@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch import nn
 import accucompare as ac
 from fixtures.parallel import Layout, loss_of, transformer, whole_model
 from planted.context_models import context_model
+from planted.expert_models import MOE_KINDS, moe_model
+from planted.megatron_models import (
+    MegatronLayout,
+    megatron_model,
+    megatron_optimizer,
+    megatron_step,
+)
+from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
 #: What the model is given, tokens first; and the labels at last.
 Batch = tuple[torch.Tensor, ...]
-_MODELS: dict[str, Callable[..., nn.Module]] = {
-    "fused_one": fused_model,
-    "context_one": context_model,
-    "context_ids_one": context_model,
-}
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Run:
         before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
+        pipeline: what runs the model, if it is a stage of a pipeline.
     """
 
     layout: Layout
@@ -67,6 +72,7 @@ class Run:
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     first: int = 0
     norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
+    pipeline: Pipeline | None = None
 
     @property
     def place(self) -> int:
@@ -124,20 +130,38 @@ def train(
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if kind := layout.transformer:
-        model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
+    if isinstance(layout, MegatronLayout):
+        model: Any = megatron_model(layout, dtypes, seed)
+        layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
+    elif kind := layout.transformer:
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        make = _MODELS.get(ones(name), whole_model)
-        model = layout.spread(_rounded(make(seed=seed), dtypes), mesh)
+        model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
+    if isinstance(layout, PipelineLayout):
+        run.pipeline = Pipeline(layout, model, mesh)
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
+    # Megatron's optimizers are none of PyTorch's, but found when they step
+    loop = None if isinstance(layout, MegatronLayout) else run.optimizer
+    with ac.capture(model, str(out), overwrite=True, loop=loop) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
+
+
+#: Makes the whole model, by the layout on one device.
+_MODELS: dict[str, Callable[..., Any]] = {
+    "one": whole_model,
+    "fused_one": fused_model,
+    "context_one": context_model,
+    "context_ids_one": context_model,
+    "deep_one": deep_model,
+    "tied_one": functools.partial(deep_model, tied=True),
+    **{name: functools.partial(moe_model, kind) for name, kind in MOE_KINDS.items()},
+}
 
 
 def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
@@ -149,7 +173,28 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 def _step(run: Run, step: int) -> None:
     whole = run.layout.whole_batch(run.first + step)
     own = run.batch(run, step, whole)
-    count, ranks = run.divisor(run, whole, own)
+    if isinstance(run.layout, MegatronLayout):
+        megatron_step(run, own)
+    else:
+        count, ranks = run.divisor(run, whole, own)
+        if run.pipeline is None:
+            _accumulate(run, step, own, count, ranks)
+        else:
+            run.pipeline.step(own[0], own[-1], count, ranks)
+        if run.clip is not None:
+            norm = torch.tensor(run.norm(run))
+            nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
+    for each in run.before_update:
+        each(run, step)
+    if run.updates(step):
+        run.optimizer.step()
+    for each in run.after_update:
+        each(run, step)
+    run.optimizer.zero_grad()
+
+
+def _accumulate(run: Run, step: int, own: Batch, count: int, ranks: float) -> None:
+    """Forwards and backwards of a rank's rows."""
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
     for number, (*given, labels) in enumerate(parts):
         quiet = run.unsynced(step, number == len(parts) - 1)
@@ -158,16 +203,6 @@ def _step(run: Run, step: int) -> None:
             found = run.model(*given)
             logits = getattr(found, "logits", found)
             loss_of(logits, labels, count, ranks).backward()
-    if run.clip is not None:
-        norm = torch.tensor(run.norm(run))
-        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
-    for each in run.before_update:
-        each(run, step)
-    if run.updates(step):
-        run.optimizer.step()
-    for each in run.after_update:
-        each(run, step)
-    run.optimizer.zero_grad()
 
 
 def whole_norm(run: Run) -> float:

@@ -76,7 +76,7 @@ def judged(
 
 
 def culprit(row: Row, **more: Any) -> Culprit:
-    excess = row.verdict.excess if row.verdict.excess is not None else row.verdict.used
+    excess = row.verdict.excess if row.verdict.excess is not None else row.verdict.over_limit
     return Culprit(row.module, 0, "module", "", row, excess or 0.0, row.reason, **more)
 
 

@@ -102,11 +102,18 @@ class Mesh:
         used = [name for name in used if name not in sequence]
         several = len({call for _, call in rows}) > 1
         batch = "+".join((*used, "calls") if several or not used else used)
-        sizes = {batch: len(runs), **{name: self.sizes[name] for name in kept}}
+        # another rank may have been given another of golden's calls
+        used_places = {
+            name: sorted({self.along((rank, 0), [name]) for rank, _ in rows}) for name in kept
+        }
         places = {
-            (rank, call): (runs.index(each.runs), *self.along((rank, 0), kept))
+            (rank, call): (
+                runs.index(each.runs),
+                *(held.index(self.along((rank, 0), [name])) for name, held in used_places.items()),
+            )
             for (rank, call), each in rows.items()
         }
+        sizes = {batch: len(runs), **{name: len(held) for name, held in used_places.items()}}
         made = Mesh(sizes, places, batch, tuple(runs))
         if len(columns) > 1:
             name = "+".join(sequence) or "sequence"

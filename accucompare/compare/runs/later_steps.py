@@ -151,7 +151,7 @@ def _judged(
         reason=Reason.OK,
         limit=LimitOfKind(LimitKind.ENVELOPE, limit),
         smallest=(),
-        used=metrics.rel_l2 / limit,
+        over_limit=metrics.rel_l2 / limit,
         remarks=(FreeUpdates(max(known), len(known)),),
         rel_l2_limit=limit,
         excess_limit=None,

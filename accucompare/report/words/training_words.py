@@ -20,7 +20,7 @@ from accucompare.compare.runs import (
     TrainingResult,
     Wander,
 )
-from accucompare.report.words import preflight_words, verdict_words
+from accucompare.report.words import limit_words, preflight_words
 from accucompare.text import counted
 
 _SETTINGS_SHOWN = 5
@@ -98,7 +98,7 @@ def evidence(parting: Parting) -> str:
         metrics = parting.row.metrics
         known = metrics is not None and not metrics.nothing_finite
         error = f", relative L2 {metrics.rel_l2:.2e}" if metrics is not None and known else ""
-        judged = verdict_words.limit_words(parting.row.verdict.limit)
+        judged = limit_words.judging_limits(parting.row.verdict.limit)
         return f"{parting.row.place}{error}" + (f" (limit {judged})" if judged else "")
     return f"other digests of the {'batch' if parting.rung is Rung.DATA else 'parameters'}"
 
