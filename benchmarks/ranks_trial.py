@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Setup:
         layout: of ``planted.rank_models``.
         dtype: of the weights, or of what is computed with them.
         clip: whether gradients are clipped.
+        fed: whether each rank is fed with its part of golden.
     """
 
     layout: str
@@ -45,6 +46,7 @@ class Setup:
     seed: int = 5
     steps: int = 2
     clip: bool = False
+    fed: bool = False
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -52,7 +54,8 @@ class Setup:
 
     def __str__(self) -> str:
         clip = ", clipped" if self.clip else ""
-        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}"
+        fed = ", fed" if self.fed else ""
+        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}{fed}"
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Trial:
         module, rank: whether they are right.
         unified: the first row of global tensors over its limit.
         naive: each rank's records against golden's: the first of equal shape over a tolerance.
+        fed: what was said of the same training, each rank fed with its part of golden.
     """
 
     fault: RankFault
@@ -80,6 +84,11 @@ class Trial:
     naive: str = ""
     naive_right: bool = False
     error: str = ""
+    fed: Trial | None = None
+
+    @property
+    def fed_verdict(self) -> str:
+        return "" if self.fed is None else replace(self.fed, change=self.change).verdict
 
     @property
     def visible(self) -> bool:

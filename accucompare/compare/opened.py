@@ -170,12 +170,12 @@ def _at_once(
     if not all(may_judge_at_once(bundle, columns[bundle]) for bundle in columns):
         return columns, {}
     sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
-    progress = options.work.progress or unseen
+    progress = options.work.progress or no_progress
     return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
 
 
-def unseen(done: int, total: int) -> None:
-    """Shows no progress."""
+def no_progress(done: int, total: int) -> None:
+    """What is called with progress where nobody looks."""
 
 
 def _spread_otherwise(

@@ -4,6 +4,7 @@ from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
+from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
 from accucompare.compare.layouts.put_back import UnderGoldenNames
@@ -30,6 +31,7 @@ from accucompare.compare.layouts.unify import (
 __all__ = [
     "UNKNOWN",
     "GivenLayout",
+    "GoldenParts",
     "IncompleteError",
     "Mesh",
     "Microbatches",
@@ -43,6 +45,7 @@ __all__ = [
     "Unified",
     "arrangements",
     "as_one",
+    "check_layout",
     "global_tensors",
     "interleaved",
     "names_of_ranks",

