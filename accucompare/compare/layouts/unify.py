@@ -462,11 +462,14 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
-    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    held: Counter[int] = Counter()  # how many of a record's values the boxes hold
     for box in boxes:
-        held[box.terms[0]] += math.prod(box.shape)
-    known = [record.statistics for record in held if record.statistics is not None]
-    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
+        held[id(box.terms[0])] += math.prod(box.shape)
+    records = {id(box.terms[0]): box.terms[0] for box in boxes}
+    known = [each.statistics for each in records.values() if each.statistics is not None]
+    if len(known) < len(held) or any(
+        math.prod(each.shape) != held[key] for key, each in records.items()
+    ):
         return None
     finite = [
         (each, size - each.nan - each.inf)
