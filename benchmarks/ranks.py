@@ -22,7 +22,8 @@ from rich.console import Console
 from benchmarks.ranks_group import Group, Training, groups
 from benchmarks.ranks_report import as_json, missed, tables, unmet
 from benchmarks.ranks_trial import CleanPair, Setup, Trial, change, compare_clean, judge
-from planted.rank_faults import CATALOGUE, RankFault
+from planted.rank_catalogue import ALL_FAULTS
+from planted.rank_faults import RankFault
 from planted.rank_models import ALL_LAYOUTS, ones
 
 _ABOUT = """Each trial is a training of two steps by gloo processes with one fault on some ranks,
@@ -115,7 +116,7 @@ def try_clean(bench: Bench, setup: Setup) -> CleanPair:
 def clean_setups() -> Iterator[Setup]:
     """The trainings without a fault."""
     for layout, known in ALL_LAYOUTS.items():
-        if known.ranks == 1 or layout == "tp2_bfloat16":
+        if known.ranks == 1 or layout in ("tp2_bfloat16", "cp2_bfloat16"):
             continue
         dtypes = ["float32", "bfloat16"]
         if layout == "fsdp2_bfloat16":
@@ -137,8 +138,11 @@ def main() -> int:
     progress = Console(stderr=True)
     console = Console() if sys.stdout.isatty() else Console(width=160)
     began = time.monotonic()
-    faults = [fault for fault in CATALOGUE if options.only in str(fault)]
-    setups = [setup for setup in clean_setups() if options.only in str(setup)]
+    faults = [each for each in ALL_FAULTS if options.only in str(each)]
+    setups = [each for each in clean_setups() if options.only in str(each)]
+    if options.layout:
+        faults = [each for each in faults if options.layout in each.layout]
+        setups = [each for each in setups if options.layout in each.layout]
     if options.quick:
         faults = [
             fault for fault in faults if fault.name in _QUICK and fault.layout in _QUICK_LAYOUTS
@@ -149,7 +153,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
         folder = Path(made)
-        bench = Bench(folder, stack.enter_context(groups(CATALOGUE, folder)))
+        bench = Bench(folder, stack.enter_context(groups(ALL_FAULTS, folder)))
 
         def told(what: str) -> None:
             progress.print(f"{time.monotonic() - began:4.0f} s  {what}", style="dim", markup=False)
@@ -179,6 +183,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few of each, in a minute")
     parser.add_argument(
         "--only", metavar="TEXT", default="", help="trials and pairs with this in their name"
+    )
+    parser.add_argument(
+        "--layout", metavar="TEXT", default="", help="those of layouts with this in their name"
     )
     parser.add_argument("--full", action="store_true", help="every trial, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
