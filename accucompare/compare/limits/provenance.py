@@ -8,6 +8,7 @@ from typing import Any
 
 from accucompare.bundle.format import Manifest
 from accucompare.compare.pairing import Renaming, rename
+from accucompare.launched import is_of_launcher
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
     variables = [
         Surrounding(name, ours.get(name), theirs.get(name))
         for name in sorted(ours.keys() | theirs.keys())
+        if not is_of_launcher(name)
     ]
     libraries = ((name, each, other.libraries.get(name)) for name, each in golden.libraries.items())
     built = [
