@@ -76,6 +76,7 @@ class GlobalTensor:
         self._dtype = DTYPES[record.dtype]
         self._storage = self._dtype.storage
         self._size = math.prod(record.shape)
+        self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
         parts: dict[int, StoredTensor] = {}
         held: dict[tuple[float, tuple[int, ...]], _Held] = {}
@@ -135,6 +136,8 @@ class GlobalTensor:
 
     def _fill(self, start: int, whole: Array, readings: _Readings) -> None:
         """Fill in the stored bits of the elements from ``start`` on."""
+        if self._has_holes:
+            whole[...] = 0
         for held in self._held:
             spans = [
                 span for each in held.places for span in each.stretches(start, start + len(whole))
