@@ -135,7 +135,7 @@ class GlobalTensor:
         return view
 
     def _fill(self, start: int, whole: Array, readings: _Readings) -> None:
-        """Fill in the stored bits of the elements from ``start`` on."""
+        """Fill in the stored bits of the elements from ``start`` on; zeros where nothing lies."""
         if self._has_holes:
             whole[...] = 0
         for held in self._held:
