@@ -21,7 +21,7 @@ from accucompare.bundle.format import Layout
 from accucompare.bundle.writing import LENT, BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe_value
+from accucompare.live.values.values import describe_value, name_of
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ def to_host(
                 if array is None:
                     if type(tensor) in _PLAIN:
                         _refuse_without_memory(tensor)
+                    devices.backend(tensor.device.type).refuse_in_graph(tensor.device)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
@@ -314,9 +315,10 @@ def scalar_to_host(value: Any) -> HostValue:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string or large int by its digest, else by its name."""
-    comparable = isinstance(value, (str, bytes, int))
-    digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
+    """A value that no array can hold: a string, large int, or what its name tells, by its digest;
+    another by its class."""
+    text = repr(value) if isinstance(value, (str, bytes, int)) else name_of(value)
+    digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 
 
@@ -353,6 +355,22 @@ def local_part(tensor: Any) -> torch.Tensor:
     waits = getattr(local, "trigger_wait", None)  # of an AsyncCollectiveTensor
     found: torch.Tensor = local if waits is None else waits()
     return found
+
+
+def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
+    """A ``DTensor`` that lies as another does, with another part of this rank; ``local`` itself if
+    ``like`` is none. The other ranks are not asked."""
+    if getattr(like, "_local_tensor", None) is None:
+        return local
+    made: torch.Tensor = type(like).from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
