@@ -16,7 +16,12 @@ import msgspec
 
 from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.across_ranks import described_as_one, weights_in_parts_of, with_layouts
+from accucompare.compare.across_ranks import (
+    described_as_one,
+    on_stages,
+    weights_in_parts_of,
+    with_layouts,
+)
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
@@ -206,8 +211,8 @@ class _Assigned(NamedTuple):
 
 def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     """Pair golden's records with the candidate's."""
-    renamings = list(options.renamings)
-    proposed = propose(*opened.models, renamings)
+    renamings = [] if opened.named.names else list(options.renamings)
+    proposed = [] if opened.named.names else propose(*opened.models, renamings)
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]
     parameters = other_names(*opened.models, renamings)
@@ -345,6 +350,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
+    findings += on_stages(opened.named)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 

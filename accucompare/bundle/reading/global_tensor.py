@@ -148,6 +148,7 @@ class GlobalTensor:
             )
             for box in record.boxes
         ]
+        self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
 
     @property
@@ -193,6 +194,8 @@ class GlobalTensor:
     def _elements(self, start: int, stop: int, bits: Array) -> Array:
         """The stored bits of some elements, in the order of the whole: in ``bits``, or in place."""
         self._memory.begin(self)
+        if self._has_holes:
+            bits[...] = 0
         for box, placed, parts in self._boxes:
             for span in placed.stretches(start, stop):
                 found = self._values(box, parts, span.own, span.end)

@@ -62,6 +62,7 @@ class Updates:
         self._golden = golden
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
+        self._steps_copies = False
         self._count = 0  # of updates in this step
         self._started = -1  # the update count at the model's last call
         self._between = Between()
@@ -92,7 +93,7 @@ class Updates:
         self._observer = Observer(self._backward_begins)
         self._observed: list[tuple[Any, str, entrances.Before]] = [
             (*place, functools.partial(self._clipping, callers))
-            for place, callers in entrances.CLIPPING.items()
+            for place, callers in entrances.clipping().items()
         ]
         for kind in entrances.scalers(training.scaler):
             self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
@@ -272,6 +273,7 @@ class Updates:
                 kept[id(tensor)] = each._replace(tensor=tensor)
         self._parameters = kept
         self._versions = self._written()
+        self._steps_copies = True
 
     def _of(self, optimizer: Any) -> Iterator[Parameter]:
         for group in optimizer.param_groups:
@@ -350,7 +352,9 @@ class Updates:
         self._groups(optimizer)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
-        first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
+        # golden's digest of the weights is of other numbers than copies or parts have
+        first = self._series.wants_weights and not self._steps_copies
+        scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
             if not closure:  # a closure computes gradients later
