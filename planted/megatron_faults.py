@@ -333,7 +333,11 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
     plant = _on_module("output_layer", _padding_not_masked)
     for layout in ("tp2", "tp2dp2"):
         yield RankFault(
-            "padding of the vocabulary counted", f"megatron_{layout}", ("output_layer", ""), _FORWARD, plant
+            "padding of the vocabulary counted",
+            f"megatron_{layout}",
+            ("output_layer", ""),
+            _FORWARD,
+            plant,
         )
     for layout in ("sp2", "moe_sp2"):
         for name in (first + "input_layernorm", "decoder.final_layernorm"):

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 import accucompare as ac
-from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
+from fixtures.parallel import Layout, loss_of, transformer, whole_model
+from planted.context_models import context_model
 from planted.expert_models import MOE_KINDS, moe_model
 from planted.megatron_models import (
     MegatronLayout,
@@ -26,8 +27,8 @@ from planted.megatron_models import (
 from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
-#: Tokens and labels.
-Batch = tuple[torch.Tensor, torch.Tensor]
+#: What the model is given, tokens first; and the labels at last.
+Batch = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -86,11 +87,9 @@ class Run:
         return self.mesh.get_group(name)
 
     def own(self, whole: Batch, place: int | None = None) -> Batch:
-        """A place's rows of a batch; by default this rank's."""
-        each = ROWS // self.layout.data_ranks
-        first = (self.place if place is None else place) * each
-        tokens, labels = whole
-        return tokens[first : first + each], labels[first : first + each]
+        """A place's part of a batch; by default this rank's."""
+        found: Batch = self.layout.own(whole, self.place if place is None else place)
+        return found
 
     def module(self, name: str) -> Any:
         """A module by the name that it has on one device."""
@@ -164,6 +163,8 @@ def train(
 _MODELS: dict[str, Callable[..., Any]] = {
     "one": whole_model,
     "fused_one": fused_model,
+    "context_one": context_model,
+    "context_ids_one": context_model,
     "deep_one": deep_model,
     "tied_one": functools.partial(deep_model, tied=True),
     **{name: functools.partial(moe_model, kind) for name, kind in MOE_KINDS.items()},
@@ -177,7 +178,7 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 
 
 def _step(run: Run, step: int) -> None:
-    whole = whole_batch(run.first + step)
+    whole = run.layout.whole_batch(run.first + step)
     own = run.batch(run, step, whole)
     if isinstance(run.layout, MegatronLayout):
         megatron_step(run, own)
@@ -186,7 +187,7 @@ def _step(run: Run, step: int) -> None:
         if run.pipeline is None:
             _accumulate(run, step, own, count, ranks)
         else:
-            run.pipeline.step(*own, count, ranks)
+            run.pipeline.step(own[0], own[-1], count, ranks)
         if run.clip is not None:
             norm = torch.tensor(run.norm(run))
             nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
@@ -202,11 +203,11 @@ def _step(run: Run, step: int) -> None:
 def _accumulate(run: Run, step: int, own: Batch, count: int, ranks: float) -> None:
     """Forwards and backwards of a rank's rows."""
     parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
-    for number, (tokens, labels) in enumerate(parts):
+    for number, (*given, labels) in enumerate(parts):
         quiet = run.unsynced(step, number == len(parts) - 1)
         no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
         with no_sync() if quiet else contextlib.nullcontext():
-            found = run.model(tokens)
+            found = run.model(*given)
             logits = getattr(found, "logits", found)
             loss_of(logits, labels, count, ranks).backward()
 
@@ -227,7 +228,7 @@ def whole_norm(run: Run) -> float:
 
 
 def _count(batch: Batch) -> int:
-    return int((batch[1] != -100).sum())
+    return int((batch[-1] != -100).sum())
 
 
 def _mesh(layout: Layout) -> Any:

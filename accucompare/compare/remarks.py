@@ -141,6 +141,13 @@ class UnknownLayout(_Fact, frozen=True):
     shapes: tuple[tuple[int, ...], ...]
 
 
+class CalledInParts(_Fact, frozen=True):
+    """Ranks with a part of the sequence call a module so many times for golden's ``golden``."""
+
+    golden: int
+    candidate: int
+
+
 class RanksDiffer(_Fact, frozen=True):
     """``wrong`` of the ranks that hold one value are off; none, if they differ by rounding."""
 
@@ -319,6 +326,7 @@ class BaselineDtype(_Fact, frozen=True):
 PairRemark: TypeAlias = (
     PartsMissing
     | UnknownLayout
+    | CalledInParts
     | RanksDiffer
     | ReducedHere
     | Swapped

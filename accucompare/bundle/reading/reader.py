@@ -260,7 +260,10 @@ class Bundle:
         """A record's stored bits in its own shape, verified against the digest. Raises RecordError
         if it has no data or is damaged."""
         if isinstance(record, GlobalRecord):
-            return GlobalTensor(record, self._stored, self._parts_memory).part()
+            tensor = GlobalTensor(record, self._stored, self._parts_memory)
+            found = tensor.part()
+            tensor.verify()
+            return found
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)

@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Box, GlobalRecord, LayoutEvidence, Record, Role
+from accucompare.bundle.format import (
+    UPDATE_ROLES,
+    Box,
+    GlobalRecord,
+    Key,
+    LayoutEvidence,
+    Record,
+    Role,
+)
 from accucompare.compare.layouts.arrange import Arrangement, box_of, whole_shapes
-from accucompare.compare.layouts.batch_rows import Holder
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
 
 #: Makes a global tensor of a record, a shape and its parts.
@@ -22,7 +30,7 @@ _ZERO = frozenset((Role.CALL_GRAD, *UPDATE_ROLES)) - {Role.PARAM_BEFORE, Role.PA
 
 
 def paddings(
-    pairs: Iterable[Pair], groups: Mapping[object, Mapping[Holder, Record]]
+    pairs: Iterable[Pair], groups: Mapping[Key, Mapping[Holder, Record]]
 ) -> set[tuple[int, int]]:
     """Golden's number of words, and the candidate's larger one, of embeddings.
 

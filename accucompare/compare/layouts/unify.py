@@ -30,18 +30,19 @@ from accucompare.compare.layouts.arrange import (
     given_arrangement,
     whole_shapes,
 )
-from accucompare.compare.layouts.batch_rows import GivenRows, Holder, RowsOfRanks
+from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
-from accucompare.compare.layouts.put_back import Holders
 from accucompare.compare.layouts.padding import (
     padded_shape,
     paddings,
     with_padding,
     without_padding,
 )
+from accucompare.compare.layouts.put_back import Holders
+from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import CalledInParts, PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
@@ -80,6 +81,8 @@ class RankRecords(NamedTuple):
     ) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
+        if rows:
+            mesh = mesh.told_apart(next(iter(rows.values())))
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         batches: dict[Holder, Mesh] = {}
@@ -221,7 +224,13 @@ def unify(
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
+    in_parts = _called_in_parts(pairs, golden, candidate)
     for place, pair in enumerate(pairs):
+        of_step = pair.record.step, pair.record.name
+        if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
+            unified.unknown[place] = in_parts[of_step]
+            unified.pairs.append(pair)
+            continue
         if pair.golden is None or pair.candidate is None:
             unified.pairs.append(
                 replace(
@@ -250,6 +259,27 @@ def unify(
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _called_in_parts(
+    pairs: Iterable[Pair], golden: RankRecords | None, candidate: RankRecords | None
+) -> dict[tuple[int, str], PairRemark]:
+    """The modules, by step and name, that ranks with a part of the sequence call more often, or
+    less, in a call of the model: a ring of keys and values calls them for each part."""
+    meshes = (mesh for side in (golden, candidate) if side for mesh in side.batches.values())
+    if not any(mesh.sequence for mesh in meshes):
+        return {}
+    calls: dict[tuple[int, str], list[int]] = {}
+    for pair in pairs:
+        if pair.record.role not in UPDATE_ROLES:
+            most = calls.setdefault((pair.record.step, pair.record.name), [0, 0])
+            for side, record in enumerate((pair.golden, pair.candidate)):
+                most[side] = max(most[side], 0 if record is None else record.call + 1)
+    return {
+        place: CalledInParts(ours, theirs)
+        for place, (ours, theirs) in calls.items()
+        if ours != theirs and len({*calls.get((place[0], ""), ())}) < 2
+    }
 
 
 def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
@@ -363,7 +393,9 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
-        return {1, *many, rows.sizes[rows.batch], math.prod(many)}
+        parts = rows.sizes.get(rows.sequence, 1)
+        own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
+        return {1, *many, *own, math.prod(many)}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record
@@ -414,11 +446,14 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
-    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    held: Counter[int] = Counter()  # how many of a record's values the boxes hold
     for box in boxes:
-        held[box.terms[0]] += math.prod(box.shape)
-    known = [record.statistics for record in held if record.statistics is not None]
-    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
+        held[id(box.terms[0])] += math.prod(box.shape)
+    records = {id(box.terms[0]): box.terms[0] for box in boxes}
+    known = [each.statistics for each in records.values() if each.statistics is not None]
+    if len(known) < len(held) or any(
+        math.prod(each.shape) != held[key] for key, each in records.items()
+    ):
         return None
     finite = [
         (each, size - each.nan - each.inf)

@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
+from accucompare.bundle.writing import LENT
 from accucompare.live.autograd import (
     Observer,
     Parameter,
@@ -39,6 +40,19 @@ from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
+
+
+@dataclass
+class _Before:
+    """A parameter's copy from before its update; ``spare``: nobody else reads it any more."""
+
+    tensor: torch.Tensor
+    spare: bool = False
+
+    def written(self, then: Callable[[Record], None] | None, record: Record) -> None:
+        if then is not None:
+            then(record)
+        self.spare = True
 
 
 class Updates:
@@ -73,7 +87,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         # ids of parameters whose gradient was clipped for the next update
         self._clipped: set[int] = set()
-        self._before: dict[int, torch.Tensor] = {}
+        self._before: dict[int, _Before] = {}
         self._after_hooks: Any = None  # of the running update, after the user's own
         self._held = {
             id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
@@ -419,7 +433,9 @@ class Updates:
                 self._gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
-                update, lease = difference(each.tensor, before, self._sink.room)
+                update, lease = difference(
+                    each.tensor, before.tensor, self._sink.room, before.spare
+                )
                 self._give(
                     each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease)
                 )
@@ -505,13 +521,19 @@ class Updates:
         tensor = parameter.tensor.detach()
         wanted = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is both recorded and kept
-            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
+            kept = _Before(copy_of(tensor, self._sink.lend))
+            self._before[id(parameter.tensor)] = kept
             self._give(
                 parameter,
                 Role.PARAM_BEFORE,
                 parameter.own,
-                tensor,
-                How(written=written, bits=Bits.OURS, by_digest=written is not None),
+                kept.tensor,
+                How(
+                    written=functools.partial(kept.written, written),
+                    bits=Bits.OURS,
+                    lease=LENT,
+                    by_digest=written is not None,
+                ),
             )
         elif self._golden is not None:
             self._take(
@@ -522,7 +544,9 @@ class Updates:
                 How(written=written, by_digest=written is not None),
             )
             if wanted:
-                self._before[id(parameter.tensor)] = copy_of(tensor)
+                self._before[id(parameter.tensor)] = _Before(
+                    copy_of(tensor, self._sink.lend), spare=True
+                )
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What to call with a gradient's record for its norm. Without a record, read it now."""

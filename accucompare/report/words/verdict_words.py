@@ -320,6 +320,11 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
+        case remarks.CalledInParts(golden, candidate):
+            return (
+                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
+                " sequence"
+            )
         case remarks.RanksDiffer(ranks, ()):
             return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
