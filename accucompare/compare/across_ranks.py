@@ -45,10 +45,12 @@ def described_as_one(opened: Opened, pairs: Sequence[Pair]) -> Opened:
     return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
 
 
-def weights_in_parts_of(whole: Opened, opened: Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+def weights_in_parts_of(
+    as_captured: Opened, opened: Opened, rows: Sequence[Row]
+) -> tuple[str, ...]:
     """The parameters that ``described_as_one`` left out of the manifests, and no row compares."""
     names = (opened.models[0].get("parameters") or {}).keys()
-    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    left_out = [name for name in as_captured.models[0].get("parameters") or {} if name not in names]
     if not left_out:
         return ()
     compared = {
