@@ -350,7 +350,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    findings += on_stages(opened.named)
+    findings += on_stages(opened.named, options.renamings)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
