@@ -151,12 +151,12 @@ def _on_host(array: Array, dtype: str, writer: BundleWriter, needed: bool, bits:
         if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             known = _digested_and_summarized(array, DTYPES[dtype])
             return HostValue(None, shape, dtype, Layout.STRIDED, **known)
-    checksum = digest(array)
+    checksum = digest(array, helped=True)
     if not writer.has(dtype, shape, checksum):
         if writer.wants_values or needed:
             return _kept(array, dtype, checksum, writer)
         if writer.wants_statistics:
-            statistics = summarize(array, DTYPES[dtype])
+            statistics = summarize(array, DTYPES[dtype], helped=True)
             return HostValue(
                 None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
             )
