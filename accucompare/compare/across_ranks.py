@@ -73,23 +73,30 @@ def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
             )
             if own:
                 alike.setdefault((evidence.value, own), []).append(rank)
-    odd: dict[OddMicrobatches, list[int]] = {}
+    places: dict[tuple[tuple[int, ...], ...], list[tuple[int, int]]] = {}
     for each in named.schedule.odd:
-        fact = OddMicrobatches((), each.step, each.doubled, each.dropped, each.order)
-        odd.setdefault(fact, []).append(each.rank)
+        what = each.doubled, each.dropped, each.order
+        places.setdefault(what, []).append((each.rank, each.step))
     first = named.holders.begins.get("", frozenset())
     return [
         *(
             PreflightFinding(
-                msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))),
-                serious=not (fact.order and first.issuperset(ranks)),
+                OddMicrobatches(
+                    tuple(sorted({rank for rank, _ in held})),
+                    tuple(sorted({step for _, step in held})),
+                    doubled,
+                    dropped,
+                    order,
+                ),
+                # the order in which microbatches begin is no fault
+                serious=not (order and first.issuperset(rank for rank, _ in held)),
                 about=(
                     About.GIVEN
-                    if first.issuperset(ranks) and (fact.dropped or fact.doubled)
+                    if first.issuperset(rank for rank, _ in held) and (dropped or doubled)
                     else About.OTHER
                 ),
             )
-            for fact, ranks in odd.items()
+            for (doubled, dropped, order), held in places.items()
         ),
         *(
             PreflightFinding(NamesPutBack(tuple(ranks), names, evidence), serious=False)

@@ -89,23 +89,30 @@ def names_of_ranks(
     names = set(golden.get("modules") or ())
     if all(set(each.get("modules") or ()) == names for each in ranks.values()):
         return {}
-    if len(ranks) > 1 and not any(map(_rank_of, renamings)) and _are_alike([*ranks.values()]):
-        return {}  # one model under other names
     side = _Golden(golden)
+    if len(ranks) > 1 and not any(map(_rank_of, renamings)) and _are_alike(side, [*ranks.values()]):
+        return {}  # one model under other names
     found = {
         rank: _Own(side, own, [each for each in renamings if _is_for(each, rank)], rank)
         for rank, own in ranks.items()
     }
     for each in sorted(side.lists, key=lambda name: name.count(".")):  # those around others first
         _put_in_order(each, side, found, meshes or {})
-    return {rank: own.names() for rank, own in found.items()}
+    if not any(own.prefixes or names.issuperset(own.modules) for own in found.values()):
+        return {}  # nothing tells what they are
+    held = {rank: own.held() for rank, own in found.items()}
+    anywhere = {name for each in held.values() for name in each.values()}
+    if len(ranks) == 1:
+        anywhere = names  # as far as one rank can tell
+    return {rank: own.names(held[rank], anywhere) for rank, own in found.items()}
 
 
-def _are_alike(models: Sequence[Model]) -> bool:
-    """Whether all ranks have the same modules, with the same weights as far as they are whole."""
+def _are_alike(golden: _Golden, models: Sequence[Model]) -> bool:
+    """Whether all ranks have the same modules, no fewer than golden, with the same weights as far
+    as they are whole."""
     first, *others = models
     own = first.get("parameters") or {}
-    return all(
+    return len(_own_entries(first)) >= len(golden.weighted) and all(
         other.get("modules") == first.get("modules")
         and all(
             "shard" in entry or same_fingerprint(entry, own[name]) is not False
@@ -367,9 +374,17 @@ class _Own:
                 break
         return own if own in self.golden.modules else None
 
-    def names(self) -> RankNames:
-        """What has been found."""
-        held = {own: name for own in self.modules if (name := self.golden_name(own)) is not None}
+    def held(self) -> dict[str, str]:
+        """Golden's modules that the rank has, by their own names."""
+        return {own: name for own in self.modules if (name := self.golden_name(own)) is not None}
+
+    def names(self, held: Mapping[str, str], anywhere: Collection[str]) -> RankNames:
+        """What has been found.
+
+        Args:
+            held: as this object's ``held`` gives it.
+            anywhere: those of golden's modules that any rank has.
+        """
         here = set(held.values())
         weighted = {name for own, name in held.items() if self.entries.get(own)}
         modules: dict[str, str] = {}
@@ -383,7 +398,7 @@ class _Own:
                 name = _module_around(inside, self.golden)
             if name in self.golden.holders:
                 name = None
-            elif name is not None and inside and self._lacks_layers(name, here):
+            elif name is not None and inside and self._lacks_layers(name, here, anywhere):
                 whole = [each for each in self.golden.weighted if _is_in(each, name)]
                 begins, ends = whole[0] in weighted, whole[-1] in weighted
                 stages[own] = StageOf(name, *((False, False) if name in taken else (begins, ends)))
@@ -402,7 +417,7 @@ class _Own:
             PutBack(own, name, how) for own, (name, how) in self.prefixes.items() if own != name
         )
 
-    def _lacks_layers(self, name: str, here: Collection[str]) -> bool:
+    def _lacks_layers(self, name: str, here: Collection[str], anywhere: Collection[str]) -> bool:
         """Whether this rank has a stage of a module of golden's. Of experts that other ranks have,
         the layer around them is here."""
         if any(part.isdecimal() for part in _split(name)):
@@ -411,7 +426,7 @@ class _Own:
             each not in here
             and not any(_number(around) is not None and around in here for around in _around(each))
             for each in self.golden.weighted
-            if _is_in(each, name)
+            if _is_in(each, name) and each in anywhere
         )
 
     def _parameters(self, modules: Mapping[str, str]) -> dict[str, str]:

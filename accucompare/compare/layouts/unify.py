@@ -406,12 +406,13 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         calls = len({call for _, call in rows.places})
-        many = {len({rank for rank, _ in rows.places}), calls}
+        several = len({rank for rank, _ in rows.places})
+        many = {several, calls, several * calls}
         if ranks.holders.modules:  # a schedule may run several times before an update
             many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
-        return {1, *many, *own, math.prod(many)}
+        return {1, *many, *own}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record
