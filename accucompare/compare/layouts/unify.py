@@ -51,6 +51,8 @@ from accucompare.compare.remarks import (
 )
 from accucompare.numbers import Statistics
 
+#: The dimension of stages.
+_STAGES = "pp"
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
@@ -91,6 +93,7 @@ class RankRecords(NamedTuple):
             mesh = mesh.told_apart(next(iter(rows.values())))
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
@@ -170,6 +173,21 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
+    """The rows of each rank's calls; those of another stage are its first stage's."""
+    others = mesh.without([_STAGES])
+    known: dict[tuple[int, ...], dict[int, GivenRows]] = {}
+    for (rank, call), rows in held.items():
+        known.setdefault(mesh.along((rank, 0), others), {})[call] = rows
+    if _STAGES not in mesh.sizes:
+        return dict(held)
+    return {
+        (rank, call): rows
+        for rank, _ in mesh.places
+        for call, rows in known.get(mesh.along((rank, 0), others), {}).items()
+    }
 
 
 def _of_call(
