@@ -388,9 +388,9 @@ def _of_the_loop() -> Iterator[RankFault]:
     title = "labels shifted in the part"
     yield RankFault(title, "cp2", ("",), _LOSS, plant, (0,))
     yield RankFault(title, "ring2_ids", ("",), _LOSS, plant)
-    for layout, ranks in (("cp2", (1,)), ("cp2_zigzag", (1,)), ("ring4", (1, 2, 3))):
-        plant = _batch(_chunk_twice)
-        yield RankFault("a chunk given twice", layout, ("",), _INPUT, plant, ranks)
+    for layout, rank in (("cp2", 1), ("cp2_zigzag", 1), ("ring4", 2)):
+        plant = _on(rank, _batch(_chunk_twice))
+        yield RankFault("a chunk given twice", layout, ("",), _INPUT, plant, (rank,))
     stages = ("between", "forward", "update")
     for layout, name in (("cp2_zigzag", "blocks.0.attention.v"), ("ring4", "blocks.1.mlp.up")):
         plant = _on(1, _stale(f"{name}.weight"))

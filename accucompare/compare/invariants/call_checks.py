@@ -45,7 +45,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     }
     if not batches:
         return
-    if not (run.data or run.same_batch):
+    if not run.knows_mesh or not (run.data or run.same_batch):
         tally.unseen = NotSeen(NotSeenWhy.NO_MESH)
         return
     role = Role.INPUT.value

@@ -63,7 +63,13 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
