@@ -319,7 +319,7 @@ def _own_part_kept(run: Run) -> None:
 
 def _of_positions() -> Iterator[RankFault]:
     where = "rotary", ""
-    for layout, ranks in (("cp2", (1,)), ("ulysses4", (1, 2, 3)), ("ring4", ())):
+    for layout, ranks in (("cp2", (1,)), ("ulysses4", ()), ("ring4", ())):
         title = "positions local"
         yield RankFault(title, layout, where, _FORWARD, _positions(_local), ranks)
     title = "positions local on one rank"
