@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import accucompare as ac
 from accucompare.bundle.format import GlobalRecord, Record, Role
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import decide
-from accucompare.compare.facts import BareFact
+from accucompare.compare.facts import BareFact, GivenDifferently
 from accucompare.compare.origins import Culprit, Stage
-from accucompare.compare.remarks import RanksDiffer, Swapped
+from accucompare.compare.preflight_facts import OddMicrobatches
+from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, ReducedHere, Swapped
 from accucompare.compare.rows import Row, Status
 from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
@@ -37,6 +38,7 @@ class Setup:
         layout: of ``planted.rank_models``.
         dtype: of the weights, or of what is computed with them.
         clip: whether gradients are clipped.
+        fed: whether each rank is fed with its part of golden.
     """
 
     layout: str
@@ -44,6 +46,7 @@ class Setup:
     seed: int = 5
     steps: int = 2
     clip: bool = False
+    fed: bool = False
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -51,7 +54,8 @@ class Setup:
 
     def __str__(self) -> str:
         clip = ", clipped" if self.clip else ""
-        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}"
+        fed = ", fed" if self.fed else ""
+        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}{fed}"
 
 
 @dataclass
@@ -64,6 +68,7 @@ class Trial:
         module, rank: whether they are right.
         unified: the first row of global tensors over its limit.
         naive: each rank's records against golden's: the first of equal shape over a tolerance.
+        fed: what was said of the same training, each rank fed with its part of golden.
     """
 
     fault: RankFault
@@ -79,6 +84,11 @@ class Trial:
     naive: str = ""
     naive_right: bool = False
     error: str = ""
+    fed: Trial | None = None
+
+    @property
+    def fed_verdict(self) -> str:
+        return "" if self.fed is None else replace(self.fed, change=self.change).verdict
 
     @property
     def visible(self) -> bool:
@@ -131,6 +141,11 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
     if parting is not None and parting.setting is not None:
         trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
         trial.module = bool({"update", "between"} & {*fault.stages})
+    given = next(
+        (each for each in decide(result).facts if isinstance(each, GivenDifferently)), None
+    )
+    if given is not None and isinstance(odd := given.finding.fact, OddMicrobatches):
+        trial.named, trial.ranks, trial.module = str(odd), odd.ranks, "input" in fault.stages
     trial.rank = not fault.ranks or {*trial.ranks} == {*fault.ranks}
     trial.naive, trial.naive_right = naive(golden, faulty, fault)
     return trial
@@ -185,7 +200,7 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
-        if isinstance(remark, Swapped):
+        if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics
     if isinstance(candidate, GlobalRecord):

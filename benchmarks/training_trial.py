@@ -247,7 +247,7 @@ class Bench:
                 if row.candidate is None or row.candidate.shape != right.shape:
                     rises.append(math.inf)
                 elif row.candidate.digest != right.digest:
-                    rounding = max(row.baseline or 0.0, ROUNDOFF[self.how.candidate] / 2)
+                    rounding = max(row.baseline_error or 0.0, ROUNDOFF[self.how.candidate] / 2)
                     rises.append(
                         _distance(theirs, row.candidate, ours, right, golden, row.golden) / rounding
                     )

@@ -19,8 +19,8 @@ from fixtures.parallel import GROUPS, HEADS, LENGTH, VOCABULARY, WIDTH, Layout
 
 #: Of one layer of the MLP; gate and up are fused, and have twice as many.
 _INNER = 24
-#: Rows of the embedding: the vocabulary and its padding.
-PADDED = 32
+#: Rows of the embedding: the vocabulary, padded to a multiple of 2 for each rank; 32 on 2 ranks.
+_MULTIPLE = 2
 #: Rows of one microbatch.
 _MICRO = 2
 _LAYERS = 2
@@ -35,7 +35,6 @@ class MegatronLayout(Layout):
         experts: of each layer's mixture; a plain MLP if 0.
         sharded: whether the optimizer is the distributed one.
         changes: to the model's configuration.
-        padded: the rows of the embedding.
         per_token: whether the loss is the mean over all tokens, or that of the microbatches' means.
     """
 
@@ -43,13 +42,20 @@ class MegatronLayout(Layout):
     experts: int = 0
     sharded: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
-    padded: int = PADDED
     per_token: bool = True
 
     @property
     def one(self) -> str:
         """The layout on one device."""
+        if self.changes:
+            return "megatron_gate_one"
         return "megatron_moe_one" if self.experts else "megatron_one"
+
+    @property
+    def padded(self) -> int:
+        """The rows of the embedding."""
+        each = _MULTIPLE * self.size("tp")
+        return -(-VOCABULARY // each) * each
 
     def size(self, name: str) -> int:
         return self.mesh.get(name, 1)
@@ -92,12 +98,18 @@ def on_cpu() -> None:
 
     def as_on_gpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         found: Any = kind(self, *args, **kwargs)
-        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+        if not isinstance(found, str):
+            return found
+        # its optimizers would refuse float64
+        return found.replace("torch.", "torch.cuda.", 1).replace("Double", "Float")
 
     torch.Tensor.type = as_on_gpu  # type: ignore[method-assign]
     import megatron.core.tensor_parallel.random as random
+    from megatron.core.transformer.moe import moe_utils
 
     random.CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 asks for it without having it
+        moe_utils.te_general_gemm = None
 
 
 def has_megatron() -> bool:
@@ -171,6 +183,7 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": False,
+        "attention_softmax_in_fp32": False,
         "deallocate_pipeline_outputs": False,
         "calculate_per_token_loss": layout.per_token,
         **(mixture if layout.experts else {}),
@@ -196,12 +209,58 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         share_embeddings_and_output_weights=True,
     )
     _load(model, layout, dtypes, seed)
+    for module in model.modules():
+        if type(module).__name__ == "TopKRouter":
+            count_all_tokens(module)
+        if config.attention_output_gate and type(module).__name__ == "SelfAttention":
+            _slice_gate(module, model)
+    if model.post_process:
+        model.output_layer.register_forward_hook(without_padding)
     if dtype is torch.bfloat16:
         model = Float16Module(config, model)
     grads = DistributedDataParallelConfig(
         grad_reduce_in_fp32=dtype is torch.bfloat16, use_distributed_optimizer=layout.sharded
     )
     return DistributedDataParallel(config, grads, model)
+
+
+def without_padding(layer: Any, args: Any, output: Any) -> Any:
+    """No word of the padding has a probability: it is no part of the loss."""
+    from megatron.core import parallel_state
+
+    logits, bias = output
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+    padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
+    return logits.masked_fill(padding, -1e4), bias
+
+
+def _slice_gate(attention: Any, model: Any) -> None:
+    """Where ranks share a group of heads, a rank's gate is that of its own heads: megatron-core
+    0.16.1 takes all."""
+    parts = max(attention.world_size // GROUPS, 1)
+    model.gate_part = lambda rank: rank % parts
+    make = attention.get_query_key_value_tensors
+
+    def sliced(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core import parallel_state
+
+        query, key, value, gate = make(*args, **kwargs)
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        return query, key, value, gate.chunk(parts, 2)[model.gate_part(rank)]
+
+    attention.get_query_key_value_tensors = sliced
+
+
+def count_all_tokens(router: Any) -> None:
+    """Mend Megatron's auxiliary loss: 0.16.1 takes a rank's share of the tokens for all of them."""
+    attach = router.attach_and_log_load_balancing_loss
+
+    def mended(activation: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        count = activation.shape[0] * router.tp_cp_group.size()
+        kwargs["valid_token_count"] = count
+        return attach(activation, *args, **kwargs)
+
+    router.attach_and_log_load_balancing_loss = mended
 
 
 def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
@@ -270,10 +329,12 @@ def megatron_optimizer(layout: MegatronLayout, clip: float | None) -> Any:
     return make
 
 
-def microbatches(tokens: torch.Tensor, labels: torch.Tensor) -> Iterator[SimpleNamespace]:
+def microbatches(
+    tokens: torch.Tensor, labels: torch.Tensor, rows: int = _MICRO
+) -> Iterator[SimpleNamespace]:
     """What Megatron's data loader gives: the label of padding is any, its mask is 0."""
     places = torch.arange(LENGTH)
-    for given, wanted in zip(tokens.split(_MICRO), labels.split(_MICRO), strict=True):
+    for given, wanted in zip(tokens.split(rows), labels.split(rows), strict=True):
         yield SimpleNamespace(
             tokens=given,
             labels=wanted.clamp(min=0),
@@ -314,6 +375,7 @@ def megatron_step(run: Any, batch: Any) -> None:
     )
 
 
+_GATED = {"attention_output_gate": True}
 _TP2 = MegatronLayout({"tp": 2})
 #: By the name of each.
 MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
@@ -326,5 +388,7 @@ MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
     "megatron_pp2": MegatronLayout({"pp": 2}),
     "megatron_tp2pp2": MegatronLayout({"pp": 2, "tp": 2}, sequence=True),
     "megatron_moe_one": MegatronLayout(experts=4),
+    "megatron_gate_one": MegatronLayout(changes=_GATED),
+    "megatron_gate_tp4": MegatronLayout({"tp": 4}, changes=_GATED),
     "megatron_moe_sp2": replace(_TP2, sequence=True, experts=4),
 }

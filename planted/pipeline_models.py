@@ -6,6 +6,7 @@ that each has another number of tokens.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,15 +40,15 @@ class Kept(nn.Module):
         super().__init__()
         self.embed = model.embed if 0 in blocks else None
         self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
-        last = BLOCKS - 1 in blocks
-        self.norm, self.head = (model.norm, model.head) if last else (None, None)
+        self.norm = model.norm if BLOCKS - 1 in blocks else None
+        self.head = model.head if BLOCKS - 1 in blocks else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
             x = block(x)
-        return x if self.head is None else self.head(self.norm(x))  # type: ignore[misc,no-any-return]
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
 class Counted(nn.Module):
@@ -66,7 +67,7 @@ class Counted(nn.Module):
             x = self.embed(x)
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x)) if hasattr(self, "head") else x  # type: ignore[no-any-return]
+        return self.head(self.norm(x)) if hasattr(self, "head") else x
 
 
 class Wrapped(nn.Module):
@@ -82,7 +83,7 @@ class Wrapped(nn.Module):
 
 
 @dataclass(frozen=True)
-class PipelineLayout(Layout):
+class PipelineLayout(Layout):  # type: ignore[misc]
     """A layout whose ranks along ``pp`` have stages of the model.
 
     Attributes:
@@ -105,8 +106,14 @@ class PipelineLayout(Layout):
         return [own + self.mesh["pp"] * number for number in range(self.chunks)]
 
 
+#: The names that modules have on one device.
+NAMES: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
 def cut(model: Any, mesh: Any, layout: PipelineLayout) -> nn.Module:
     """This rank's stage, or its stages in a list."""
+    for name, module in model.named_modules():
+        NAMES[module] = name
     parts = []
     for number in layout.stages_of(mesh):
         first = sum(layout.shares[:number])
@@ -118,7 +125,9 @@ class Pipeline:
     """A rank's part of a pipeline, which ``step`` runs with torch's schedules.
 
     Attributes:
+        named: this rank's modules, by the names that they have on one device.
         scale_grads: torch's option.
+        rows: of this rank's batch, that are given at all.
         order: changes the tokens that the first stage is given, but not the labels.
         scale: changes the loss of a microbatch.
         reduces: what follows the last backward.
@@ -127,7 +136,9 @@ class Pipeline:
     def __init__(self, layout: PipelineLayout, model: Any, mesh: Any) -> None:
         self.layout, self.model, self.mesh = layout, model, mesh
         self.parts: Sequence[Any] = model if layout.chunks > 1 else [model]
+        self.named = {NAMES[each]: each for each in model.modules() if each in NAMES}
         self.scale_grads = False
+        self.rows = slice(None)
         self.order: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: tokens
         self.scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self.reduces = [sum_tied] if layout.tied else []
@@ -143,6 +154,7 @@ class Pipeline:
         self._count, self._ranks = count, ranks
         own = self.layout.stages_of(self.mesh)
         runs = self.layout.schedules
+        tokens, labels = tokens[self.rows], labels[self.rows]
         for given, wanted in zip(tokens.chunk(runs), labels.chunk(runs), strict=True):
             args = (self.order(given),) if 0 in own else ()
             last = {"target": wanted} if len(self.layout.shares) - 1 in own else {}
@@ -160,7 +172,7 @@ class Pipeline:
             ScheduleInterleaved1F1B,
         )
 
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 part,
                 number,
@@ -170,8 +182,8 @@ class Pipeline:
             )
             for part, number in zip(self.parts, self.layout.stages_of(self.mesh), strict=True)
         ]
-        options = {"loss_fn": self._loss, "scale_grads": self.scale_grads}
-        many = self.layout.micro // self.layout.schedules
+        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": self.scale_grads}
+        many = len(range(self.layout.micro)[self.rows]) // self.layout.schedules
         if self.layout.chunks > 1:
             return ScheduleInterleaved1F1B(stages, many, **options)
         return Schedule1F1B(stages[0], many, **options)

@@ -93,9 +93,14 @@ class Run:
 
     def module(self, name: str) -> Any:
         """A module by the name that it has on one device."""
+        if self.pipeline is not None:
+            return self.pipeline.named[name]
         return next(module for known, module in self.model.named_modules() if plain(known) == name)
 
     def parameter(self, name: str) -> Any:
+        if self.pipeline is not None:
+            module, _, leaf = name.rpartition(".")
+            return getattr(self.module(module), leaf)
         return next(each for known, each in self.model.named_parameters() if plain(known) == name)
 
 
@@ -116,6 +121,7 @@ def train(
     clip: float | None = None,
     dtypes: Sequence[torch.dtype] = (),
     built: Callable[[Layout], Layout] = lambda layout: layout,
+    **recorded: Any,
 ) -> None:
     """Train as a layout says, under a capture. All ranks of the process group call it.
 
@@ -124,6 +130,7 @@ def train(
         seed: of the weights and the batches.
         dtypes: to which the weights are rounded in turn; by default the layout's.
         built: changes how it is spread.
+        recorded: options of the capture.
     """
     layout = built(ALL_LAYOUTS[name])
     dtypes = dtypes or [layout.dtype]
@@ -146,7 +153,7 @@ def train(
     run.optimizer = run.optimizer or layout.optimizer(model)
     # Megatron's optimizers are none of PyTorch's, but found when they step
     loop = None if isinstance(layout, MegatronLayout) else run.optimizer
-    with ac.capture(model, str(out), overwrite=True, loop=loop) as session:
+    with ac.capture(model, str(out), overwrite=True, loop=loop, **recorded) as session:
         for step in range(steps):
             _step(run, step)
             session.step()

@@ -139,7 +139,7 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
         item(values=off(1e-3, noise=NOISE[::-1])),
     )
     assert row.verdict.excess == pytest.approx(3.0, rel=1e-3)
-    assert row.baseline == pytest.approx(1e-3, rel=1e-3)
+    assert row.baseline_error == pytest.approx(1e-3, rel=1e-3)
     most = excess_limit(400, "float64")
     assert row.verdict.over_limit == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
@@ -269,8 +269,8 @@ def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> 
         item(values=off(1e-2), dtype="bfloat16"),
         item(values=VALUES, dtype="bfloat16"),
     )
-    assert row.baseline is not None
-    assert row.baseline < floor("bfloat16")
+    assert row.baseline_error is not None
+    assert row.baseline_error < floor("bfloat16")
     assert row.metrics is not None
     assert row.verdict.excess == row.metrics.rel_l2 / floor("bfloat16")
 
@@ -327,7 +327,7 @@ def test_an_all_zero_golden_is_judged_by_absolute_errors(tmp_path: Path) -> None
 def test_nonfinite_on_one_side_fails_though_the_baseline_has_it_too(tmp_path: Path) -> None:
     broken = item(values=np.where(np.arange(400) == 7, np.nan, VALUES))
     row = only_row(tmp_path, item(values=VALUES), broken, broken)
-    assert (row.reason, row.verdict.excess, row.baseline) == (Reason.NON_FINITE, None, None)
+    assert (row.reason, row.verdict.excess, row.baseline_error) == (Reason.NON_FINITE, None, None)
 
 
 def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_record_that_the_baseline_lacks_is_judged_without_it(tmp_path: Path) -
         "baseline",
         "default for float32; the baseline has no such record",
     ]
-    assert [row.baseline is None for row in rows] == [False, True]
+    assert [row.baseline_error is None for row in rows] == [False, True]
 
 
 def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_float64_baseline_of_a_masked_tensor_tells_what_rounding_makes(tmp_pat
     row = ac.diff(*bundles[:2], baseline=bundles[2]).rows[0]
     assert (row.reason, limit_words.rule(row.verdict.limit)) == (Reason.OK, "baseline")
     assert row.verdict.excess == pytest.approx(math.sqrt(2), rel=0.1)
-    assert row.baseline == pytest.approx(3e-7, rel=0.1)
+    assert row.baseline_error == pytest.approx(3e-7, rel=0.1)
 
 
 def test_a_fault_beside_masks_is_seen_against_a_float64_baseline(tmp_path: Path) -> None:

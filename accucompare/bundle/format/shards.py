@@ -46,11 +46,11 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """Whether a part of this shape lies in the whole."""
         if self.flat:
             size = math.prod(part)
-            ((*runs,),) = self.runs or (((*self.start[:1], size),),)
+            own = self.runs[0] if self.runs else ((*self.start[:1], size),)
             return (
                 len(self.start) == 1
-                and sum(count for _, count in runs) == size
-                and all(first + count <= math.prod(self.shape) for first, count in runs)
+                and sum(count for *_, count in own) == size
+                and all(sum(run) <= math.prod(self.shape) for run in own)
             )
         if self.runs and not (
             len(self.runs) == len(part)

@@ -1,4 +1,4 @@
-"""Closer looks at a gradient or an update; ``compare.measuring.closer`` explains them."""
+"""Closer looks at a gradient or an update; ``compare.measuring.training_errors`` explains them."""
 
 from __future__ import annotations
 

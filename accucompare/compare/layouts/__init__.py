@@ -6,6 +6,8 @@ from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
+from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
+from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import (
     NameEvidence,
     PutBack,
@@ -33,12 +35,14 @@ __all__ = [
     "GoldenParts",
     "IncompleteError",
     "Mesh",
+    "Microbatches",
     "NameEvidence",
     "PutBack",
     "RankNames",
     "RankParts",
     "RankRecords",
     "StageOf",
+    "UnderGoldenNames",
     "Unified",
     "arrangements",
     "as_one",
@@ -46,6 +50,7 @@ __all__ = [
     "global_tensors",
     "interleaved",
     "names_of_ranks",
+    "of_first_stages",
     "rank_parts",
     "read_layouts",
     "reordered",

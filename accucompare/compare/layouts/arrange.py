@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,39 @@ def arrangements(
     ]
     if len(units) < mesh.count(left) and not found:
         raise IncompleteError
+    found = found or _shared(units, left, shape, mesh)
     return sorted(found, key=lambda one: _unlikely(one, shape, mesh))
+
+
+def _shared(
+    units: Sequence[_Unit], left: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh
+) -> list[Arrangement]:
+    """As arrangements, of fewer parts than there are ranks along a dimension: neighbouring ranks
+    have the same one, such as the keys of a group of heads."""
+    local = units[0].shape
+    found: list[Arrangement] = []
+    axes = [axis for axis, whole in enumerate(shape) if local[axis : axis + 1] != (whole,)]
+    if len(axes) != 1 or len(local) != len(shape) or shape[axes[0]] % max(local[axes[0]], 1):
+        return []
+    parts = shape[axes[0]] // max(local[axes[0]], 1)
+    for number, name in enumerate(left):
+        each, rest = divmod(mesh.sizes[name], parts)
+        if rest or each < 2:
+            continue
+        split = [
+            dataclasses.replace(
+                unit,
+                place=(
+                    *unit.place[:number],
+                    *divmod(unit.place[number], each),
+                    *unit.place[number + 1 :],
+                ),
+            )
+            for unit in units
+        ]
+        names = (*left[: number + 1], "", *left[number + 1 :])
+        found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
+    return found
 
 
 def _unlikely(one: Arrangement, shape: tuple[int, ...], mesh: Mesh) -> tuple[bool, bool, int]:

@@ -44,7 +44,9 @@ _Placed = dict[Holder, GivenRows]
 
 
 def rows_of_ranks(
-    golden: tuple[Bundle, Iterable[Record]], candidate: tuple[Bundle, Iterable[Record]]
+    golden: tuple[Bundle, Iterable[Record]],
+    candidate: tuple[Bundle, Iterable[Record]],
+    microbatches: bool = False,
 ) -> tuple[RowsOfRanks, RowsOfRanks]:
     """The part of golden's batch that each rank of golden and of the candidate was given.
 
@@ -54,6 +56,8 @@ def rows_of_ranks(
 
     Args:
         golden, candidate: the bundles and their records.
+        microbatches: whether the candidate is a pipeline: a call with rows that another call of its
+            rank had, or that golden lacks, has the next rows that no call had.
     """
     inputs = _inputs(*golden), _inputs(*candidate)
     several = golden[0].manifest.ranks > 1
@@ -65,7 +69,7 @@ def rows_of_ranks(
             {at: _digests(side[0], held, paths) for at, held in own[step].items()}
             for side, own in zip((golden, candidate), inputs, strict=True)
         )
-        placed = _both_placed(ours, theirs, several)
+        placed = _both_placed(ours, theirs, several, microbatches)
         alike = placed is None or any(len({*rows}) < len(rows) for rows in ours.values())
         if alike and paths:
             sides = (golden[0], inputs[0][step]), (candidate[0], inputs[1][step])
@@ -77,7 +81,10 @@ def rows_of_ranks(
 
 
 def _both_placed(
-    ours: Mapping[Holder, Sequence[bytes]], theirs: Mapping[Holder, Sequence[bytes]], several: bool
+    ours: Mapping[Holder, Sequence[bytes]],
+    theirs: Mapping[Holder, Sequence[bytes]],
+    several: bool,
+    microbatches: bool = False,
 ) -> tuple[_Placed, _Placed] | None:
     """The rows of golden's batch that the calls of both sides have, by the rows' digests."""
     batch: dict[int, list[bytes]] = (
@@ -85,7 +92,7 @@ def _both_placed(
         if several
         else {call: [*digests] for (_, call), digests in ours.items()}
     )
-    placed = _placed(batch, ours), _placed(batch, theirs)
+    placed = _placed(batch, ours), _placed(batch, theirs, microbatches)
     return None if placed[0] is None or placed[1] is None else (placed[0], placed[1])
 
 
@@ -210,23 +217,42 @@ def _digests(bundle: Bundle, held: Mapping[str, Record], paths: Sequence[str]) -
 
 
 def _placed(
-    golden: Mapping[int, Sequence[bytes]], candidate: Mapping[Holder, Sequence[bytes]]
+    golden: Mapping[int, Sequence[bytes]],
+    candidate: Mapping[Holder, Sequence[bytes]],
+    microbatches: bool = False,
 ) -> _Placed | None:
     """Where the ranks' rows are in golden's calls; ``None`` if a row is in one side only."""
     places: dict[bytes, deque[tuple[int, int]]] = defaultdict(deque)
     for call, digests in sorted(golden.items()):
         for row, digest in enumerate(digests):
             places[digest].append((call, row))
-    known: dict[tuple[bytes, ...], GivenRows] = {}
-    for _, digests in sorted(candidate.items()):
-        if tuple(digests) in known:
-            continue  # a replica
-        if not digests or not all(places[digest] for digest in digests):
+    known: dict[tuple[bytes, ...], tuple[GivenRows, Holder]] = {}
+    given: dict[Holder, GivenRows] = {}
+    for holder, digests in sorted(candidate.items()):
+        other = known.get(tuple(digests))
+        if other is not None and (not microbatches or other[1][0] != holder[0]):
+            given[holder] = other[0]  # a replica
+            continue
+        if not digests or other is not None or not all(places[digest] for digest in digests):
+            if microbatches:
+                continue
             return None
         found = [places[digest].popleft() for digest in digests]
         if len({call for call, _ in found}) > 1:
             return None
-        known[tuple(digests)] = GivenRows(found[0][0], runs_of(row for _, row in found))
-    if any(places.values()):
-        return None
-    return {holder: known[tuple(digests)] for holder, digests in candidate.items()}
+        given[holder] = GivenRows(found[0][0], runs_of(row for _, row in found))
+        known[tuple(digests)] = given[holder], holder
+    if 2 * len(given) < len(candidate):
+        return None  # calls that were given something else altogether
+    left = sorted(place for each in places.values() for place in each)
+    for holder in sorted(candidate.keys() - given.keys()):
+        taken, left = left[: len(candidate[holder])], left[len(candidate[holder]) :]
+        if len({call for call, _ in taken}) != 1:
+            return None
+        given[holder] = GivenRows(taken[0][0], runs_of(row for _, row in taken))
+    if left and microbatches and len({call for call, _ in left}) == 1:
+        # a microbatch that no rank was given is missing from the next call of the last one
+        rank, call = max(candidate)
+        given[rank, call + 1] = GivenRows(left[0][0], runs_of(row for _, row in left))
+        left = []
+    return None if left else given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,11 +18,16 @@ from accucompare.bundle.format import (
     Key,
     Layout,
     Record,
+    Role,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.put_back import UnderGoldenNames
+from accucompare.compare.layouts.rank_names import names_of_ranks
 from accucompare.compare.layouts.unify import (
+    FUSED,
     RankRecords,
     interleaved,
     scaled,
@@ -36,8 +41,6 @@ from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: Elements of a tensor that are read to tell its layout, in so many stretches of it.
 _SAMPLED, _STRETCHES = 1 << 14, 8
-#: Further from golden than this, values tell nothing of a layout. Of unrelated tensors it is 1.4.
-_TELLS_NOTHING = 0.5
 
 
 class GoldenParts:
@@ -55,9 +58,15 @@ class GoldenParts:
         self._layout = layout
         self._rank = rank
         self._renamings = renamings
-        models = golden.manifest.model, layout.manifest.model
-        self._names = signatures_of(*models), other_names(*models, renamings)
         self._known: dict[int, list[Record] | None] = {}
+
+    @property
+    def are_under_other_names(self) -> bool:
+        """Whether the ranks have names of their own for golden's modules, such as stages have. They
+        were found by the weights, which are golden's then."""
+        models = {rank: manifest.model for rank, manifest in self._layout.manifests.items()}
+        meshes = {rank: manifest.mesh for rank, manifest in self._layout.manifests.items()}
+        return bool(names_of_ranks(self._golden.manifest.model, models, meshes, self._renamings))
 
     def close(self) -> None:
         """Close the files of the layout's bundle."""
@@ -75,10 +84,16 @@ class GoldenParts:
         ours, theirs = (_of_step(bundle, step) for bundle in (self._golden, self._layout))
         if not ours or not theirs:
             return None
-        _, rows = rows_of_ranks((self._golden, ours), (self._layout, theirs))
-        ranks = RankRecords.of(self._layout, theirs, rows)
-        signatures, parameters = self._names
-        pairs = pair_records(ours, ranks.first(), self._renamings, signatures, parameters)
+        named = UnderGoldenNames.of(self._golden, self._layout, theirs, self._renamings)
+        _, rows = rows_of_ranks(
+            (self._golden, ours), (named.bundle, named.records), bool(named.schedule.first)
+        )
+        rows = named.with_later_stages(rows)
+        ranks = RankRecords.of(named.bundle, named.records, rows, named.holders)
+        models = self._golden.manifest.model, named.bundle.manifest.model
+        renamings = () if named.names else self._renamings
+        signatures, parameters = signatures_of(*models), other_names(*models, renamings)
+        pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
         arranged: list[tuple[Record, GlobalRecord]] = []
         ways = {
@@ -90,14 +105,28 @@ class GoldenParts:
         }
         for each in ways.values():
             each.look(self._golden, self._layout, unified.means)
-        factor = _factor(ways.values())
+        factor, left = _factor(ways.values()), _left_as_terms(ways.values())
+        fused = {
+            each.golden.name: each.sizes
+            for each in ways.values()
+            if each.golden.role is Role.PARAM_BEFORE and each.sizes
+        }
         for each in ways.values():
-            if (chosen := each.chosen(factor)) is not None:
+            if each in left:
+                continue
+            if (chosen := each.chosen(factor, fused.get(each.golden.name, ()))) is not None:
                 arranged.append((each.golden, chosen))
-        return [record for pair in arranged for record in self._own(*pair)]
+        own = {record.order: record for record in theirs if record.rank == self._rank}
+        return [record for pair in arranged for record in self._own(*pair, own)]
 
-    def _own(self, golden: Record, arranged: GlobalRecord) -> Iterator[Record]:
-        """Golden's record as this rank has it, once for each of its records."""
+    def _own(
+        self, golden: Record, arranged: GlobalRecord, own: Mapping[int, Record]
+    ) -> Iterator[Record]:
+        """Golden's record as this rank has it, once for each of its records.
+
+        Args:
+            own: the rank's records under its own names, by their order.
+        """
         boxes: dict[Key, list[Box]] = defaultdict(list)
         terms: dict[Key, Record] = {}
         for box in arranged.boxes:
@@ -107,7 +136,7 @@ class GoldenParts:
                         terms[term.key] = term
                         boxes[term.key].append(_turned(box, golden, len(addends)))
         for key, term in terms.items():
-            yield _cut(golden, term, boxes[key])
+            yield _cut(golden, own[term.order], boxes[key])
 
 
 def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
@@ -117,7 +146,8 @@ def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
         ranks: how many processes capture.
 
     Raises:
-        UsageError: if it has other ranks, lacks one, is fed itself, or has other steps.
+        UsageError: if it has other ranks, lacks one, is incomplete or fed itself, or has other
+            steps.
     """
     held, path = layout.manifest.ranks, layout.path
     if held != ranks:
@@ -128,6 +158,11 @@ def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
     if layout.missing_ranks:
         raise UsageError(
             f"--layout-of: {path} lacks rank {layout.missing_ranks[0]}; capture it again"
+        )
+    if not layout.complete:
+        raise UsageError(
+            f"--layout-of: {path} is incomplete; capture it again, and wait until all ranks have"
+            " ended it"
         )
     if layout.manifest.fed:
         raise UsageError(
@@ -146,65 +181,121 @@ class _Ways:
 
     def __init__(self, golden: Record, arranged: Iterable[Record]) -> None:
         self.golden = golden
-        self._arranged = [each for each in arranged if isinstance(each, GlobalRecord)]
+        self._ways = [each for each in arranged if isinstance(each, GlobalRecord)]
+        self._fused: dict[tuple[int, ...], int] = {}  # by the widths of the layers
         # by way and factor
-        self.distances: dict[tuple[int, float], float] = {}
+        self._distances: dict[tuple[int, float], float] = {}
 
     @property
     def is_gradient(self) -> bool:
         return self.golden.role in GRADIENT_ROLES
 
+    @property
+    def factors(self) -> set[float]:
+        return {factor for _, factor in self._distances}
+
+    @property
+    def bits(self) -> frozenset[tuple[int, str | None]]:
+        """What each rank holds, as digests."""
+        return frozenset(
+            (term.rank, term.digest)
+            for box in self._ways[0].boxes
+            for terms in (box.terms, *box.replicas)
+            for term in terms
+        )
+
     def look(self, golden: Bundle, ranks: Bundle, means: Sequence[float]) -> None:
         """Measure the ways, if there are several."""
-        first = self._arranged[0]
-        if self.golden.role not in UPDATE_ROLES:
-            sums = [
-                each for way in self._arranged if not way.same for each in with_sums(way, means)
-            ]
-            self._arranged += sums
-        self._arranged += [way for _, way in interleaved(first)]
+        first = self._ways[0]
+        if self.golden.role not in UPDATE_ROLES or self.golden.role is Role.PARAM_GRAD:
+            uneven = [way for way in self._ways if not way.same]
+            self._ways += [each for way in uneven for each in with_sums(way, means)]
+        for sizes in FUSED:
+            for _, way in interleaved(first, [sizes]):
+                self._fused[sizes] = len(self._ways)
+                self._ways.append(way)
         factors = (1.0, *means) if self.is_gradient else (1.0,)
         numeric = self.golden.dtype in DTYPES and self.golden.member is not None
-        if not numeric or len(self._arranged) == len(factors) == 1 or first.member is None:
+        if not numeric or len(self._ways) == len(factors) == 1 or first.member is None:
             return
         values = _sample(golden, _whole(self.golden))
         norm = float(np.linalg.norm(values))
         if not norm or not math.isfinite(norm):
             return
-        for number, way in enumerate(self._arranged):
+        for number, way in enumerate(self._ways):
             held = [_sample(ranks, each) for each in with_replicas(way)]
             for factor in factors:
-                self.distances[number, factor] = min(
-                    float(np.linalg.norm(values - each / factor)) / norm for each in held
-                )
+                distance = min(float(np.linalg.norm(values - each / factor)) for each in held)
+                if not math.isnan(distance):
+                    self._distances[number, factor] = distance / norm
 
     def best(self, factors: Iterable[float]) -> tuple[float, int, float]:
-        """The least distance, and the way and the factor that have it."""
+        """The least distance, with its way and factor; infinite, and the likeliest way, if nothing
+        tells."""
         known = [
             (distance, number, factor)
-            for (number, factor), distance in self.distances.items()
-            if factor in factors and not math.isnan(distance)
+            for (number, factor), distance in self._distances.items()
+            if factor in factors
         ]
-        return min(known, default=(math.inf, 0, 1.0))
+        least = min(known, default=(math.inf, 0, 1.0))
+        first = self._distances.get((0, least[2]), math.inf)
+        tells = least[0] < TELLS_LAYOUT * (1.0 if least[1] == 0 else min(1.0, first))
+        return least if tells else (math.inf, 0, least[2])
 
-    def chosen(self, factor: float) -> GlobalRecord | None:
-        """The way that counts if calls' gradients are ``factor`` times golden's; ``None`` where
-        nothing tells."""
+    @property
+    def is_sum(self) -> bool:
+        """Whether the ranks hold terms of it, as this comparison alone shows."""
+        return bool(self._ways[self.best(self.factors)[1]].reduced)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The widths of the layers that are fused in it, of which each rank has a part."""
+        number = self.best(self.factors)[1]
+        return next((sizes for sizes, way in self._fused.items() if way == number), ())
+
+    def chosen(self, factor: float, fused: tuple[int, ...]) -> GlobalRecord | None:
+        """The way that counts, if calls' gradients are ``factor`` times golden's; ``None`` where
+        nothing tells.
+
+        Args:
+            fused: the widths of the layers that are fused in the module's parameters.
+        """
+        if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
+            return self._ways[0] if self._ways[0].same else None
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
-        way = self._arranged[number if distance < _TELLS_NOTHING else 0]
-        if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
-            return way if way.same else None
-        return scaled(way, 1.0 / own) if own != 1.0 else way
+        if math.isinf(distance):
+            number = self._fused.get(fused, 0)
+        if self._ways[number].reduced and self.golden.role is Role.PARAM_GRAD:
+            number = 0  # each rank's update takes the sum
+        return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
 
 
 def _factor(ways: Iterable[_Ways]) -> float:
     """How many times golden's the gradients of most calls are: ranks may differentiate the mean
     loss of their own rows."""
-    gradients = (each for each in ways if each.is_gradient)
-    found = (each.best({factor for _, factor in each.distances}) for each in gradients)
-    times = Counter(factor for distance, _, factor in found if distance < _TELLS_NOTHING)
+    found = (each.best(each.factors) for each in ways if each.is_gradient)
+    times = Counter(factor for distance, _, factor in found if not math.isinf(distance))
     return max(times, key=lambda factor: times[factor], default=1.0)
+
+
+def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
+    """Gradients of which ranks hold terms that nothing sums: an update was given terms for them, as
+    in ``judging.rank_verdicts.fail_left_terms``. They stay as they are, so that the diff sees that.
+    """
+    terms = [each for each in ways if each.is_sum]
+    updates = {each.golden.name for each in terms if each.golden.role is Role.PARAM_GRAD}
+    given = [
+        each
+        for each in terms
+        if each.golden.role is Role.GRAD_OUTPUT and each.golden.name in updates
+    ]
+    left, names = {each.bits for each in given}, {each.golden.name for each in given}
+    return {
+        each
+        for each in terms
+        if each.is_gradient and (each.bits in left or each.golden.name in names)
+    }
 
 
 def _of_step(bundle: Bundle, step: int) -> list[Record]:

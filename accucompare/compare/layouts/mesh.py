@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from accucompare.bundle.format import Manifest
@@ -49,6 +49,27 @@ class Mesh:
         return cls(
             sizes,
             {(rank, 0): tuple(mesh[name][0] for name in names) for rank, mesh in meshes.items()},
+        )
+
+    def of_ranks(self, ranks: Collection[int]) -> Mesh:
+        """The mesh of some of the ranks: without the dimensions along which all have one place."""
+        if all(rank in ranks for rank, _ in self.places):
+            return self
+        places = {holder: place for holder, place in self.places.items() if holder[0] in ranks}
+        along = [sorted({place[at] for place in places.values()}) for at in range(len(self.sizes))]
+        kept = [at for at, each in enumerate(along) if len(each) > 1]
+        if math.prod(len(along[at]) for at in kept) != len(places) or (
+            not kept and len(self.sizes) == 1
+        ):
+            numbers = {holder: (number,) for number, holder in enumerate(sorted(places))}
+            return Mesh({next(iter(self.sizes), UNKNOWN): len(places)}, numbers)
+        names = [*self.sizes]
+        return Mesh(
+            {names[at]: len(along[at]) for at in kept},
+            {
+                holder: tuple(along[at].index(place[at]) for at in kept)
+                for holder, place in places.items()
+            },
         )
 
     @property

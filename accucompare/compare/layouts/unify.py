@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -30,19 +30,32 @@ from accucompare.compare.layouts.arrange import (
     given_arrangement,
     whole_shapes,
 )
-from accucompare.compare.layouts.batch_rows import RowsOfRanks
+from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.padding import (
+    padded_shape,
+    paddings,
+    with_padding,
+    without_padding,
+)
+from accucompare.compare.layouts.put_back import Holders
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import CalledInParts, PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import (
+    CalledInParts,
+    NotRecordedOn,
+    PairRemark,
+    PartsMissing,
+    UnknownLayout,
+)
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
 #: with fewer keys than queries.
-_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
 class RankRecords(NamedTuple):
@@ -52,14 +65,26 @@ class RankRecords(NamedTuple):
         groups: by the key of golden's record: rank 0, and golden's call.
         mesh: of the ranks.
         batches: of the calls of the model, by golden's step and call; where the rows are known.
+        holders: which ranks hold what, if not all do.
+        rows: of golden's batch, by golden's step.
+        parts: the meshes of some of the ranks, and of their calls, made when they are needed.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
     mesh: Mesh
     batches: Mapping[Holder, Mesh]
+    holders: Holders
+    rows: RowsOfRanks
+    parts: dict[tuple[frozenset[int], Holder | None], Mesh]
 
     @classmethod
-    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> RankRecords:
+    def of(
+        cls,
+        bundle: Bundle,
+        records: Sequence[Record],
+        given: RowsOfRanks,
+        holders: Holders | None = None,
+    ) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
@@ -70,10 +95,12 @@ class RankRecords(NamedTuple):
                     for (rank, _), _ in parts
                 }
             )
+        holders = holders or Holders()
+        first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: mesh.of_rows({at: each for at, each in held.items() if each.call == call})
+                call: mesh.of_ranks(first).of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -91,7 +118,7 @@ class RankRecords(NamedTuple):
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches)
+        return cls(groups, mesh, batches, holders, rows, {})
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -109,22 +136,53 @@ class RankRecords(NamedTuple):
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
         if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
-            return math.prod(self.mesh.sizes.values())
+            return math.prod(self._of_ranks(self.holders.of(record)).sizes.values())
         mesh = self.mesh_of(record)
         return mesh.count(mesh.without([mesh.batch]))
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
+        ranks = self.holders.of(record)
         if record.role in UPDATE_ROLES:
-            return self.mesh
+            return self._of_ranks(ranks)
+        group = self.groups[record.key]
+        if ranks is not None:
+            return self._of_calls(record, ranks, group)
         return next(
             (
                 batch
                 for (step, _), batch in self.batches.items()
-                if step == record.step and batch.places.keys() >= self.groups[record.key].keys()
+                if step == record.step and batch.places.keys() >= group.keys()
             ),
             self.mesh,
         )
+
+    def _of_ranks(self, ranks: frozenset[int] | None) -> Mesh:
+        if ranks is None:
+            return self.mesh
+        if (ranks, None) not in self.parts:
+            self.parts[ranks, None] = self.mesh.of_ranks(ranks)
+        return self.parts[ranks, None]
+
+    def _of_calls(
+        self, record: Record, ranks: frozenset[int], group: Mapping[Holder, Record]
+    ) -> Mesh:
+        """The mesh of some ranks' calls that were given the rows of one batch."""
+        mesh, held = self._of_ranks(ranks), self.rows.get(record.step) or {}
+        for call in {held[holder].call for holder in group if holder in held}:
+            place = ranks, (record.step, call)
+            if place not in self.parts:
+                self.parts[place] = mesh.of_rows(_of_call(held, call, ranks)) or mesh
+            if self.parts[place].places.keys() >= group.keys():
+                return self.parts[place]
+        return mesh
+
+
+def _of_call(
+    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int]
+) -> dict[Holder, GivenRows]:
+    """Those of one of golden's calls, of some ranks."""
+    return {at: each for at, each in rows.items() if each.call == call and at[0] in ranks}
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
@@ -177,6 +235,7 @@ def unify(
         each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
+    padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
     for place, pair in enumerate(pairs):
         of_step = pair.record.step, pair.record.name
@@ -185,6 +244,13 @@ def unify(
             unified.pairs.append(pair)
             continue
         if pair.golden is None or pair.candidate is None:
+            held = (
+                None
+                if pair.golden is None or candidate is None
+                else candidate.holders.of(pair.golden)
+            )
+            if held is not None:
+                unified.unknown[place] = NotRecordedOn(tuple(sorted(held)))
             unified.pairs.append(
                 replace(
                     pair,
@@ -199,6 +265,8 @@ def unify(
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
+        if isinstance(found, PairRemark) and golden is None and candidate is not None:
+            found = _padded(pair.golden, pair.candidate, candidate, padding) or found
         if isinstance(found, PairRemark):
             unified.unknown[place] = found
             unified.pairs.append(pair)
@@ -300,6 +368,25 @@ def _both_sides(
     return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
 
 
+def _padded(
+    ours: Record, theirs: Record, candidate: RankRecords, known: Iterable[tuple[int, int]]
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | None:
+    """The pair without what a vocabulary was padded with; ``None`` if that is not what differs."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = padded_shape(ours, group, mesh, known)
+    if found is None:
+        return None
+    axis, shape = found
+    first = with_padding(ours, shape, _global)
+    with contextlib.suppress(IncompleteError):
+        own, *others = global_tensors(group, mesh, shape)
+        if first is not ours:
+            return first, own, tuple(others)
+        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
+        return ours, own, tuple(others)
+    return None
+
+
 _Group = tuple[Mapping[Holder, Record], Mesh]
 
 
@@ -324,7 +411,10 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
         return {1}
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
-        many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
+        calls = len({call for _, call in rows.places})
+        many = {len({rank for rank, _ in rows.places}), calls}
+        if ranks.holders.modules:  # a schedule may run several times before an update
+            many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
         return {1, *many, *own, math.prod(many)}
@@ -378,11 +468,14 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
-    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    held: Counter[int] = Counter()  # how many of a record's values the boxes hold
     for box in boxes:
-        held[box.terms[0]] += math.prod(box.shape)
-    known = [record.statistics for record in held if record.statistics is not None]
-    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
+        held[id(box.terms[0])] += math.prod(box.shape)
+    records = {id(box.terms[0]): box.terms[0] for box in boxes}
+    known = [each.statistics for each in records.values() if each.statistics is not None]
+    if len(known) < len(held) or any(
+        math.prod(each.shape) != held[key] for key, each in records.items()
+    ):
         return None
     finite = [
         (each, size - each.nan - each.inf)
@@ -450,7 +543,7 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
 
 
 def interleaved(
-    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = FUSED
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""

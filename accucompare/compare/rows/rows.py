@@ -177,7 +177,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         metrics: what was measured; ``None`` if nothing could be.
         nearest: for an unpaired record, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
-        baseline: relative L2 error of the baseline's record; ``None`` if there is none.
+        baseline_error: relative L2 error of the baseline's record; ``None`` if there is none.
         noise: L2 distance of two runs of the candidate, relative to golden's norm (0 for 0/0, inf
             for x/0 and if NaN or Inf differ); ``None`` for a single run.
     """
@@ -188,7 +188,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     metrics: Metrics | None = None
     nearest: str = ""
     module: str = ""
-    baseline: float | None = None
+    baseline_error: float | None = None
     noise: float | None = None
 
     def __repr__(self) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from accucompare.bundle.format import Shard
+from accucompare.bundle.format import Role, Shard
 from accucompare.live.around import Dimensions, dimensions_of, is_of_mesh
-from accucompare.live.layouts.megatron import flat_part, kept_parts, megatron_parts
+from accucompare.live.layouts.megatron import cut_values, flat_part, kept_parts, megatron_parts
 from accucompare.live.modules import Modules
 from accucompare.live.operators import entrances
 from accucompare.live.values import local_part
@@ -50,6 +50,7 @@ class Layouts:
         self._parts |= {
             id(parameter): shard for parameter, shard in megatron_parts(modules, self.dimensions)
         }
+        self._cut = cut_values(modules, self._parts)
         # what a distributed optimizer of Megatron's steps here of a parameter, by its id
         self._kept = {
             id(parameter): (start, count, names)
@@ -91,6 +92,13 @@ class Layouts:
             )
         known = self._local.get(tensor)
         return None if known is None else known[0]()
+
+    def of_value(self, module: Any, role: Role, path: str, value: torch.Tensor) -> Shard | None:
+        """The layout of what one of Megatron's layers takes or makes."""
+        cut = self._cut.get((module, role))
+        if cut is None or (cut.path is not None and path not in ("", cut.path)):
+            return None
+        return cut.layout(tuple(value.shape))
 
     def of_gradient(self, tensor: torch.Tensor) -> Shard | None:
         """How a plain gradient of this plain tensor lies, as the backward of ``to_local`` takes it;

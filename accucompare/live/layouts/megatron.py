@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from accucompare.bundle.format import Shard
+from accucompare.bundle.format import Role, Shard
 from accucompare.live.around import Dimensions, silence
 from accucompare.live.modules import Modules
 
 #: The dimension along which parameters are cut.
 _TENSOR = "tp"
+#: Of a layer, by part of its class's name, the axis of its weight that is cut; and what is cut
+#: likewise.
+_LAYERS = {"ColumnParallel": 0, "RowParallel": 1}
+_CUT = {0: (Role.OUTPUT, Role.GRAD_OUTPUT), 1: (Role.INPUT, Role.GRAD_INPUT)}
 #: The most runs of a whole tensor that a rank's elements may be.
 _MOST_RUNS = 4096
 
@@ -91,6 +95,64 @@ def _shard(shape: tuple[int, ...], runs: Sequence[Sequence[_Run]]) -> Shard:
     several = any(len(axis) > 1 for axis in runs)
     start = tuple(axis[0][0] for axis in runs)
     return Shard(shape, start, mesh=(_TENSOR,), runs=tuple(map(tuple, runs)) if several else ())
+
+
+class CutValue(NamedTuple):
+    """How a layer's value is cut.
+
+    Attributes:
+        path: of the value; ``None`` for each.
+        length: of the last axis of the whole; 0 for the value's own.
+        runs: of that axis, that this rank has.
+        partial: whether this rank has its term of a sum instead.
+    """
+
+    path: str | None
+    length: int = 0
+    runs: tuple[_Run, ...] = ()
+    partial: bool = False
+
+    def layout(self, local: tuple[int, ...]) -> Shard | None:
+        """The layout of a value of this shape; ``None`` if it is not so long."""
+        if self.partial:
+            start = (0,) * len(local)
+            return Shard(local, start, "sum", (_TENSOR,), (_TENSOR,))
+        if not local or sum(count for _, count in self.runs) != local[-1]:
+            return None
+        edges = [[(0, length)] for length in local[:-1]]
+        return _shard((*local[:-1], self.length), [*edges, self.runs])
+
+
+def cut_values(
+    modules: Modules, parts: Mapping[int, Shard | None]
+) -> dict[tuple[Any, Role], CutValue]:
+    """What layers make and take that is cut as their weight is, or is a term.
+
+    The layers of experts leave the sum over ranks to the one that holds them all.
+
+    Args:
+        parts: of parameters, by their ids.
+    """
+    found: dict[tuple[Any, Role], CutValue] = {}
+    for name, module in modules.named.items():
+        kind, weight = type(module).__name__, module._parameters.get("weight")
+        shard = parts.get(id(weight))
+        axis = next((axis for part, axis in _LAYERS.items() if part in kind), None)
+        if weight is None or shard is None or axis is None or weight.dim() != 2:
+            continue
+        length = weight.shape[axis]
+        if length != shard.shape[axis]:
+            runs = shard.runs[axis] if shard.runs else ((shard.start[axis], length),)
+            for role in _CUT[axis]:
+                found[module, role] = CutValue("0", shard.shape[axis], tuple(runs))
+        if getattr(module, "explicit_expert_comm", False):
+            found[module, Role.OUTPUT if axis else Role.GRAD_INPUT] = CutValue(None, partial=True)
+            outer = name.rpartition(".")[0]
+            while outer and not hasattr(modules.named[outer], "token_dispatcher"):
+                for role in (Role.OUTPUT, Role.GRAD_INPUT):
+                    found[modules.named[outer], role] = CutValue(None, partial=True)
+                outer = outer.rpartition(".")[0]
+    return found
 
 
 def kept_parts(

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
-from accucompare.bundle.writing import BundleWriter, Lease, Sketched
+from accucompare.bundle.writing import LENT, BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe_value, name_of
+from accucompare.live.values.values import describe_value, telling_name
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ _UNKNOWN_TO_NUMPY = {
 }
 # bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
-_WORTH_A_BLOCK = 8 << 20  # bytes; from here on fresh memory in huge pages is faster to get
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
 # bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
@@ -152,12 +151,12 @@ def _on_host(array: Array, dtype: str, writer: BundleWriter, needed: bool, bits:
         if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             known = _digested_and_summarized(array, DTYPES[dtype])
             return HostValue(None, shape, dtype, Layout.STRIDED, **known)
-    checksum = digest(array)
+    checksum = digest(array, helped=True)
     if not writer.has(dtype, shape, checksum):
         if writer.wants_values or needed:
             return _kept(array, dtype, checksum, writer)
         if writer.wants_statistics:
-            statistics = summarize(array, DTYPES[dtype])
+            statistics = summarize(array, DTYPES[dtype], helped=True)
             return HostValue(
                 None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
             )
@@ -268,29 +267,32 @@ def outside_transforms() -> Iterator[None]:
         yield
 
 
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of our own on the same device. On the host, in memory faster to get than PyTorch's."""
+def copy_of(tensor: torch.Tensor, lend: Callable[[int], Array]) -> torch.Tensor:
+    """A copy of our own on the same device. ``lend`` gives memory for a large one on the host."""
     tensor = tensor.detach()
     array = _in_place(tensor)
-    if array is None or array.nbytes < _WORTH_A_BLOCK:
+    if array is None or array.nbytes <= _SMALL:
         return tensor.clone()
-    block = devices.backend("cpu").host_memory(array.nbytes)
-    _copy(array, _as_array(block.numpy(), dtype_name(tensor.dtype), array.shape))
-    return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
+    block = lend(array.nbytes)
+    _copy(array, _as_array(block, dtype_name(tensor.dtype), array.shape))
+    return torch.from_numpy(block).view(tensor.dtype).view(tensor.shape)
 
 
 def difference(
-    after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]
+    after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease], spare: bool
 ) -> tuple[torch.Tensor, Lease | None]:
     """``after`` minus ``before``, of one shape and dtype, in float32 if that is wider.
 
     ``take`` gives memory for large results on the host, which is returned with the difference.
+    With ``spare``, nobody reads ``before`` any more, so it may become the difference.
     """
     after = after.detach()
     wide = torch.float32 if before.itemsize < 4 else before.dtype
     nbytes = before.numel() * wide.itemsize
     if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:
         return after.to(wide) - before.to(wide), None
+    if spare and wide is before.dtype:
+        return torch.sub(after, before, out=before), LENT
     lease = take(nbytes)
     assert lease.block is not None
     result = torch.from_numpy(lease.block).view(wide).view(before.shape)
@@ -315,7 +317,7 @@ def scalar_to_host(value: Any) -> HostValue:
 def other_to_host(value: Any) -> HostValue:
     """A value that no array can hold: a string, large int, or what its name tells, by its digest;
     another by its class."""
-    text = repr(value) if isinstance(value, (str, bytes, int)) else name_of(value)
+    text = repr(value) if isinstance(value, (str, bytes, int)) else telling_name(value)
     digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 

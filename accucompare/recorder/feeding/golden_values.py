@@ -79,7 +79,7 @@ class GoldenValues:
         """
         Args:
             rank: whose records of golden are taken.
-            renamings: of golden's layers, see ``compare.pairing.align.counterparts``.
+            renamings: of golden's layers, see ``compare.pairing.renames.counterparts``.
             round_to: the type to which golden's floating values are rounded; they keep their own.
             parts: of golden's tensors, for one of several ranks where golden is of one device.
         """
@@ -233,7 +233,8 @@ class GoldenValues:
         record = record or self._by_argument(place, path, seen or {})
         record = record or self._in_a_tuple(place, path)
         if record is None:
-            return f"golden has no such {'value' if self.has(place) else 'call'}"
+            missing = f"golden has no such {'value' if self.has(place) else 'call'}"
+            return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
         if (why := _misfit(record, value)) is not None:

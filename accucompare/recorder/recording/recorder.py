@@ -31,6 +31,7 @@ from accucompare.live.modules import (
     witness_no_more,
 )
 from accucompare.live.values import leaves
+from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.backward import Backward
@@ -438,6 +439,9 @@ class Recorder(Listener[RecordedCall]):
 
     def room(self, nbytes: int) -> Lease:
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
+
+    def lend(self, nbytes: int) -> Array:
+        return self._writer.lend(nbytes, devices.backend("cpu").host_memory)
 
     def _note_gradients(
         self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]

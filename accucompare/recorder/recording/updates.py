@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
+from accucompare.bundle.writing import LENT
 from accucompare.live.autograd import (
     Observer,
     Parameter,
@@ -41,6 +42,19 @@ from accucompare.recorder.state import Training
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 
+@dataclass
+class _Before:
+    """A parameter's copy from before its update; ``spare``: nobody else reads it any more."""
+
+    tensor: torch.Tensor
+    spare: bool = False
+
+    def written(self, then: Callable[[Record], None] | None, record: Record) -> None:
+        if then is not None:
+            then(record)
+        self.spare = True
+
+
 class Updates:
     """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` of the model's parameters.
 
@@ -62,6 +76,7 @@ class Updates:
         self._golden = golden
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
+        self._steps_copies = False
         self._count = 0  # of updates in this step
         self._started = -1  # the update count at the model's last call
         self._between = Between()
@@ -72,7 +87,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         # ids of parameters whose gradient was clipped for the next update
         self._clipped: set[int] = set()
-        self._before: dict[int, torch.Tensor] = {}
+        self._before: dict[int, _Before] = {}
         self._after_hooks: Any = None  # of the running update, after the user's own
         self._held = {
             id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
@@ -92,7 +107,7 @@ class Updates:
         self._observer = Observer(self._backward_begins)
         self._observed: list[tuple[Any, str, entrances.Before]] = [
             (*place, functools.partial(self._clipping, callers))
-            for place, callers in entrances.CLIPPING.items()
+            for place, callers in entrances.clipping().items()
         ]
         for kind in entrances.scalers(training.scaler):
             self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
@@ -272,6 +287,7 @@ class Updates:
                 kept[id(tensor)] = each._replace(tensor=tensor)
         self._parameters = kept
         self._versions = self._written()
+        self._steps_copies = True
 
     def _of(self, optimizer: Any) -> Iterator[Parameter]:
         for group in optimizer.param_groups:
@@ -350,7 +366,9 @@ class Updates:
         self._groups(optimizer)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
-        first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
+        # golden's digest of the weights is of other numbers than copies or parts have
+        first = self._series.wants_weights and not self._steps_copies
+        scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
             if not closure:  # a closure computes gradients later
@@ -415,7 +433,9 @@ class Updates:
                 self._gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
-                update, lease = difference(each.tensor, before, self._sink.room)
+                update, lease = difference(
+                    each.tensor, before.tensor, self._sink.room, before.spare
+                )
                 self._give(
                     each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease)
                 )
@@ -501,13 +521,19 @@ class Updates:
         tensor = parameter.tensor.detach()
         wanted = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is both recorded and kept
-            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
+            kept = _Before(copy_of(tensor, self._sink.lend))
+            self._before[id(parameter.tensor)] = kept
             self._give(
                 parameter,
                 Role.PARAM_BEFORE,
                 parameter.own,
-                tensor,
-                How(written=written, bits=Bits.OURS, by_digest=written is not None),
+                kept.tensor,
+                How(
+                    written=functools.partial(kept.written, written),
+                    bits=Bits.OURS,
+                    lease=LENT,
+                    by_digest=written is not None,
+                ),
             )
         elif self._golden is not None:
             self._take(
@@ -518,7 +544,9 @@ class Updates:
                 How(written=written, by_digest=written is not None),
             )
             if wanted:
-                self._before[id(parameter.tensor)] = copy_of(tensor)
+                self._before[id(parameter.tensor)] = _Before(
+                    copy_of(tensor, self._sink.lend), spare=True
+                )
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What to call with a gradient's record for its norm. Without a record, read it now."""

@@ -265,7 +265,7 @@ def _acceptance(found: Acceptance) -> dict[str, Any]:
     least = found.preset.least_steps
     shown = {
         "standard": found.standard,
-        "source": found.preset.source,
+        "source": training_words.STANDARD_SOURCES[found.standard],
         "passed": found.passed,
         "steps": found.steps,
         "least_steps": least,
@@ -293,7 +293,7 @@ def _row(row: Row, producer: int | None) -> dict[str, Any]:
         "detail": verdict_words.detail(row),
         "excess": verdict.excess,
         "excess_limit": verdict.excess_limit,
-        "baseline": row.baseline,
+        "baseline": row.baseline_error,
         "noise": row.noise,
         "nearest": row.nearest,
         "golden": _side(row.golden),

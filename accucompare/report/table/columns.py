@@ -223,7 +223,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
     Column(
         "baseline relative L2",
-        attrgetter("baseline"),
+        attrgetter("baseline_error"),
         SCIENTIFIC,
         12,
         "baseline",

@@ -21,6 +21,7 @@ from accucompare.compare.runs import (
     Wander,
 )
 from accucompare.report.words import limit_words, preflight_words
+from accucompare.selection import Standard
 from accucompare.text import counted
 
 _SETTINGS_SHOWN = 5
@@ -254,6 +255,12 @@ def _trouble(
             least, steps = acceptance.preset.least_steps, counted(acceptance.steps, "step")
             return f"meets the standard {name} over {steps} so far, but that asks for {least:,}"
     return ""
+
+
+#: Where each standard is written.
+STANDARD_SOURCES = {
+    Standard.MINDFORMERS: "MindSpore Transformers, migration standard (docs, acc_optimize)"
+}
 
 
 def acceptance_sentence(acceptance: Acceptance) -> str:
