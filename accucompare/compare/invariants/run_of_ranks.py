@@ -72,6 +72,20 @@ class StepOfRanks:
             for rank, calls in found.items()
         }
 
+    @cached_property
+    def padding(self) -> frozenset[int]:
+        """The ranks that were given one value alone, such as a part of a sequence that is padding:
+        that it is another's, too, says nothing."""
+        varied, given = set(), set()
+        for key, group in self.of(Role.INPUT):
+            for rank, record in group.items():
+                known = record.statistics
+                if not key.name and record.shape:
+                    given.add(rank)
+                    if known is None or known.min != known.max or math.prod(record.shape) == 1:
+                        varied.add(rank)
+        return frozenset(given - varied)
+
 
 @dataclass
 class RunOfRanks:
