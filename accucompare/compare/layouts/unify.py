@@ -90,7 +90,13 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
