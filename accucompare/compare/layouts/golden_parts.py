@@ -281,7 +281,7 @@ def _factor(ways: Iterable[_Ways]) -> float:
 
 def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
     """Gradients of which ranks hold terms that nothing sums: an update was given terms for them, as
-    in ``judging.rank_verdicts.left_as_terms``. They stay as they are, so that the diff sees that.
+    in ``judging.rank_verdicts.fail_left_terms``. They stay as they are, so that the diff sees that.
     """
     terms = [each for each in ways if each.is_sum]
     updates = {each.golden.name for each in terms if each.golden.role is Role.PARAM_GRAD}
