@@ -320,6 +320,8 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
+        case remarks.NotRecordedOn(ranks):
+            return f"{ranks_in_words(ranks)} should have recorded it"
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
