@@ -371,6 +371,7 @@ def _follow(
         given=options.limits,
         rows=rows,
         weights=weights,
+        by_rank={} if opened.candidate_ranks is None else opened.candidate_ranks.manifests,
     )
     if opened.imported:
         training = None  # dumps of other tools have no series

@@ -95,6 +95,7 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
         or task.baseline is not None
         or task.repeat is not None
         or task.proof is not None
+        or task.unknown is not None
         or golden.layout is not candidate.layout
         or golden.components is not None
         or candidate.components is not None
@@ -110,8 +111,9 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
     if task.unknown is not None and not isinstance(task.unknown, NotRecordedOn):
-        missing = isinstance(task.unknown, PartsMissing)
-        reason = Reason.INCOMPLETE if missing else Reason.NOT_COMPARABLE
+        reason = Reason.NOT_COMPARABLE
+        if isinstance(task.unknown, PartsMissing):
+            reason = Reason.RANKS_DISAGREE if task.unknown.lacking else Reason.INCOMPLETE
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
