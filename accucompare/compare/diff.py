@@ -29,6 +29,7 @@ from accucompare.compare.judging import (
     of_ranks,
     open_beside,
     plain_count,
+    settle_tokens,
     used_as_terms,
     why_not_proved,
     with_given,
@@ -87,6 +88,7 @@ from accucompare.compare.runs import (
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.trust import ChosenBaseline, preflight_findings
+from accucompare.compare.tokens import PairedSides, Tokens, with_tokens
 from accucompare.errors import BundleError
 from accucompare.places import Place
 
@@ -183,10 +185,14 @@ class _Paired(NamedTuple):
     """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    unified: Unified
+    tokens: Tokens
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+
+    @property
+    def unified(self) -> Unified:
+        return self.tokens.unified
 
     @property
     def chosen(self) -> list[Pair]:
@@ -218,8 +224,10 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
-    unified = unify(chosen, opened.golden_ranks, opened.candidate_ranks, options.layouts)
-    return _Paired(pairs, unified, renamings, proposed, parameters)
+    ranks = opened.golden_ranks, opened.candidate_ranks
+    unified = unify(chosen, *ranks, options.layouts)
+    tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, chosen, unified))
+    return _Paired(pairs, tokens, renamings, proposed, parameters)
 
 
 def _assign(
@@ -294,6 +302,7 @@ def _judge(
         used_as_terms(tasks, outcomes, again)
         of_own_means(tasks, outcomes, again)
         left_as_terms(tasks, outcomes, again)
+    settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs

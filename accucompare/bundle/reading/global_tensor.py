@@ -126,6 +126,25 @@ class _Part:
         return held
 
 
+class _TakenRows(_Part):
+    """Some rows of a record, which is read whole."""
+
+    def __init__(self, number: int, record: Record, stored: StoredTensor, taken: bytes) -> None:
+        super().__init__(number, record, stored)
+        self._width = record.shape[-1]
+        self._taken = taken
+        self._rows: Array | None = None
+
+    def elements(self, first: int, last: int, memory: PartsMemory) -> Array:
+        if self._rows is None:
+            whole = np.empty(self._size, self._dtype)
+            for start in range(0, self._size, sums.SEGMENT):
+                self.stored.read_segment(start, whole[start : start + sums.SEGMENT])
+            rows = whole.reshape(-1, self._width)[np.frombuffer(self._taken, np.int64)]
+            self._rows = rows.reshape(-1)
+        return self._rows[first:last]
+
+
 class GlobalTensor:
     """A ``GlobalRecord``'s data, to be read as those of a ``StoredTensor``.
 
@@ -144,7 +163,12 @@ class GlobalTensor:
             (
                 box,
                 Placed.of(record.shape, box),
-                [_Part(next(numbers), term, stored(term)) for term in box.terms],
+                [
+                    _TakenRows(next(numbers), term, stored(term), box.taken)
+                    if box.taken
+                    else _Part(next(numbers), term, stored(term))
+                    for term in box.terms
+                ],
             )
             for box in record.boxes
         ]

@@ -24,6 +24,7 @@ from accucompare.compare.judging.row_columns import (
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
+from accucompare.compare.judging.token_verdicts import settle_tokens
 
 __all__ = [
     "Beside",
@@ -47,6 +48,7 @@ __all__ = [
     "plain_count",
     "reasons_of",
     "room",
+    "settle_tokens",
     "used_as_terms",
     "whole_steps",
     "why_not_proved",

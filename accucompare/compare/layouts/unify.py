@@ -18,6 +18,7 @@ from accucompare.bundle.format import (
     GlobalRecord,
     Key,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
@@ -32,7 +33,7 @@ from accucompare.compare.layouts.arrange import (
 )
 from accucompare.compare.layouts.batch_rows import Holder, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
@@ -51,11 +52,13 @@ class RankRecords(NamedTuple):
         groups: by the key of golden's record: rank 0, and golden's call.
         mesh: of the ranks.
         batches: of the calls of the model, by golden's step and call; where the rows are known.
+        owners: the ranks that hold a module's parameters, by its name, where not all do.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
     mesh: Mesh
     batches: Mapping[Holder, Mesh]
+    owners: Mapping[str, frozenset[int]] = {}
 
     @classmethod
     def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> RankRecords:
@@ -82,7 +85,7 @@ class RankRecords(NamedTuple):
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches)
+        return cls(groups, mesh, batches, _owners(bundle.manifests))
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -106,6 +109,11 @@ class RankRecords(NamedTuple):
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
+        if owners := self.owners_of(record.name):
+            holders = sorted(self.groups[record.key])
+            calls = Counter(rank for rank, _ in holders)
+            size = max(len(owners) * max(calls.values()), len(holders))
+            return Mesh({UNKNOWN: size}, {held: (at,) for at, held in enumerate(holders)})
         if record.role in UPDATE_ROLES:
             return self.mesh
         return next(
@@ -116,6 +124,24 @@ class RankRecords(NamedTuple):
             ),
             self.mesh,
         )
+
+
+    def owners_of(self, name: str) -> frozenset[int] | None:
+        """The ranks that hold a module, or the one around it that has parameters; ``None``: all."""
+        while name and name not in self.owners:
+            name = name.rpartition(".")[0]
+        return self.owners.get(name)
+
+
+def _owners(manifests: Mapping[int, Manifest]) -> dict[str, frozenset[int]]:
+    """The ranks that hold a parameter of each module, where not all ranks do."""
+    found: dict[str, set[int]] = {}
+    for rank, manifest in manifests.items():
+        for name in manifest.model.get("parameters") or {}:
+            while name := name.rpartition(".")[0]:
+                found.setdefault(name, set()).add(rank)
+    some = {name: frozenset(ranks) for name, ranks in found.items()}
+    return {name: ranks for name, ranks in some.items() if len(ranks) < len(manifests)}
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:

@@ -334,6 +334,19 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
+        case remarks.TokensElsewhere(0, 0):
+            return "no token came here"
+        case remarks.TokensElsewhere(golden, candidate, of, by_rounding):
+            came = f"; {candidate:,} came from elsewhere" if candidate else ""
+            why = ", by the router's rounding" if by_rounding else ""
+            return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
+        case remarks.RoutedOtherwise():
+            return _routed(remark)
+        case remarks.AfterRouting(tokens, of, router):
+            return (
+                f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"
+                " computed after that; a fed capture (--feed) judges it"
+            )
         case remarks.RanksDiffer(ranks, ()):
             return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
@@ -375,6 +388,19 @@ def _why_alone(remark: PairRemark) -> str:
         case remarks.BaselineDtype(dtype):
             return f"the baseline's dtype is {dtype}"
     return ""
+
+
+def _routed(remark: remarks.RoutedOtherwise) -> str:
+    if not remark.tokens:
+        return "the same experts in another order"
+    told = f"{remark.tokens:,} of {remark.of:,} tokens routed otherwise"
+    if remark.margin is None or remark.apart is None:
+        return f"{told}; the scores that decided are not known"
+    why = "rounding" if remark.by_rounding else "more than rounding"
+    return (
+        f"{told}; the largest margin {remark.margin:.1g}, where the scores are {remark.apart:.1g}"
+        f" apart: {why}"
+    )
 
 
 def _about_runs(remark: PairRemark) -> str:

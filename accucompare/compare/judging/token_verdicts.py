@@ -1,0 +1,114 @@
+"""Verdicts on routers' choices, on experts' rows without a partner, and on what came after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import Role
+from accucompare.compare.limits import EXACT
+from accucompare.compare.remarks import AfterRouting, PairRemark, RoutedOtherwise
+from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
+from accucompare.compare.tokens import Routing, Tokens
+from accucompare.errors import BundleError
+
+_Outcomes = list[PairOutcome | BundleError]
+
+
+def settle_tokens(tasks: Sequence[Task], outcomes: _Outcomes, tokens: Tokens, fed: bool) -> None:
+    """Judge what tokens that were routed otherwise change. ``outcomes`` is changed.
+
+    Args:
+        tokens: of the same pairs.
+        fed: whether each call of the candidate was given golden's values.
+    """
+    excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
+    for routing, fine in zip(tokens.routings, excused, strict=True):
+        remark = replace(routing.remark, by_rounding=fine)
+        for place in routing.choices:
+            _judge_choices(outcomes, place, remark)
+    first = next(
+        (
+            (routing, own)
+            for routing, own, fine in zip(tokens.routings, tokens.forward, excused, strict=True)
+            if fine and len(routing.tokens)
+        ),
+        None,
+    )
+    faulty = {
+        place
+        for own, fine in zip(tokens.forward, excused, strict=True)
+        for place in own
+        if not fine
+    }
+    for place, remark in tokens.elsewhere.items():
+        outcome = outcomes[place]
+        if isinstance(outcome, PairOutcome):
+            explained = remark.by_rounding and place not in faulty
+            outcomes[place] = _with_rest(outcome, replace(remark, by_rounding=explained))
+    if first is not None and not fed:
+        _excuse_later(tasks, outcomes, *first)
+
+
+def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
+    """Whether rounding explains it: if the scores themselves pass."""
+    if not routing.remark.by_rounding or routing.scores is None:
+        return False
+    scores = outcomes[routing.scores]
+    return isinstance(scores, PairOutcome) and scores.verdict.status is Status.PASS
+
+
+def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> None:
+    outcome = outcomes[place]
+    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
+        return
+    verdict = (
+        Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=(remark,))
+        if remark.by_rounding
+        else _remarked(outcome.verdict, remark)
+    )
+    outcomes[place] = replace(outcome, verdict=verdict)
+
+
+def _with_rest(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
+    """The outcome of the rows that have partners, and what the others mean for it."""
+    verdict, explained = outcome.verdict, getattr(remark, "by_rounding", False)
+    if verdict.status is Status.PASS and explained:
+        return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
+    if verdict.status is Status.FAIL or explained:
+        return replace(outcome, verdict=_remarked(verdict, remark))
+    lost = Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,), evident=True)
+    return replace(outcome, verdict=lost)
+
+
+def _remarked(verdict: Verdict, remark: PairRemark) -> Verdict:
+    others = tuple(each for each in verdict.remarks if each != remark)
+    return replace(verdict, remarks=(remark, *others))
+
+
+def _excuse_later(
+    tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing, own: frozenset[int]
+) -> None:
+    """What fails after tokens were routed otherwise shows nothing, except in their experts' calls,
+    where these tokens are left out."""
+    remark = AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
+    after = routing.call[0], routing.order
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        record = task.pair.record
+        if (
+            place in own
+            or (record.step, record.order) <= after
+            or not isinstance(outcome, PairOutcome)
+            or outcome.verdict.status is not Status.FAIL
+            or _beside(record.step, record.name, record.role, routing)
+        ):
+            continue
+        verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
+        outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
+
+
+def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
+    """Whether a value is of the router's own call: what it gave does not come after it."""
+    return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
