@@ -32,6 +32,7 @@ from accucompare.compare.judging import (
     settle_tokens,
     used_as_terms,
     why_not_proved,
+    with_baseline_rows,
     with_given,
     with_proofs,
 )
@@ -87,8 +88,8 @@ from accucompare.compare.runs import (
 )
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
-from accucompare.compare.trust import ChosenBaseline, preflight_findings
 from accucompare.compare.tokens import PairedSides, Tokens, with_tokens
+from accucompare.compare.trust import ChosenBaseline, preflight_findings
 from accucompare.errors import BundleError
 from accucompare.places import Place
 
@@ -257,6 +258,7 @@ def _assign(
         paired.renamings,
         lambda pair: of_golden.tolerance_for(pair, own),
     )
+    tasks = with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
     again, golden_again = (
         by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )

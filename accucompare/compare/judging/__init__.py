@@ -24,7 +24,7 @@ from accucompare.compare.judging.row_columns import (
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
-from accucompare.compare.judging.token_verdicts import settle_tokens
+from accucompare.compare.judging.token_verdicts import settle_tokens, with_baseline_rows
 
 __all__ = [
     "Beside",
@@ -52,6 +52,7 @@ __all__ = [
     "used_as_terms",
     "whole_steps",
     "why_not_proved",
+    "with_baseline_rows",
     "with_changed",
     "with_given",
     "with_proofs",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Role
-from accucompare.compare.limits import EXACT
-from accucompare.compare.remarks import AfterRouting, PairRemark, RoutedOtherwise
-from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
+from accucompare.bundle.format import Key, Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.limits import EXACT, why_not
+from accucompare.compare.remarks import AfterRouting, PairRemark, RoutedOtherwise, TokensElsewhere
+from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
 from accucompare.compare.tokens import Routing, Tokens
 from accucompare.errors import BundleError
 
@@ -26,9 +28,8 @@ def settle_tokens(tasks: Sequence[Task], outcomes: _Outcomes, tokens: Tokens, fe
     """
     excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
     for routing, fine in zip(tokens.routings, excused, strict=True):
-        remark = replace(routing.remark, by_rounding=fine)
         for place in routing.choices:
-            _judge_choices(outcomes, place, remark)
+            _judge_choices(outcomes, place, replace(routing.remark, by_rounding=fine))
     first = next(
         (
             (routing, own)
@@ -47,7 +48,8 @@ def settle_tokens(tasks: Sequence[Task], outcomes: _Outcomes, tokens: Tokens, fe
         outcome = outcomes[place]
         if isinstance(outcome, PairOutcome):
             explained = remark.by_rounding and place not in faulty
-            outcomes[place] = _with_rest(outcome, replace(remark, by_rounding=explained))
+            remark = replace(remark, by_rounding=explained)
+            outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
     if first is not None and not fed:
         _excuse_later(tasks, outcomes, *first)
 
@@ -72,15 +74,19 @@ def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> 
     outcomes[place] = replace(outcome, verdict=verdict)
 
 
-def _with_rest(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
-    """The outcome of the rows that have partners, and what the others mean for it."""
-    verdict, explained = outcome.verdict, getattr(remark, "by_rounding", False)
-    if verdict.status is Status.PASS and explained:
+def _with_rest(outcome: PairOutcome, remark: TokensElsewhere, begins: bool) -> PairOutcome:
+    """The outcome of the rows that have partners, and what the others mean for it.
+
+    Args:
+        begins: whether it is what the expert was given.
+    """
+    if begins and not remark.by_rounding:
+        used = outcome.verdict.used or math.inf
+        lost = Verdict(Reason.OVER, EXACT.judged, used=used, remarks=(remark,), evident=True)
+        return replace(outcome, verdict=lost)
+    if outcome.verdict.status is Status.PASS:
         return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
-    if verdict.status is Status.FAIL or explained:
-        return replace(outcome, verdict=_remarked(verdict, remark))
-    lost = Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,), evident=True)
-    return replace(outcome, verdict=lost)
+    return replace(outcome, verdict=_remarked(outcome.verdict, remark))
 
 
 def _remarked(verdict: Verdict, remark: PairRemark) -> Verdict:
@@ -112,3 +118,35 @@ def _excuse_later(
 def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
     """Whether a value is of the router's own call: what it gave does not come after it."""
     return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
+
+
+def with_baseline_rows(
+    tasks: list[Task], tokens: Tokens, baseline: Bundle | None, records: Mapping[Key, Record] | None
+) -> list[Task]:
+    """The tasks with the baseline's rows of the tokens that are compared.
+
+    Args:
+        records: the baseline's, by golden's keys.
+    """
+    if baseline is None or records is None:
+        return tasks
+    tasks = list(tasks)
+    for place, chosen in tokens.chosen.items():
+        golden, candidate = tasks[place].pair.golden, tasks[place].pair.candidate
+        if golden is None or candidate is None:
+            continue
+        record, tolerance = chosen.of(baseline, records), tasks[place].tolerance
+        why = why_not(golden, candidate, record)
+        if why is not None:
+            record, tolerance = None, because(tolerance, why)
+        elif tolerance.by_default:
+            tolerance = dataclasses.replace(tolerance, unjudged=())
+        tasks[place] = replace(
+            tasks[place],
+            baseline=record,
+            tolerance=tolerance,
+            by_rounding=None,
+            proof=None,
+            rounded=None,
+        )
+    return tasks

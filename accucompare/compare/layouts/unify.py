@@ -125,7 +125,6 @@ class RankRecords(NamedTuple):
             self.mesh,
         )
 
-
     def owners_of(self, name: str) -> frozenset[int] | None:
         """The ranks that hold a module, or the one around it that has parameters; ``None``: all."""
         while name and name not in self.owners:

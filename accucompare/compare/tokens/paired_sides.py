@@ -57,11 +57,12 @@ class PairedSides:
                 found.append([group[holder] for holder in sorted(group)])
         return found[0], found[1]
 
-    def put_together(self, place: int) -> Pair | None:
-        """A pair that is known on both sides."""
+    def put_together(self, place: int) -> tuple[Record, Record] | None:
+        """Golden's tensor and the candidate's; ``None`` if one is missing or not known."""
         pair = self.unified.pairs[place]
-        alone = pair.golden is None or pair.candidate is None
-        return None if alone or place in self.unified.unknown else pair
+        if pair.golden is None or pair.candidate is None or place in self.unified.unknown:
+            return None
+        return pair.golden, pair.candidate
 
 
 def call_of_pair(pair: Pair) -> Call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from accucompare.compare.tokens.paired_sides import (
     around,
     call_of_pair,
     has_rows,
-    row_count,
 )
 from accucompare.compare.tokens.row_labels import Numbers
 from accucompare.numbers import DTYPES, Kind
@@ -58,7 +57,7 @@ def routings(sides: PairedSides) -> list[Routing]:
     which these are the highest, on golden's side in every row."""
     found = []
     for call, places in _by_call(sides).items():
-        chosen = [place for place in places if _is_choice(sides.pairs[place].golden)]
+        chosen = [place for place in places if is_choice(sides.pairs[place].golden)]
         differing = [place for place in chosen if _differs(sides, place)]
         if not differing:
             continue
@@ -77,11 +76,12 @@ def _by_call(sides: PairedSides) -> dict[Call, list[int]]:
     return {
         call: places
         for call, places in found.items()
-        if any(_is_choice(sides.pairs[place].golden) for place in places)
+        if any(is_choice(sides.pairs[place].golden) for place in places)
     }
 
 
-def _is_choice(record: Record | None) -> bool:
+def is_choice(record: Record | None) -> bool:
+    """Whether a record may say for each row which experts it goes to."""
     return (
         record is not None
         and record.member is not None
@@ -93,31 +93,30 @@ def _is_choice(record: Record | None) -> bool:
 
 
 def _differs(sides: PairedSides, place: int) -> bool:
-    pair = sides.unified.pairs[place]
-    assert pair.golden is not None and pair.candidate is not None
-    if pair.golden.shape != pair.candidate.shape:
+    records = sides.put_together(place)
+    if records is None or records[0].shape != records[1].shape:
         return False
-    return pair.golden.digest is None or pair.golden.digest != pair.candidate.digest
+    return records[0].digest is None or records[0].digest != records[1].digest
 
 
 def _scores_of(sides: PairedSides, call: Call, places: Sequence[int]) -> Iterator[int]:
     """The places of what a router may have chosen by: its own outputs, and those of its calls."""
-    yield from (place for place in places if has_rows(sides.pairs[place].golden))
+    yield from (place for place in places if _has_scores(sides, place))
     for place, pair in enumerate(sides.pairs):
         own = pair.record.role is Role.OUTPUT and around(pair) == call
-        if own and has_rows(pair.golden) and sides.put_together(place) is not None:
+        if own and _has_scores(sides, place):
             yield place
+
+
+def _has_scores(sides: PairedSides, place: int) -> bool:
+    records = sides.put_together(place)
+    return records is not None and all(map(has_rows, records))
 
 
 def _routing(
     sides: PairedSides, call: Call, places: Sequence[int], scores: Iterator[int]
 ) -> Routing | None:
-    pair = sides.unified.pairs[places[0]]
-    assert pair.golden is not None and pair.candidate is not None
-    ours, theirs = (
-        bundle.values(record).reshape(-1, record.shape[-1])
-        for bundle, record in ((sides.golden, pair.golden), (sides.candidate, pair.candidate))
-    )
+    ours, theirs = _values(sides, places[0])
     experts = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
     least = int(min(ours.min(initial=0), theirs.min(initial=0)))
     if ours.dtype == bool:
@@ -128,30 +127,35 @@ def _routing(
     tokens = np.flatnonzero((masks[0] != masks[1]).any(axis=1))
     chosen_by, margin, apart, explained = None, None, None, not len(tokens)
     for place in scores:
-        known = sides.unified.pairs[place]
-        assert known.golden is not None and known.candidate is not None
-        if row_count(known.golden) != len(ours) or known.golden.shape[-1] < experts:
+        values = [each.astype(np.float64) for each in _values(sides, place)]
+        if len({each.shape for each in values}) > 1:
             continue
-        if known.golden.shape != known.candidate.shape or known.candidate.member is None:
+        if len(values[0]) != len(ours) or values[0].shape[1] < experts:
             continue
-        values = [
-            bundle.values(record).reshape(len(ours), -1).astype(np.float64)
-            for bundle, record in ((sides.golden, known.golden), (sides.candidate, known.candidate))
-        ]
+        records = sides.unified.pairs[place]
         wide = [_mask(each, values[0].shape[1]) for each in (ours, theirs)]
-        if not _are_highest(values[0], wide[0], known.golden).all():
+        if not _are_highest(values[0], wide[0], records.golden).all():
             continue
         chosen_by = place
         if len(tokens):
-            right = _are_highest(values[1], wide[1], known.candidate)[tokens].all()
+            right = _are_highest(values[1], wide[1], records.candidate)[tokens].all()
             margin, apart, near = _margins(values, wide, tokens)
             explained = bool(right and near)
         break
     remark = RoutedOtherwise(len(tokens), len(ours), margin, apart, bool(explained))
-    order = pair.golden.order
-    return Routing(
-        call, around(sides.pairs[places[0]]), order, tuple(places), chosen_by, tokens, remark
-    )
+    first = sides.pairs[places[0]]
+    order = first.record.order
+    return Routing(call, around(first), order, tuple(places), chosen_by, tokens, remark)
+
+
+def _values(sides: PairedSides, place: int) -> list[Any]:
+    """Golden's rows and the candidate's of a pair that is known on both sides."""
+    records = sides.put_together(place) or ()
+    bundles = sides.golden, sides.candidate
+    return [
+        bundle.values(record).reshape(-1, record.shape[-1])
+        for bundle, record in zip(bundles, records, strict=True)
+    ]
 
 
 def _mask(chosen: NDArray[np.generic], experts: int) -> _Mask:
@@ -164,11 +168,11 @@ def _mask(chosen: NDArray[np.generic], experts: int) -> _Mask:
     return found
 
 
-def _are_highest(scores: _Floats, chosen: _Mask, record: Record) -> NDArray[np.bool_]:
+def _are_highest(scores: _Floats, chosen: _Mask, record: Record | None) -> NDArray[np.bool_]:
     """Whether the chosen ones of each row are the highest, as far as their type tells."""
     lowest = np.where(chosen, scores, np.inf).min(axis=1)
     highest = np.where(chosen, -np.inf, scores).max(axis=1)
-    digits = DTYPES[record.dtype].digits or 24
+    digits = DTYPES[record.dtype].digits if record is not None else 24
     return np.asarray(lowest >= highest - 2.0 ** (1 - digits) * np.abs(scores).max(axis=1))
 
 

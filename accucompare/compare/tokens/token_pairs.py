@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,11 +9,18 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, GlobalRecord, LayoutEvidence, Record, Role
+from accucompare.bundle.format import Box, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts import Unified
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import TokensElsewhere
+from accucompare.compare.remarks import RanksDiffer, TokensElsewhere
+from accucompare.compare.tokens.chosen_rows import (
+    ChosenRows,
+    TokensOfRows,
+    are_all,
+    box_of_rows,
+    global_rows,
+)
 from accucompare.compare.tokens.paired_sides import (
     Call,
     PairedSides,
@@ -26,7 +32,7 @@ from accucompare.compare.tokens.paired_sides import (
     placed_rows,
     row_count,
 )
-from accucompare.compare.tokens.routing import Routing, routings
+from accucompare.compare.tokens.routing import Routing, is_choice, routings
 from accucompare.compare.tokens.row_labels import (
     HeldRows,
     Numbers,
@@ -51,31 +57,47 @@ class Tokens(NamedTuple):
         forward: the places of those pairs of which each routing leaves rows out before any other
             can, by the routing's number.
         routings: the calls of routers that chose otherwise.
+        begins: the places of what experts were given; other rows of theirs follow from it.
+        chosen: the rows of golden's tensors that are compared, by the pairs' places.
     """
 
     unified: Unified
-    elsewhere: Mapping[int, TokensElsewhere]
-    forward: Sequence[frozenset[int]]
-    routings: Sequence[Routing]
+    elsewhere: Mapping[int, TokensElsewhere] = {}
+    forward: Sequence[frozenset[int]] = ()
+    routings: Sequence[Routing] = ()
+    begins: frozenset[int] = frozenset()
+    chosen: Mapping[int, ChosenRows] = {}
 
 
 class _Unit(NamedTuple):
     """Ranks that were given the same rows, and where these lie among all of the candidate's."""
 
     ranks: tuple[int, ...]
-    count: int
+    rows: int
     start: int
 
 
 class _Experts(NamedTuple):
-    """A call that was given some tokens, and the rows of both sides that belong together."""
+    """A call that was given some tokens, and the rows of both sides that belong together.
+
+    Attributes:
+        around: the call whose tokens these are.
+        place: of the pair of what the call was given.
+        golden: how many rows golden has.
+        units: the candidate's rows.
+        ours, theirs: the rows that belong together.
+        elsewhere: what has no partner.
+        tokens: what tells the rows of another run.
+    """
 
     around: Call
+    place: int
     golden: int
     units: tuple[_Unit, ...]
     ours: Numbers
     theirs: Numbers
     elsewhere: TokensElsewhere | None
+    tokens: TokensOfRows | None
 
 
 def with_tokens(sides: PairedSides) -> Tokens:
@@ -85,48 +107,58 @@ def with_tokens(sides: PairedSides) -> Tokens:
     side's rows are found by their bits among that call's rows, whose places are known."""
     routed = routings(sides)
     if not routed and not _may_have_experts(sides):
-        return Tokens(sides.unified, {}, [], [])
-    flipped = {each.around: each for each in routed if each.around is not None}
+        return Tokens(sides.unified)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
-    others = dict(sides.unified.others)
-    elsewhere: dict[int, TokensElsewhere] = {}
+    for place in sides.unified.unknown:
+        if (odd := _other_number_of_choices(sides, place)) is not None:
+            unknown[place] = odd
+    flipped = {each.around: each for each in routed if each.around is not None}
     of_call = dict(_experts(sides, flipped))
+    found: dict[int, _PairOfRows] = {}
     forward: list[set[int]] = [set() for _ in routed]
-    numbers = {each.around: number for number, each in enumerate(routed)}
     for place, pair in enumerate(sides.pairs):
-        call, role = call_of_pair(pair), pair.record.role
-        experts = of_call.get(call)
-        if experts is not None and role in _WITH_ROWS:
-            found = _paired(sides, place, experts)
-            if found is None:
-                continue
-            paired, told = found
-            if told is not None:
-                elsewhere[place] = told
-            if paired is None:
-                unknown[place] = told or TokensElsewhere(0, 0, 0, False)
-            else:
-                own[place] = paired
-                unknown.pop(place, None)
-            others.pop(place, None)
-            whose = experts.around
-        elif role is Role.OUTPUT and (routing := _chosen_apart(sides, place, routed)) is not None:
-            kept = _without_tokens(sides, place, routing.tokens)
-            if kept is None:
-                continue
-            own[place] = kept
-            count = len(routing.tokens)
-            elsewhere[place] = TokensElsewhere(
-                count, 0, routing.remark.of, routing.remark.by_rounding
-            )
-            others.pop(place, None)
-            whose = routing.around or routing.call
+        role = pair.record.role
+        experts = of_call.get(call_of_pair(pair))
+        routing = None
+        if experts is not None:
+            paired = _paired(sides, place, experts) if role in _WITH_ROWS else None
+            routing = flipped.get(experts.around)
         else:
+            routing = _chosen_apart(sides, place, routed) if role is Role.OUTPUT else None
+            paired = None if routing is None else _without_tokens(sides, place, routing)
+        if paired is None:
             continue
-        if whose in numbers and role in (Role.INPUT, Role.OUTPUT):
-            forward[numbers[whose]].add(place)
-    unified = sides.unified._replace(pairs=own, unknown=unknown, others=others)
-    return Tokens(unified, elsewhere, [frozenset(each) for each in forward], routed)
+        found[place], own[place] = paired, paired.pair
+        unknown.pop(place, None)
+        if paired.alone:
+            unknown[place] = paired.elsewhere or TokensElsewhere(0, 0, 0, by_rounding=True)
+        if routing is not None and role in (Role.INPUT, Role.OUTPUT):
+            forward[routed.index(routing)].add(place)
+    others = {place: held for place, held in sides.unified.others.items() if place not in found}
+    return Tokens(
+        sides.unified._replace(pairs=own, unknown=unknown, others=others),
+        {place: told for place, each in found.items() if (told := each.elsewhere) is not None},
+        [frozenset(each) for each in forward],
+        routed,
+        frozenset(each.place for each in of_call.values()),
+        {place: each.chosen for place, each in found.items() if each.chosen is not None},
+    )
+
+
+def _other_number_of_choices(sides: PairedSides, place: int) -> RanksDiffer | None:
+    """The ranks that choose another number of experts than golden."""
+    pair = sides.pairs[place]
+    if pair.record.role is not Role.OUTPUT or not is_choice(pair.golden):
+        return None
+    assert pair.golden is not None
+    theirs = sides.held(place)[1]
+    wrong = {
+        record.rank
+        for record in theirs
+        if len(record.shape) == len(pair.golden.shape) and record.shape[-1] != pair.golden.shape[-1]
+    }
+    ranks = tuple(sorted({record.rank for record in theirs}))
+    return RanksDiffer(ranks, tuple(sorted(wrong))) if wrong else None
 
 
 # which calls are experts'
@@ -141,14 +173,20 @@ def _may_have_experts(sides: PairedSides) -> bool:
         ):
             return True
         ours, theirs = pair.golden, pair.candidate
-        if ours is not None and theirs is not None and sides.ranks == (None, None):
-            if ours.role is Role.INPUT and ours.shape != theirs.shape and len(ours.shape) > 1:
-                return True
+        if (
+            sides.ranks == (None, None)
+            and ours is not None
+            and theirs is not None
+            and ours.role is Role.INPUT
+            and len(ours.shape) > 1
+            and ours.shape != theirs.shape
+        ):
+            return True
     return False
 
 
 def _experts(
-    sides: PairedSides, flipped: Mapping[Call | None, Routing]
+    sides: PairedSides, flipped: Mapping[Call, Routing]
 ) -> Iterator[tuple[Call, _Experts]]:
     """The calls of experts and of what they call."""
     inputs = first_inputs(sides.pairs)
@@ -164,7 +202,7 @@ def _experts(
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
     known: dict[Call, _Experts] = {}
-    labels: dict[Call, tuple[RowLabels, int] | None] = {}
+    labels: dict[Call, RowLabels | None] = {}
     for call in callers:
         caller = callers[call]
         found = known.get(caller) if caller is not None else None
@@ -177,7 +215,7 @@ def _experts(
                 labels[above] = _labels(sides, inputs[above])
             table = labels[above]
             if table is not None:
-                found = _matched(sides, place, above, table[0], flipped.get(above))
+                found = _matched(sides, place, above, inputs, table, flipped.get(above))
         if found is not None:
             known[call] = found
             yield call, found
@@ -226,21 +264,19 @@ def _same_bits(sides: PairedSides, place: int, above: int) -> bool:
     return True
 
 
-def _labels(sides: PairedSides, place: int) -> tuple[RowLabels, int] | None:
+def _labels(sides: PairedSides, place: int) -> RowLabels | None:
     """The labels of the tokens of a call, by its input."""
-    pair = sides.put_together(place)
-    if pair is None or pair.golden is None or pair.candidate is None:
-        return None
-    if pair.golden.shape[-1] != pair.candidate.shape[-1]:
+    records = sides.put_together(place)
+    if records is None or records[0].shape[-1] != records[1].shape[-1]:
         return None
     tables = []
-    for bundle, record in ((sides.golden, pair.golden), (sides.candidate, pair.candidate)):
+    for bundle, record in zip((sides.golden, sides.candidate), records, strict=True):
         placed = placed_rows(record)
         if placed is None or record.member is None:
             return None
         tables.append([_held(bundle, each) for each in placed])
-    count = row_count(pair.golden)
-    return (RowLabels(count, *tables), count) if row_count(pair.candidate) == count else None
+    count = row_count(records[0])
+    return RowLabels(count, *tables) if row_count(records[1]) == count else None
 
 
 def _held(bundle: Bundle, placed: PlacedRows) -> HeldRows:
@@ -248,7 +284,12 @@ def _held(bundle: Bundle, placed: PlacedRows) -> HeldRows:
 
 
 def _matched(
-    sides: PairedSides, place: int, above: Call, labels: RowLabels, routing: Routing | None
+    sides: PairedSides,
+    place: int,
+    above: Call,
+    first_inputs_of: Mapping[Call, int],
+    labels: RowLabels,
+    routing: Routing | None,
 ) -> _Experts | None:
     """The rows of both sides of a call that belong together; ``None`` if most are no token's."""
     ours, theirs = sides.held(place)
@@ -292,7 +333,11 @@ def _matched(
         lost = np.concatenate([golden[left[0]], candidate[left[1]]])
         explained = bool(len(away)) and bool(np.isin(lost, away).all())
         told = TokensElsewhere(len(left[0]), len(left[1]), len(golden), explained)
-    return _Experts(above, len(golden), tuple(units), first, second, told)
+    around_it = sides.unified.pairs[first_inputs_of[above]].golden
+    tokens = None
+    if ours and around_it is not None:
+        tokens = TokensOfRows(ours[0], around_it, golden[first], labels.of_tokens)
+    return _Experts(above, place, len(golden), tuple(units), first, second, told, tokens)
 
 
 def _digests(bundle: Bundle, records: Sequence[Record]) -> RowDigests:
@@ -302,10 +347,8 @@ def _digests(bundle: Bundle, records: Sequence[Record]) -> RowDigests:
 
 def _is_padding(bundle: Bundle, records: Sequence[Record]) -> Numbers:
     """Whether each row is all zeros."""
-    found = [
-        ~bundle.values(record).reshape(-1, record.shape[-1]).any(axis=1) for record in records
-    ]
-    return np.concatenate(found) if found else np.empty(0, bool)  # type: ignore[return-value]
+    found = [~bundle.values(record).reshape(-1, record.shape[-1]).any(axis=1) for record in records]
+    return np.concatenate(found) if found else np.empty(0, bool)
 
 
 def _are_stacked(labels: RowLabels, rows: Numbers) -> bool:
@@ -322,10 +365,17 @@ def _are_stacked(labels: RowLabels, rows: Numbers) -> bool:
 # pairs of chosen rows
 
 
-def _paired(
-    sides: PairedSides, place: int, experts: _Experts
-) -> tuple[Pair | None, TokensElsewhere | None] | None:
-    """A pair of an expert's rows, and what has no partner; ``None`` if it has no such rows."""
+class _PairOfRows(NamedTuple):
+    """A pair of chosen rows, and what has no partner; ``alone``: whether nothing has one."""
+
+    pair: Pair
+    elsewhere: TokensElsewhere | None
+    alone: bool = False
+    chosen: ChosenRows | None = None
+
+
+def _paired(sides: PairedSides, place: int, experts: _Experts) -> _PairOfRows | None:
+    """A pair of an expert's rows; ``None`` if it has no such rows."""
     ours, theirs = sides.held(place)
     by_rank = {record.rank: record for record in theirs}
     if not all(map(has_rows, (*ours, *theirs))) or any(
@@ -335,94 +385,66 @@ def _paired(
     told = experts.elsewhere
     if not ours or not theirs:
         # with no rows, it may as well not be called
-        lost = experts.golden if ours else sum(unit.count for unit in experts.units)
-        if ours or theirs:
-            return None, told if lost else TokensElsewhere(0, 0, 0, True)
-        return None
-    boxes, width = [], theirs[0].shape[-1]
-    done = 0
+        lost = experts.golden if ours else sum(unit.rows for unit in experts.units)
+        known = sides.unified.pairs[place]
+        return _PairOfRows(known, told if lost else None, alone=True) if ours or theirs else None
+    pair, golden, candidate = sides.pairs[place], ours[0], sides.pairs[place].candidate
+    assert candidate is not None
+    boxes, every, done = [], [], 0
+    width = theirs[0].shape[-1]
     for unit in experts.units:
         held = [by_rank.get(rank) for rank in unit.ranks]
         records = [record for record in held if record is not None]
         if len(records) < len(held) or any(
-            (row_count(record), record.shape[-1]) != (unit.count, width) for record in records
+            (row_count(record), record.shape[-1]) != (unit.rows, width) for record in records
         ):
             return None
-        last = unit.start + unit.count
+        last = unit.start + unit.rows
+        if unit.rows:
+            every.append(box_of_rows(records, np.arange(unit.rows), unit.start))
         rows = experts.theirs[(experts.theirs >= unit.start) & (experts.theirs < last)]
         if len(rows):
-            boxes.append(_box(records, rows - unit.start, done))
+            boxes.append(box_of_rows(records, rows - unit.start, done))
             done += len(rows)
     if not boxes:
-        return None, told or TokensElsewhere(0, 0, 0, True)
-    pair, golden = sides.pairs[place], ours[0]
-    assert pair.candidate is not None
+        if every and sides.ranks[1] is not None:
+            count = sum(unit.rows for unit in experts.units)
+            pair = replace(pair, candidate=global_rows(candidate, (count, width), every))
+        return _PairOfRows(pair, told, alone=True)
     shape = done, width
-    if not (_is_all(experts.ours, golden.shape) and len(golden.shape) == 2):
-        golden = _global(golden, shape, [_box([golden], experts.ours, 0)])
-    candidate = pair.candidate
+    if not (are_all(experts.ours, golden.shape) and len(golden.shape) == 2):
+        golden = global_rows(golden, shape, [box_of_rows([golden], experts.ours, 0)])
     alone = len(boxes) == 1 and not boxes[0].taken and not boxes[0].replicas
     if sides.ranks[1] is not None or not alone or candidate.shape != shape:
-        candidate = _global(candidate, shape, boxes)
-    return replace(pair, golden=golden, candidate=candidate), told
-
-
-def _box(records: Sequence[Record], rows: Numbers, start: int) -> Box:
-    first = records[0]
-    shape = len(rows), first.shape[-1]
-    whole = _is_all(rows, first.shape) and len(first.shape) == 2
-    return Box(
-        (start, 0),
-        (first,),
-        replicas=tuple((record,) for record in records[1:]),
-        where=tuple((0, length) for length in shape),
-        taken=b"" if whole else rows.astype(np.int64).tobytes(),
-    )
-
-
-def _is_all(rows: Numbers, shape: tuple[int, ...]) -> bool:
-    return len(rows) == math.prod(shape[:-1]) and bool((np.diff(rows) == 1).all())
-
-
-def _global(first: Record, shape: tuple[int, ...], boxes: Sequence[Box]) -> GlobalRecord:
-    fields = {name: getattr(first, name) for name in Record.__struct_fields__}
-    fields |= {
-        "rank": 0,
-        "digest": None,
-        "sketch": None,
-        "statistics": None,
-        "shape": shape,
-        "shard": None,
-    }
-    return GlobalRecord(**fields, boxes=tuple(boxes), evidence=LayoutEvidence.TOKENS)
+        candidate = global_rows(candidate, shape, boxes)
+    chosen = ChosenRows(ours[0], experts.ours, experts.tokens)
+    paired = replace(pair, golden=golden, candidate=candidate)
+    return _PairOfRows(paired, told, chosen=chosen)
 
 
 # rows of tokens that were routed otherwise
 
 
-def _chosen_apart(
-    sides: PairedSides, place: int, routed: Sequence[Routing]
-) -> Routing | None:
+def _chosen_apart(sides: PairedSides, place: int, routed: Sequence[Routing]) -> Routing | None:
     """The routing that changes rows of an output: the router's own, or that of the call around."""
-    pair = sides.put_together(place)
-    if pair is None or not has_rows(pair.golden):
+    records = sides.put_together(place)
+    if records is None or not has_rows(records[0]):
         return None
-    call = call_of_pair(pair)
+    call = call_of_pair(sides.pairs[place])
     for routing in routed:
         own = call in (routing.call, routing.around)
         if own and place != routing.scores and len(routing.tokens) and routing.remark.by_rounding:
-            assert pair.golden is not None
-            return routing if row_count(pair.golden) == routing.remark.of else None
+            return routing if row_count(records[0]) == routing.remark.of else None
     return None
 
 
-def _without_tokens(sides: PairedSides, place: int, tokens: Numbers) -> Pair | None:
-    """A pair without the rows of some tokens; ``None`` if it cannot be made, or none is left."""
-    pair = sides.put_together(place)
-    if pair is None or pair.golden is None or pair.candidate is None:
+def _without_tokens(sides: PairedSides, place: int, routing: Routing) -> _PairOfRows | None:
+    """A pair without the tokens that were routed otherwise; ``None`` if it cannot be made, or no
+    row is left."""
+    records = sides.put_together(place)
+    if records is None:
         return None
-    sources = [placed_rows(record) for record in (pair.golden, pair.candidate)]
-    ours, theirs = sources
+    ours, theirs = map(placed_rows, records)
     if ours is None or theirs is None or len(ours) > 1:
         return None
     boxes: list[Box] = []
@@ -430,7 +452,7 @@ def _without_tokens(sides: PairedSides, place: int, tokens: Numbers) -> Pair | N
     done = 0
     known: dict[bytes, int] = {}
     for each in theirs:
-        kept = ~np.isin(each.of_whole, tokens)
+        kept = ~np.isin(each.of_whole, routing.tokens)
         of_whole, own = each.of_whole[kept], each.own[kept]
         if not len(own):
             continue
@@ -439,14 +461,19 @@ def _without_tokens(sides: PairedSides, place: int, tokens: Numbers) -> Pair | N
             replicas = (*boxes[at].replicas, (each.record,))
             boxes[at] = replace(boxes[at], replicas=replicas)
             continue
-        boxes.append(_box([each.record], own, done))
+        boxes.append(box_of_rows([each.record], own, done))
         order.append(of_whole)
         done += len(own)
     if not boxes:
         return None
     rows = np.concatenate(order)
-    back = np.empty(row_count(pair.golden), np.int64)
+    back = np.empty(row_count(records[0]), np.int64)
     back[ours[0].of_whole] = ours[0].own
-    shape = done, pair.golden.shape[-1]
-    golden = _global(pair.golden, shape, [_box([ours[0].record], back[rows], 0)])
-    return replace(pair, golden=golden, candidate=_global(pair.candidate, shape, boxes))
+    shape = done, records[0].shape[-1]
+    golden = global_rows(records[0], shape, [box_of_rows([ours[0].record], back[rows], 0)])
+    remark = routing.remark
+    return _PairOfRows(
+        replace(sides.pairs[place], golden=golden, candidate=global_rows(records[1], shape, boxes)),
+        TokensElsewhere(remark.tokens, 0, remark.of, remark.by_rounding),
+        chosen=ChosenRows(ours[0].record, back[rows]),
+    )
