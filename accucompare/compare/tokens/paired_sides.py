@@ -17,7 +17,7 @@ from accucompare.compare.tokens.row_labels import Numbers
 from accucompare.numbers import DTYPES, Kind
 
 #: (step, name, call index) of golden.
-Call = tuple[int, str, int]
+CallOfStep = tuple[int, str, int]
 
 
 class PlacedRows(NamedTuple):
@@ -65,12 +65,12 @@ class PairedSides:
         return pair.golden, pair.candidate
 
 
-def call_of_pair(pair: Pair) -> Call:
+def call_of_pair(pair: Pair) -> CallOfStep:
     record = pair.record
     return record.step, record.name, record.call
 
 
-def around(pair: Pair) -> Call | None:
+def caller_of_pair(pair: Pair) -> CallOfStep | None:
     """The call in which a pair's was made."""
     record = pair.record
     return None if record.parent is None else (record.step, *record.parent)
@@ -92,9 +92,9 @@ def row_count(record: Record) -> int:
     return math.prod(record.shape[:-1])
 
 
-def first_inputs(pairs: Sequence[Pair]) -> dict[Call, int]:
+def first_inputs(pairs: Sequence[Pair]) -> dict[CallOfStep, int]:
     """The place of each call's first input that has rows."""
-    found: dict[Call, int] = {}
+    found: dict[CallOfStep, int] = {}
     for place, pair in enumerate(pairs):
         if pair.record.role is Role.INPUT and any(map(has_rows, (pair.golden, pair.candidate))):
             found.setdefault(call_of_pair(pair), place)

@@ -12,10 +12,10 @@ from accucompare.bundle.format import Record, Role
 from accucompare.compare.constants import FLIPPED
 from accucompare.compare.remarks import RoutedOtherwise
 from accucompare.compare.tokens.paired_sides import (
-    Call,
+    CallOfStep,
     PairedSides,
-    around,
     call_of_pair,
+    caller_of_pair,
     has_rows,
 )
 from accucompare.compare.tokens.row_labels import Numbers
@@ -23,6 +23,7 @@ from accucompare.numbers import DTYPES, Kind
 
 #: The most experts that a token may have; more integers in a row are no choice.
 _MOST_CHOSEN = 256
+_MOST_EXPERTS = 1 << 14
 
 _Floats = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
@@ -41,8 +42,8 @@ class Routing(NamedTuple):
         remark: what there is to say.
     """
 
-    call: Call
-    around: Call | None
+    call: CallOfStep
+    around: CallOfStep | None
     order: int
     choices: tuple[int, ...]
     scores: int | None
@@ -57,7 +58,7 @@ def routings(sides: PairedSides) -> list[Routing]:
     which these are the highest, on golden's side in every row."""
     found = []
     for call, places in _by_call(sides).items():
-        chosen = [place for place in places if is_choice(sides.pairs[place].golden)]
+        chosen = [place for place in places if may_be_choice(sides.pairs[place].golden)]
         differing = [place for place in chosen if _differs(sides, place)]
         if not differing:
             continue
@@ -67,20 +68,20 @@ def routings(sides: PairedSides) -> list[Routing]:
     return sorted(found, key=lambda each: (each.call[0], each.order))
 
 
-def _by_call(sides: PairedSides) -> dict[Call, list[int]]:
+def _by_call(sides: PairedSides) -> dict[CallOfStep, list[int]]:
     """The places of outputs of calls that give choices."""
-    found: dict[Call, list[int]] = {}
+    found: dict[CallOfStep, list[int]] = {}
     for place, pair in enumerate(sides.pairs):
         if pair.record.role is Role.OUTPUT and sides.put_together(place) is not None:
             found.setdefault(call_of_pair(pair), []).append(place)
     return {
         call: places
         for call, places in found.items()
-        if any(is_choice(sides.pairs[place].golden) for place in places)
+        if any(may_be_choice(sides.pairs[place].golden) for place in places)
     }
 
 
-def is_choice(record: Record | None) -> bool:
+def may_be_choice(record: Record | None) -> bool:
     """Whether a record may say for each row which experts it goes to."""
     return (
         record is not None
@@ -99,11 +100,11 @@ def _differs(sides: PairedSides, place: int) -> bool:
     return records[0].digest is None or records[0].digest != records[1].digest
 
 
-def _scores_of(sides: PairedSides, call: Call, places: Sequence[int]) -> Iterator[int]:
+def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[int]:
     """The places of what a router may have chosen by: its own outputs, and those of its calls."""
     yield from (place for place in places if _has_scores(sides, place))
     for place, pair in enumerate(sides.pairs):
-        own = pair.record.role is Role.OUTPUT and around(pair) == call
+        own = pair.record.role is Role.OUTPUT and caller_of_pair(pair) == call
         if own and _has_scores(sides, place):
             yield place
 
@@ -114,14 +115,14 @@ def _has_scores(sides: PairedSides, place: int) -> bool:
 
 
 def _routing(
-    sides: PairedSides, call: Call, places: Sequence[int], scores: Iterator[int]
+    sides: PairedSides, call: CallOfStep, places: Sequence[int], scores: Iterator[int]
 ) -> Routing | None:
     ours, theirs = _values(sides, places[0])
     experts = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
     least = int(min(ours.min(initial=0), theirs.min(initial=0)))
     if ours.dtype == bool:
         experts = ours.shape[1]
-    elif least < 0 or experts > _MOST_CHOSEN * 64:
+    elif least < 0 or experts > _MOST_EXPERTS:
         return None
     masks = [_mask(each, experts) for each in (ours, theirs)]
     tokens = np.flatnonzero((masks[0] != masks[1]).any(axis=1))
@@ -145,7 +146,7 @@ def _routing(
     remark = RoutedOtherwise(len(tokens), len(ours), margin, apart, bool(explained))
     first = sides.pairs[places[0]]
     order = first.record.order
-    return Routing(call, around(first), order, tuple(places), chosen_by, tokens, remark)
+    return Routing(call, caller_of_pair(first), order, tuple(places), chosen_by, tokens, remark)
 
 
 def _values(sides: PairedSides, place: int) -> list[Any]:

@@ -22,17 +22,17 @@ from accucompare.compare.tokens.chosen_rows import (
     global_rows,
 )
 from accucompare.compare.tokens.paired_sides import (
-    Call,
+    CallOfStep,
     PairedSides,
     PlacedRows,
-    around,
     call_of_pair,
+    caller_of_pair,
     first_inputs,
     has_rows,
     placed_rows,
     row_count,
 )
-from accucompare.compare.tokens.routing import Routing, is_choice, routings
+from accucompare.compare.tokens.routing import Routing, may_be_choice, routings
 from accucompare.compare.tokens.row_labels import (
     HeldRows,
     Numbers,
@@ -90,7 +90,7 @@ class _Experts(NamedTuple):
         tokens: what tells the rows of another run.
     """
 
-    around: Call
+    around: CallOfStep
     place: int
     golden: int
     units: tuple[_Unit, ...]
@@ -148,7 +148,7 @@ def with_tokens(sides: PairedSides) -> Tokens:
 def _other_number_of_choices(sides: PairedSides, place: int) -> RanksDiffer | None:
     """The ranks that choose another number of experts than golden."""
     pair = sides.pairs[place]
-    if pair.record.role is not Role.OUTPUT or not is_choice(pair.golden):
+    if pair.record.role is not Role.OUTPUT or not may_be_choice(pair.golden):
         return None
     assert pair.golden is not None
     theirs = sides.held(place)[1]
@@ -186,12 +186,12 @@ def _may_have_experts(sides: PairedSides) -> bool:
 
 
 def _experts(
-    sides: PairedSides, flipped: Mapping[Call, Routing]
-) -> Iterator[tuple[Call, _Experts]]:
+    sides: PairedSides, flipped: Mapping[CallOfStep, Routing]
+) -> Iterator[tuple[CallOfStep, _Experts]]:
     """The calls of experts and of what they call."""
     inputs = first_inputs(sides.pairs)
     callers = {
-        call_of_pair(pair): around(pair)
+        call_of_pair(pair): caller_of_pair(pair)
         for pair in sides.pairs
         if pair.record.role in (Role.INPUT, Role.OUTPUT)
     }
@@ -201,8 +201,8 @@ def _experts(
         if (above := _above(sides, call, place, inputs, callers)) is not None
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
-    known: dict[Call, _Experts] = {}
-    labels: dict[Call, RowLabels | None] = {}
+    known: dict[CallOfStep, _Experts] = {}
+    labels: dict[CallOfStep, RowLabels | None] = {}
     for call in callers:
         caller = callers[call]
         found = known.get(caller) if caller is not None else None
@@ -221,22 +221,22 @@ def _experts(
             yield call, found
 
 
-def _pattern(call: Call) -> str:
+def _pattern(call: CallOfStep) -> str:
     return re.sub(r"\d+", "#", call[1])
 
 
-def _named(call: Call) -> str:
+def _named(call: CallOfStep) -> str:
     """The pattern, if its name says that it is of experts."""
     return _pattern(call) if "expert" in call[1].lower() else ""
 
 
 def _above(
     sides: PairedSides,
-    call: Call,
+    call: CallOfStep,
     place: int,
-    inputs: Mapping[Call, int],
-    callers: Mapping[Call, Call | None],
-) -> Call | None:
+    inputs: Mapping[CallOfStep, int],
+    callers: Mapping[CallOfStep, CallOfStep | None],
+) -> CallOfStep | None:
     """The nearest call around one whose rows are as long as its own."""
     width, caller = sides.pairs[place].record.shape[-1], callers.get(call)
     for _ in range(_MOST_AROUND):
@@ -286,8 +286,8 @@ def _held(bundle: Bundle, placed: PlacedRows) -> HeldRows:
 def _matched(
     sides: PairedSides,
     place: int,
-    above: Call,
-    first_inputs_of: Mapping[Call, int],
+    above: CallOfStep,
+    first_inputs_of: Mapping[CallOfStep, int],
     labels: RowLabels,
     routing: Routing | None,
 ) -> _Experts | None:
