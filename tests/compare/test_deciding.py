@@ -615,9 +615,9 @@ def another_learning_rate(off: float, _: Path) -> bool:
 @decides("constants.FLIPPED", 7.8, 8.2)
 def a_margin_beyond_rounding(times: float, folder: Path) -> bool:
     golden = np.tile(np.float32([3.0, 2.0, 1.0]), (4096, 1))
-    golden[0] = [2.0, 2.0 - times * 1e-3, 1.0]
-    candidate = golden + np.where(np.arange(3 * 4096) % 2, 1e-3, -1e-3).reshape(-1, 3)
-    candidate[0] = [2.0 - times * 0.5e-3, 2.0 - times * 0.4e-3, 1.0]
+    golden[0] = [2.0, 2.0 - times * 1e-5, 1.0]
+    candidate = golden + np.where(np.arange(3 * 4096) % 2, 1e-5, -1e-5).reshape(-1, 3)
+    candidate[0] = [2.0 - times * 0.5e-5, 2.0 - times * 0.4e-5, 1.0]
     sides = [
         write(
             folder / name,
