@@ -185,6 +185,12 @@ class FedWith:
         " each layer's own error.",
         shown="GOLDEN",
     )
+    layout_of: str | Place | None = told(
+        None,
+        "With --feed, on several ranks and a golden of one device: a free-running capture of the"
+        " same ranks. It tells which part of golden's tensors each rank is given.",
+        shown="BUNDLE",
+    )
     map: str | Iterable[str] = told((), _MAP, shown="OLD=NEW")
     force: bool = told(
         False, "Feed even from a golden with other weights, or of another model class."

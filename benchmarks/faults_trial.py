@@ -153,10 +153,10 @@ class Bench:
                     rows = [
                         row
                         for row in comparison.rows
-                        if _shows(row, fault) and row.verdict.used is not None
+                        if _shows(row, fault) and row.verdict.over_limit is not None
                     ]
-                    worst = max(rows, key=lambda row: row.verdict.used or 0, default=None)
-                    trial.used = worst.verdict.used if worst else None
+                    worst = max(rows, key=lambda row: row.verdict.over_limit or 0, default=None)
+                    trial.used = worst.verdict.over_limit if worst else None
                     trial.elements = _elements(worst) if worst else 0
         except Exception as error:  # one trial must not cost the others; it is shown and counted
             trial.error = f"{type(error).__name__}: {error}"
@@ -171,7 +171,7 @@ class Bench:
                     told(row) for row in comparison.rows if row.status is Status.FAIL
                 ]
                 pair.used[method] = [
-                    (_elements(row), row.verdict.excess, row.verdict.used or 0, row.place)
+                    (_elements(row), row.verdict.excess, row.verdict.over_limit or 0, row.place)
                     for row in comparison.rows
                     if row.verdict.excess is not None
                 ]

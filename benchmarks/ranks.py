@@ -13,16 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+import accucompare as ac
 from benchmarks.ranks_group import Group, Training, groups
 from benchmarks.ranks_report import as_json, missed, tables, unmet
 from benchmarks.ranks_trial import CleanPair, Setup, Trial, change, compare_clean, judge
-from planted.rank_faults import CATALOGUE, RankFault
+from planted.rank_catalogue import ALL_FAULTS
+from planted.rank_faults import RankFault
 from planted.rank_models import ALL_LAYOUTS, ones
 
 _ABOUT = """Each trial is a training of two steps by gloo processes with one fault on some ranks,
@@ -50,25 +53,39 @@ class Bench:
     def golden(self, setup: Setup) -> Path:
         return self._made(ones(setup.layout), setup, torch.float32)
 
-    def baseline(self, setup: Setup) -> Path | None:
+    def baseline(self, setup: Setup, fed: bool = False) -> Path | None:
         """One device that computes as the candidate does; in float64, if that is in float32."""
+        feed = ac.FedWith(self.golden(setup)) if fed else None
         if setup.layout == "fsdp2_bfloat16":
-            return self._made("mixed_one", setup, torch.float32)
+            return self._made("mixed_one", setup, torch.float32, feed)
         dtype = torch.bfloat16 if setup.dtype == "bfloat16" else torch.float64
         if setup.layout == "mixtral_tp2":
             return None  # torch has its experts in no float64
-        return self._made(ones(setup.layout), setup, dtype)
+        return self._made(ones(setup.layout), setup, dtype, feed)
 
     def clean(self, setup: Setup) -> Path:
-        return self._made(setup.layout, setup, None)
+        feed = self._feed(setup, self.clean(replace(setup, fed=False))) if setup.fed else None
+        return self._made(setup.layout, setup, None, feed)
 
     def faulty(self, setup: Setup, fault: RankFault) -> Path:
         out = self._folder / "faulty"
         self._train(Training(fault.layout, out, fault, self._options(setup, None)))
         return out
 
-    def _made(self, layout: str, setup: Setup, dtype: torch.dtype | None) -> Path:
-        options = self._options(setup, dtype)
+    def fed(self, setup: Setup, fault: RankFault, faulty: Path) -> Path:
+        """The faulty training again, each rank fed with its part of golden."""
+        out = self._folder / "fed"
+        options = {**self._options(setup, None), "feed": self._feed(setup, faulty)}
+        self._train(Training(fault.layout, out, fault, options))
+        return out
+
+    def _feed(self, setup: Setup, layout: Path) -> ac.FedWith:
+        return ac.FedWith(self.golden(setup), layout_of=layout)
+
+    def _made(
+        self, layout: str, setup: Setup, dtype: torch.dtype | None, feed: ac.FedWith | None = None
+    ) -> Path:
+        options = {**self._options(setup, dtype), "feed": feed}
         key = (layout, *sorted((name, str(value)) for name, value in options.items()))
         if key not in self._known:
             out = self._folder / f"made{len(self._known)}"
@@ -100,14 +117,24 @@ def try_fault(bench: Bench, fault: RankFault) -> Trial:
         faulty, clean = bench.faulty(setup, fault), bench.clean(setup)
         trial = judge(fault, golden, baseline, faulty)
         trial.change = change(faulty, clean, setup.dtype)
+        trial.fed = _try_fed(bench, fault, setup, faulty)
         return trial
+    except Exception as error:
+        return Trial(fault, error=f"{type(error).__name__}: {error}")
+
+
+def _try_fed(bench: Bench, fault: RankFault, setup: Setup, faulty: Path) -> Trial:
+    try:
+        golden, baseline = bench.golden(setup), bench.baseline(setup, fed=True)
+        return judge(fault, golden, baseline, bench.fed(setup, fault, faulty))
     except Exception as error:
         return Trial(fault, error=f"{type(error).__name__}: {error}")
 
 
 def try_clean(bench: Bench, setup: Setup) -> CleanPair:
     try:
-        return compare_clean(setup, bench.golden(setup), bench.baseline(setup), bench.clean(setup))
+        golden, baseline = bench.golden(setup), bench.baseline(setup, setup.fed)
+        return compare_clean(setup, golden, baseline, bench.clean(setup))
     except Exception as error:
         return CleanPair(setup, error=f"{type(error).__name__}: {error}")
 
@@ -124,6 +151,7 @@ def clean_setups() -> Iterator[Setup]:
             dtypes.remove("bfloat16")
         for dtype in dtypes:
             yield Setup(layout, dtype)
+            yield Setup(layout, dtype, fed=True)
             yield Setup(layout, dtype, seed=6, steps=1)
         if layout in _CLIPPED:
             yield Setup(layout, clip=True)
@@ -137,8 +165,11 @@ def main() -> int:
     progress = Console(stderr=True)
     console = Console() if sys.stdout.isatty() else Console(width=160)
     began = time.monotonic()
-    faults = [fault for fault in CATALOGUE if options.only in str(fault)]
-    setups = [setup for setup in clean_setups() if options.only in str(setup)]
+    faults = [each for each in ALL_FAULTS if options.only in str(each)]
+    setups = [each for each in clean_setups() if options.only in str(each)]
+    if options.layout:
+        faults = [each for each in faults if options.layout in each.layout]
+        setups = [each for each in setups if options.layout in each.layout]
     if options.quick:
         faults = [
             fault for fault in faults if fault.name in _QUICK and fault.layout in _QUICK_LAYOUTS
@@ -149,14 +180,14 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="accucompare-ranks-"))
         folder = Path(made)
-        bench = Bench(folder, stack.enter_context(groups(CATALOGUE, folder)))
+        bench = Bench(folder, stack.enter_context(groups(ALL_FAULTS, folder)))
 
         def told(what: str) -> None:
             progress.print(f"{time.monotonic() - began:4.0f} s  {what}", style="dim", markup=False)
 
         for fault in faults:
             trials.append(try_fault(bench, fault))
-            told(f"{trials[-1].verdict}: {fault}")
+            told(f"{trials[-1].verdict}, fed {trials[-1].fed_verdict}: {fault}")
         for setup in setups:
             pairs.append(try_clean(bench, setup))
             told(f"{'ALARM' if pairs[-1].alarm else 'silent'}: {setup}")
@@ -179,6 +210,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few of each, in a minute")
     parser.add_argument(
         "--only", metavar="TEXT", default="", help="trials and pairs with this in their name"
+    )
+    parser.add_argument(
+        "--layout", metavar="TEXT", default="", help="those of layouts with this in their name"
     )
     parser.add_argument("--full", action="store_true", help="every trial, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")

@@ -12,7 +12,7 @@ from benchmarks.figures import grid
 from benchmarks.ranks_trial import CleanPair, Trial
 
 #: The share of visible faults of which module and rank are named: of all, and of real ones.
-_TARGET, _TARGET_OF_REAL = 0.95, 0.9
+_TARGET, _TARGET_OF_REAL, _TARGET_FED = 0.95, 0.9, 0.97
 _TITLE = "Planted faults: are module, part of the step and rank named first?"
 _COLUMNS = (
     "trials",
@@ -22,6 +22,7 @@ _COLUMNS = (
     "%",
     "first over its limit",
     "rank by rank",
+    "fed",
 )
 
 
@@ -38,9 +39,13 @@ def missed(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
     """One line for each trial that is not right, and each clean pair that is not silent."""
     lines = []
     for trial in trials:
-        if trial.verdict not in ("right", "invisible"):
-            said = trial.error or f"{trial.answer}, {trial.named or 'nothing'}, ranks {trial.ranks}"
-            lines.append(f"{trial.verdict}: {trial.fault}: {said} {'; '.join(trial.remarks)}")
+        for fed, each, verdict in (
+            ("", trial, trial.verdict),
+            ("fed, ", trial.fed, trial.fed_verdict),
+        ):
+            if each is not None and verdict not in ("right", "invisible"):
+                said = each.error or f"{each.answer}, {each.named or 'nothing'}, ranks {each.ranks}"
+                lines.append(f"{fed}{verdict}: {trial.fault}: {said} {'; '.join(each.remarks)}")
     for pair in pairs:
         if pair.alarm:
             said = pair.error or f"{pair.answer}: {len(pair.alarms)} rows: {pair.alarms[:3]}"
@@ -53,14 +58,16 @@ def missed(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
 def unmet(trials: list[Trial], pairs: list[CleanPair]) -> list[str]:
     """The targets that are not reached."""
     found = []
-    for what, least, chosen in (
-        ("all", _TARGET, trials),
-        ("real bugs", _TARGET_OF_REAL, [trial for trial in trials if trial.fault.real is not None]),
+    seen = [trial for trial in trials if trial.verdict != "invisible"]
+    real = [trial for trial in seen if trial.fault.real is not None]
+    for what, least, told in (
+        ("all", _TARGET, [trial.verdict for trial in seen]),
+        ("real bugs", _TARGET_OF_REAL, [trial.verdict for trial in real]),
+        ("fed", _TARGET_FED, [trial.fed_verdict for trial in seen]),
     ):
-        seen = [trial for trial in chosen if trial.verdict != "invisible"]
-        right = sum(trial.verdict == "right" for trial in seen)
-        if right < least * len(seen):
-            found.append(f"{what}: {right} of {len(seen)} named, target {least:.0%}")
+        right = told.count("right")
+        if right < least * len(told):
+            found.append(f"{what}: {right} of {len(told)} named, target {least:.0%}")
     if alarms := sum(pair.alarm for pair in pairs):
         found.append(f"{alarms} alarms of {len(pairs)} trainings without a fault, target 0")
     return found
@@ -70,11 +77,16 @@ def as_json(trials: list[Trial], pairs: list[CleanPair]) -> dict[str, Any]:
     return {
         "trials": [
             {
-                **{name: value for name, value in vars(trial).items() if name != "fault"},
+                **{
+                    name: value
+                    for name, value in vars(trial).items()
+                    if name not in ("fault", "fed")
+                },
                 "fault": str(trial.fault),
                 "kind": _kind(trial),
                 "real": trial.fault.real,
                 "verdict": trial.verdict,
+                "fed": trial.fed_verdict,
             }
             for trial in trials
         ],
@@ -111,6 +123,7 @@ def _cells(group: list[Trial]) -> list[str]:
         f"{100 * right / len(seen):.0f}" if seen else "",
         str(sum(trial.unified_right for trial in seen)),
         str(sum(trial.naive_right for trial in seen)),
+        str(sum(trial.fed_verdict == "right" for trial in seen)),
     ]
 
 

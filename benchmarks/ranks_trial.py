@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Setup:
         layout: of ``planted.rank_models``.
         dtype: of the weights, or of what is computed with them.
         clip: whether gradients are clipped.
+        fed: whether each rank is fed with its part of golden.
     """
 
     layout: str
@@ -44,6 +45,7 @@ class Setup:
     seed: int = 5
     steps: int = 2
     clip: bool = False
+    fed: bool = False
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -51,7 +53,8 @@ class Setup:
 
     def __str__(self) -> str:
         clip = ", clipped" if self.clip else ""
-        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}"
+        fed = ", fed" if self.fed else ""
+        return f"{self.layout}, {self.dtype}, seed {self.seed}, {self.steps} steps{clip}{fed}"
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Trial:
         module, rank: whether they are right.
         unified: the first row of global tensors over its limit.
         naive: each rank's records against golden's: the first of equal shape over a tolerance.
+        fed: what was said of the same training, each rank fed with its part of golden.
     """
 
     fault: RankFault
@@ -79,6 +83,11 @@ class Trial:
     naive: str = ""
     naive_right: bool = False
     error: str = ""
+    fed: Trial | None = None
+
+    @property
+    def fed_verdict(self) -> str:
+        return "" if self.fed is None else replace(self.fed, change=self.change).verdict
 
     @property
     def visible(self) -> bool:

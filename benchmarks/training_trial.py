@@ -168,9 +168,9 @@ class Bench:
                 math.inf if fault.certain else self.rise(comparison, fault, fed.path, clean.path)
             )
             shows = [
-                row.verdict.used
+                row.verdict.over_limit
                 for row in comparison.rows
-                if _shows(row, fault) and row.verdict.used is not None
+                if _shows(row, fault) and row.verdict.over_limit is not None
             ]
             trial.used = max(shows, default=None)
             _note(trial, "fed, baseline", comparison.culprits, fault)
@@ -247,7 +247,7 @@ class Bench:
                 if row.candidate is None or row.candidate.shape != right.shape:
                     rises.append(math.inf)
                 elif row.candidate.digest != right.digest:
-                    rounding = max(row.baseline or 0.0, ROUNDOFF[self.how.candidate] / 2)
+                    rounding = max(row.baseline_error or 0.0, ROUNDOFF[self.how.candidate] / 2)
                     rises.append(
                         _distance(theirs, row.candidate, ours, right, golden, row.golden) / rounding
                     )

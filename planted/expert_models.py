@@ -264,3 +264,6 @@ EXPERT_LAYOUTS = {
     **{f"{kind}_one": Layout() for kind in _KINDS},
     **{f"{kind}_ep2": Layout({"dp": 2}, spread) for kind in _KINDS},
 }
+
+#: The kind of experts, by the layout on one device.
+MOE_KINDS = {f"{kind}_one": kind for kind in _KINDS}

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from fixtures.parallel import Layout
-from planted.rank_models import Reduced, applied, by_hand
+from planted.rank_models import by_hand
 from planted.rank_training import Batch, Run, plain
+from planted.sharded_layers import Reduced, applied
 from planted.training_faults import changed, given_as, wrap
 
 Plant = Callable[[Run], None]
@@ -322,7 +323,7 @@ def _divisor(change: Callable[[Run, Batch, Batch], tuple[int, float]]) -> Plant:
 
 
 def _tokens(batch: Batch) -> int:
-    return int((batch[1] != -100).sum())
+    return int((batch[-1] != -100).sum())
 
 
 def _stale(name: str, rank: int) -> Plant:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,20 @@ import torch.distributed as dist
 from torch import nn
 
 import accucompare as ac
-from fixtures.parallel import ROWS, Layout, loss_of, transformer, whole_batch, whole_model
-from planted.expert_models import EXPERT_LAYOUTS, moe_model
+from fixtures.parallel import Layout, loss_of, transformer, whole_model
+from planted.context_models import context_model
+from planted.expert_models import MOE_KINDS, moe_model
+from planted.megatron_models import (
+    MegatronLayout,
+    megatron_model,
+    megatron_optimizer,
+    megatron_step,
+)
+from planted.pipeline_models import Pipeline, PipelineLayout, deep_model
 from planted.rank_models import ALL_LAYOUTS, fused_model, ones
 
-#: Tokens and labels.
-Batch = tuple[torch.Tensor, torch.Tensor]
+#: What the model is given, tokens first; and the labels at last.
+Batch = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -41,6 +50,7 @@ class Run:
         before_update, after_update: what else the loop does, given the step.
         first: the number of the first batch.
         norm: the norm of all gradients, of the whole model.
+        pipeline: what runs the model, if it is a stage of a pipeline.
     """
 
     layout: Layout
@@ -62,6 +72,7 @@ class Run:
     after_update: list[Callable[[Run, int], None]] = field(default_factory=list)
     first: int = 0
     norm: Callable[[Run], float] = field(default=lambda run: whole_norm(run))
+    pipeline: Pipeline | None = None
 
     @property
     def place(self) -> int:
@@ -76,17 +87,20 @@ class Run:
         return self.mesh.get_group(name)
 
     def own(self, whole: Batch, place: int | None = None) -> Batch:
-        """A place's rows of a batch; by default this rank's."""
-        each = ROWS // self.layout.data_ranks
-        first = (self.place if place is None else place) * each
-        tokens, labels = whole
-        return tokens[first : first + each], labels[first : first + each]
+        """A place's part of a batch; by default this rank's."""
+        found: Batch = self.layout.own(whole, self.place if place is None else place)
+        return found
 
     def module(self, name: str) -> Any:
         """A module by the name that it has on one device."""
+        if self.pipeline is not None:
+            return self.pipeline.named[name]
         return next(module for known, module in self.model.named_modules() if plain(known) == name)
 
     def parameter(self, name: str) -> Any:
+        if self.pipeline is not None:
+            module, _, leaf = name.rpartition(".")
+            return getattr(self.module(module), leaf)
         return next(each for known, each in self.model.named_parameters() if plain(known) == name)
 
 
@@ -107,6 +121,7 @@ def train(
     clip: float | None = None,
     dtypes: Sequence[torch.dtype] = (),
     built: Callable[[Layout], Layout] = lambda layout: layout,
+    **recorded: Any,
 ) -> None:
     """Train as a layout says, under a capture. All ranks of the process group call it.
 
@@ -115,30 +130,45 @@ def train(
         seed: of the weights and the batches.
         dtypes: to which the weights are rounded in turn; by default the layout's.
         built: changes how it is spread.
+        recorded: options of the capture.
     """
     layout = built(ALL_LAYOUTS[name])
     dtypes = dtypes or [layout.dtype]
     mesh = _mesh(layout)
     ranks = layout.ranks
     rank = dist.get_rank() if ranks > 1 else 0
-    if kind := layout.transformer:
-        model: Any = transformer(kind, out.parent / f"weights-{kind}", ranks)
+    if isinstance(layout, MegatronLayout):
+        model: Any = megatron_model(layout, dtypes, seed)
+        layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
+    elif kind := layout.transformer:
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
         model = _rounded(model, dtypes)
     else:
-        kind = ones(name).removesuffix("_one")
-        if name in EXPERT_LAYOUTS:
-            made: nn.Module = moe_model(kind, seed=seed)
-        else:
-            made = fused_model(seed=seed) if kind == "fused" else whole_model(seed=seed)
-        model = layout.spread(_rounded(made, dtypes), mesh)
+        model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
     run = Run(layout, rank, ranks, mesh, model, clip=clip, first=10 * seed)
+    if isinstance(layout, PipelineLayout):
+        run.pipeline = Pipeline(layout, model, mesh)
     for each in plant:
         each(run)
     run.optimizer = run.optimizer or layout.optimizer(model)
-    with ac.capture(model, str(out), overwrite=True, loop=run.optimizer) as session:
+    # Megatron's optimizers are none of PyTorch's, but found when they step
+    loop = None if isinstance(layout, MegatronLayout) else run.optimizer
+    with ac.capture(model, str(out), overwrite=True, loop=loop, **recorded) as session:
         for step in range(steps):
             _step(run, step)
             session.step()
+
+
+#: Makes the whole model, by the layout on one device.
+_MODELS: dict[str, Callable[..., Any]] = {
+    "one": whole_model,
+    "fused_one": fused_model,
+    "context_one": context_model,
+    "context_ids_one": context_model,
+    "deep_one": deep_model,
+    "tied_one": functools.partial(deep_model, tied=True),
+    **{name: functools.partial(moe_model, kind) for name, kind in MOE_KINDS.items()},
+}
 
 
 def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
@@ -148,20 +178,19 @@ def _rounded(model: nn.Module, dtypes: Sequence[torch.dtype]) -> nn.Module:
 
 
 def _step(run: Run, step: int) -> None:
-    whole = whole_batch(run.first + step)
+    whole = run.layout.whole_batch(run.first + step)
     own = run.batch(run, step, whole)
-    count, ranks = run.divisor(run, whole, own)
-    parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
-    for number, (tokens, labels) in enumerate(parts):
-        quiet = run.unsynced(step, number == len(parts) - 1)
-        no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
-        with no_sync() if quiet else contextlib.nullcontext():
-            found = run.model(tokens)
-            logits = getattr(found, "logits", found)
-            loss_of(logits, labels, count, ranks).backward()
-    if run.clip is not None:
-        norm = torch.tensor(run.norm(run))
-        nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
+    if isinstance(run.layout, MegatronLayout):
+        megatron_step(run, own)
+    else:
+        count, ranks = run.divisor(run, whole, own)
+        if run.pipeline is None:
+            _accumulate(run, step, own, count, ranks)
+        else:
+            run.pipeline.step(own[0], own[-1], count, ranks)
+        if run.clip is not None:
+            norm = torch.tensor(run.norm(run))
+            nn.utils.clip_grads_with_norm_(run.model.parameters(), run.clip, norm, foreach=False)
     for each in run.before_update:
         each(run, step)
     if run.updates(step):
@@ -169,6 +198,18 @@ def _step(run: Run, step: int) -> None:
     for each in run.after_update:
         each(run, step)
     run.optimizer.zero_grad()
+
+
+def _accumulate(run: Run, step: int, own: Batch, count: int, ranks: float) -> None:
+    """Forwards and backwards of a rank's rows."""
+    parts = [*zip(*(each.chunk(run.layout.micro) for each in own), strict=True)]
+    for number, (*given, labels) in enumerate(parts):
+        quiet = run.unsynced(step, number == len(parts) - 1)
+        no_sync: Any = getattr(run.model, "no_sync", contextlib.nullcontext)
+        with no_sync() if quiet else contextlib.nullcontext():
+            found = run.model(*given)
+            logits = getattr(found, "logits", found)
+            loss_of(logits, labels, count, ranks).backward()
 
 
 def whole_norm(run: Run) -> float:
@@ -187,7 +228,7 @@ def whole_norm(run: Run) -> float:
 
 
 def _count(batch: Batch) -> int:
-    return int((batch[1] != -100).sum())
+    return int((batch[-1] != -100).sum())
 
 
 def _mesh(layout: Layout) -> Any:

@@ -27,7 +27,7 @@ FLOORS = [
     ["compare", "dumps", "findings", "live", "doctor"],
     ["asked", "bundle", "case", "devices"],
     ["files", "markup", "places"],
-    ["numbers", "selection", "errors", "version", "text", "storage_errors"],
+    ["numbers", "selection", "errors", "version", "text", "storage_errors", "launched"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 

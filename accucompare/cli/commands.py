@@ -22,13 +22,14 @@ from accucompare.cli.scripts import (
 )
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.files import is_stream
+from accucompare.launched import launched_as
 from accucompare.places import Place
 from accucompare.selection import FloatType, Mode, RoleGroup
 from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.api import Comparison
-    from accucompare.locating import LocateSetup
+    from accucompare.locating import LocateSetup, RankGroup
 
 
 @cli.command(
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
         "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers"
         " have other names",
         "accucompare capture model.py --device npu --dtype bfloat16 --feed golden --out npu-fed",
+        "torchrun --nproc-per-node 4 -m accucompare capture model.py --feed golden --layout-of free"
+        " --out fed   # its part to each rank",
         "accucompare capture model.py --dtype float64 --feed npu --out answers    # the exact"
         " output of each layer",
         "accucompare capture model.py --out golden --round-weights bfloat16       # the weights of"
@@ -106,7 +109,9 @@ def capture(
 
     name = DeviceName.parse(device)
     directory = out if out is not None else Path(name.type)
-    refuse_directory(directory, asked["overwrite"])  # before torch is imported and the model built
+    rank, _ = launched_as()
+    if not rank:  # before torch is imported and the model built; the others may come later
+        refuse_directory(directory, asked["overwrite"])
     tensors = options.pop("baseline_tensors")
     precisions = _precisions(options.pop("with_baseline"), tensors, asked)
     open_device(name)  # before anything else imports torch
@@ -123,7 +128,7 @@ def capture(
         checked = CaptureOptions(**asked)
         capture_case(case, directory, name, checked, repeat=repeat, progress=progress, **options)
     written = [repeat_of(directory, run) for run in range(repeat)]
-    if not quiet:
+    if not quiet and not rank:
         with reader_may_leave():
             for path in written:
                 print_capture(path)
@@ -239,6 +244,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " have other names",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on"
         " which line?",
+        "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
+        " # which layer, on which rank?",
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
         "",
@@ -277,11 +284,41 @@ def locate(
     multiple of rounding's.
 
     A script chooses its device itself, and --device says which that must be. Without --golden it is
-    first run with all accelerators hidden."""
+    first run with all accelerators hidden.
+
+    Under torchrun, all ranks run the candidate, and rank 0 answers: golden is run by one process
+    alone, the layout is taken from a free run, and each rank is fed its part of golden."""
+    rank, ranks = launched_as()
+    if ranks == 1:
+        return _locate(case, device, reports, json_path, parquet_path, quiet, None, **options)
+    from accucompare.locating import RankGroup
+
+    group = RankGroup.of_launcher()
+    if rank:
+        return group.follow()
+    with group.led() as codes:
+        codes.append(
+            _locate(case, device, reports, json_path, parquet_path, quiet, group, **options)
+        )
+    return codes[0]
+
+
+def _locate(
+    case: str | None,
+    device: str,
+    reports: tuple[Path, ...],
+    json_path: Path | None,
+    parquet_path: Path | None,
+    quiet: bool,
+    group: RankGroup | None,
+    **options: Any,
+) -> int:
+    """``locate`` in one process, or on rank 0."""
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
-    made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
+    names = ("golden", "layout", "candidate", "baseline", "ops")
+    made = [options["out"] / name for name in names]
     given = {
         "CASE": _file_of(case),
         "--golden-case": _file_of(options["golden_case"]),
@@ -290,12 +327,19 @@ def locate(
     outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
     name, ops, announce = DeviceName.parse(device), options.pop("ops"), _announcer(quiet)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
+        if group is not None:
+            raise UsageError(
+                "locate: a script is not run inside of torchrun; give torchrun in the command after"
+                " --, as in: accucompare locate --device cuda -- torchrun train.py"
+            )
         return finish(locate_script(command, name.type, options, announce), outputs, quiet)
     from accucompare.locating import LocateSetup, locate_case
 
     rest = LocateOptions(**option.taken(LocateOptions, options))
     options.pop("model")
-    setup = LocateSetup(case, name, options=rest, announce=announce, **options)
+    setup = LocateSetup(case, name, options=rest, announce=announce, group=group, **options)
+    if ops and group is not None:
+        raise UsageError("--ops: operators of several ranks are not fed; leave it out")
     if ops:
         setup.refuse_taken("ops/golden", "ops/candidate", "ops/baseline")
     comparison = locate_case(setup)

@@ -107,6 +107,7 @@ _TYPES: dict[str, Any] = {
     "as_layout": PLACE,
     "like": PLACE,
     "feed": PLACE,
+    "layout_of": PLACE,
     "golden_python": click.Path(exists=True, dir_okay=False, path_type=Path),
     "kernel_dump": click.Path(path_type=Path, file_okay=False),
     "roles": _Read("roles", RoleGroup.parse),

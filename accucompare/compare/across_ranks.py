@@ -9,10 +9,18 @@ import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.layouts import RankRecords, Unified, as_one, without_parts
+from accucompare.compare.layouts import (
+    NameEvidence,
+    RankRecords,
+    UnderGoldenNames,
+    Unified,
+    as_one,
+    without_parts,
+)
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
 from accucompare.compare.pairing import Pair
+from accucompare.compare.preflight_facts import NamesPutBack, OddMicrobatches, PreflightFinding
 from accucompare.compare.rows import Row, Task
 
 
@@ -44,6 +52,34 @@ def weights_in_parts_of(whole: Opened, opened: Opened, rows: Sequence[Row]) -> t
         if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
     }
     return tuple(name for name in left_out if name not in compared)
+
+
+def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
+    """Findings about the names of ranks that were put back, and about their microbatches."""
+    alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
+    for rank, names in named.names.items():
+        for evidence in NameEvidence:
+            own = tuple(
+                (each.own, each.golden)
+                for each in names.put_back
+                if each.evidence is evidence and each.own not in names.stages
+            )
+            if own:
+                alike.setdefault((evidence.value, own), []).append(rank)
+    odd: dict[OddMicrobatches, list[int]] = {}
+    for each in named.schedule.odd:
+        fact = OddMicrobatches((), each.step, each.doubled, each.dropped, each.order)
+        odd.setdefault(fact, []).append(each.rank)
+    return [
+        *(
+            PreflightFinding(msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))))
+            for fact, ranks in odd.items()
+        ),
+        *(
+            PreflightFinding(NamesPutBack(tuple(ranks), names, evidence), serious=False)
+            for (evidence, names), ranks in alike.items()
+        ),
+    ]
 
 
 def with_layouts(

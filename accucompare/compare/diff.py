@@ -1,4 +1,7 @@
-"""Compares two bundles record by record, holding a few blocks in memory."""
+"""Compares two bundles record by record, holding a few blocks in memory.
+
+Seven stages, each a function of data: ``open_sides``, ``_pair``, ``_assign`` (limits, and what else
+judges), ``_judge``, ``_findings``, ``_follow`` (the training), ``_culprits``."""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ import msgspec
 
 from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.across_ranks import described_as_one, weights_in_parts_of, with_layouts
+from accucompare.compare.across_ranks import (
+    described_as_one,
+    on_stages,
+    weights_in_parts_of,
+    with_layouts,
+)
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
@@ -22,15 +30,15 @@ from accucompare.compare.judging import (
     RowsOfStep,
     Sides,
     but_plain,
+    fail_left_terms,
+    judge_own_means,
     judge_with,
-    left_as_terms,
     of_failing_steps,
-    of_own_means,
     of_ranks,
     open_beside,
+    pass_used_terms,
     plain_count,
     settle_tokens,
-    used_as_terms,
     why_not_proved,
     with_baseline_rows,
     with_given,
@@ -38,7 +46,7 @@ from accucompare.compare.judging import (
 )
 from accucompare.compare.layouts import Unified, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
-from accucompare.compare.opened import Opened, by_key, open_sides, records_of, unseen
+from accucompare.compare.opened import Opened, by_key, no_progress, open_sides, records_of
 from accucompare.compare.origins import (
     Culprit,
     NotFed,
@@ -88,7 +96,7 @@ from accucompare.compare.runs import (
 )
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
-from accucompare.compare.tokens import PairedSides, Tokens, with_tokens
+from accucompare.compare.tokens import PairedSides, PairedTokens, with_tokens
 from accucompare.compare.trust import ChosenBaseline, preflight_findings
 from accucompare.errors import BundleError
 from accucompare.places import Place
@@ -118,7 +126,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         opened = open_sides(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(opened, options)
-        whole, opened = opened, described_as_one(opened, paired.chosen)
+        whole, opened = opened, described_as_one(opened, paired.selected)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -143,7 +151,7 @@ def compare(
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
             tolerances=opened.tolerances,
-            left_out=_count(paired.pairs) - _count(paired.chosen),
+            left_out=_count(paired.pairs) - _count(paired.selected),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
             baseline=None if chosen.bundle is None else _side(chosen.bundle),
@@ -183,10 +191,10 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and chosen; ``parameters`` are golden's names that the candidate ties."""
+    """The pairs, all and selected; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    tokens: Tokens
+    tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
@@ -196,12 +204,12 @@ class _Paired(NamedTuple):
         return self.tokens.unified
 
     @property
-    def chosen(self) -> list[Pair]:
+    def selected(self) -> list[Pair]:
         return self.unified.pairs
 
 
 class _Assigned(NamedTuple):
-    """The work for each chosen pair, the baseline, and the runs beside it."""
+    """The work for each selected pair, the baseline, and the runs beside it."""
 
     tasks: list[Task]
     baseline: ChosenBaseline
@@ -210,8 +218,8 @@ class _Assigned(NamedTuple):
 
 def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     """Pair golden's records with the candidate's."""
-    renamings = list(options.renamings)
-    proposed = propose(*opened.models, renamings)
+    renamings = [] if opened.named.names else list(options.renamings)
+    proposed = [] if opened.named.names else propose(*opened.models, renamings)
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]
     parameters = other_names(*opened.models, renamings)
@@ -224,10 +232,10 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
-    chosen = [pair for pair in pairs if options.selection.allows(pair.record.name)]
+    selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
-    unified = unify(chosen, *ranks, options.layouts)
-    tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, chosen, unified))
+    unified = unify(selected, *ranks, options.layouts)
+    tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
     return _Paired(pairs, tokens, renamings, proposed, parameters)
 
 
@@ -238,8 +246,8 @@ def _assign(
     keep_going = options.work.keep_going
     golden = opened.golden
     damage = opened.damage
-    precision = PairLimits()
-    tasks = [Task(pair, precision.tolerance_for(pair, opened.tolerances)) for pair in paired.chosen]
+    limits = PairLimits()
+    tasks = [Task(pair, limits.tolerance_for(pair, opened.tolerances)) for pair in paired.selected]
     of_baseline = (
         []
         if opened.baseline.bundle is None
@@ -300,10 +308,10 @@ def _judge(
     on = None if several else cluster  # its workers know records of one rank each
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
-        again = functools.partial(judge_with, sides)
-        used_as_terms(tasks, outcomes, again)
-        of_own_means(tasks, outcomes, again)
-        left_as_terms(tasks, outcomes, again)
+        judge = functools.partial(judge_with, sides)
+        pass_used_terms(tasks, outcomes, judge)
+        judge_own_means(tasks, outcomes, judge)
+        fail_left_terms(tasks, outcomes, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
@@ -312,10 +320,10 @@ def _judge(
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
-        parts = _parts(paired.chosen, outcomes, opened, origins)
+        parts = _parts(paired.selected, outcomes, opened, origins)
         rows = DiffRows([*parts, uncalled])
     else:
-        own = with_options(_rows(paired.chosen, outcomes, opened.damage, origins))
+        own = with_options(_rows(paired.selected, outcomes, opened.damage, origins))
         rows = [*own, *uncalled]
     return vouched_for(rows, paired.parameters)
 
@@ -353,6 +361,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
+    findings += on_stages(opened.named)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -464,7 +473,7 @@ def _outcomes(
     at_once: Mapping[StepOfBundle, JudgedStep],
 ) -> list[PairOutcome | BundleError]:
     """The outcome of each pair, including those that one side did not run or capture."""
-    show, before = work.progress or unseen, sum(each.nbytes for each in at_once.values())
+    show, before = work.progress or no_progress, sum(each.nbytes for each in at_once.values())
 
     def progress(done: int, total: int) -> None:
         show(before + done, before + total)

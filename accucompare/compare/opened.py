@@ -11,7 +11,12 @@ from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
 from accucompare.compare.judging import Sides
-from accucompare.compare.layouts import RankRecords, rows_of_ranks
+from accucompare.compare.layouts import (
+    RankRecords,
+    UnderGoldenNames,
+    of_first_stages,
+    rows_of_ranks,
+)
 from accucompare.compare.limits import LimitsInForce, check_feed
 from accucompare.compare.pair_limits import limits_in_force
 from accucompare.compare.pairing import Model, with_paths_of
@@ -42,6 +47,7 @@ class Opened:
         golden_records, candidate_records: of the steps that are judged pair by pair.
         damage: records and steps that could not be read; later stages add theirs.
         at_once: the other steps.
+        named: the candidate's ranks under golden's names.
     """
 
     golden: Bundle
@@ -56,6 +62,7 @@ class Opened:
     at_once: Mapping[StepOfBundle, JudgedStep]
     golden_ranks: RankRecords | None
     candidate_ranks: RankRecords | None
+    named: UnderGoldenNames
 
     @property
     def fed(self) -> bool:
@@ -104,11 +111,17 @@ def open_sides(
         for bundle in (ours, theirs)
     )
     ranks: list[RankRecords | None] = [None, None]
+    named = UnderGoldenNames(theirs, candidate_records)
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
+        named = UnderGoldenNames.of(ours, theirs, candidate_records, options.renamings)
+        theirs, candidate_records = named.bundle, named.records
         sides = (ours, golden_records), (theirs, candidate_records)
+        rows, later = rows_of_ranks(*sides, microbatches=bool(named.schedule.first))
+        named.schedule.odd += of_first_stages(candidate_records, later, named.schedule)
+        later = named.with_later_stages(later)
         ranks = [
-            RankRecords.of(*side, rows) if side[0].manifest.ranks > 1 else None
-            for side, rows in zip(sides, rows_of_ranks(*sides), strict=True)
+            RankRecords.of(*side, own, holders) if side[0].manifest.ranks > 1 else None
+            for side, own, holders in ((sides[0], rows, None), (sides[1], later, named.holders))
         ]
         golden_records, candidate_records = (
             records if own is None else own.first()
@@ -129,7 +142,9 @@ def open_sides(
         candidate_records,
         damage,
         at_once,
-        *ranks,
+        ranks[0],
+        ranks[1],
+        named,
     )
 
 
@@ -155,12 +170,12 @@ def _at_once(
     if not all(may_judge_at_once(bundle, columns[bundle]) for bundle in columns):
         return columns, {}
     sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
-    progress = options.work.progress or unseen
+    progress = options.work.progress or no_progress
     return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
 
 
-def unseen(done: int, total: int) -> None:
-    """Shows no progress."""
+def no_progress(done: int, total: int) -> None:
+    """What is called with progress where nobody looks."""
 
 
 def _spread_otherwise(

@@ -398,6 +398,34 @@ class MapsProposed(FindingFact, frozen=True):
     maps: tuple[str, ...]
 
 
+class NamesPutBack(FindingFact, frozen=True):
+    """Modules of ranks that are golden's under other names.
+
+    Attributes:
+        ranks: all that call them so.
+        names: the own names with golden's.
+        evidence: how that is known, as ``NameEvidence`` calls it.
+    """
+
+    ranks: tuple[int, ...]
+    names: tuple[tuple[str, str], ...]
+    evidence: str
+
+
+class OddMicrobatches(FindingFact, frozen=True):
+    """The calls of ranks' stages did not have each microbatch once, in order.
+
+    Attributes:
+        order: the microbatches of the calls, if they follow in another order.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    doubled: tuple[int, ...]
+    dropped: tuple[int, ...]
+    order: tuple[int, ...]
+
+
 class MatchesNothing(FindingFact, frozen=True):
     """An option (``map``, ``only``, ``skip``) that matches none of golden's layers."""
 

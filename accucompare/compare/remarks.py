@@ -183,6 +183,13 @@ class AfterRouting(_Fact, frozen=True):
     router: str
 
 
+class CalledInParts(_Fact, frozen=True):
+    """Ranks with a part of the sequence call a module so many times for golden's ``golden``."""
+
+    golden: int
+    candidate: int
+
+
 class RanksDiffer(_Fact, frozen=True):
     """``wrong`` of the ranks that hold one value are off; none, if they differ by rounding."""
 
@@ -364,6 +371,7 @@ PairRemark: TypeAlias = (
     | TokensElsewhere
     | RoutedOtherwise
     | AfterRouting
+    | CalledInParts
     | RanksDiffer
     | ReducedHere
     | Swapped

@@ -348,6 +348,6 @@ def _badness(row: Row) -> tuple[int, float, float]:
     assert metrics is not None
     return (
         (row.status is Status.FAIL) + bool(metrics.nonfinite_mismatch),
-        row.verdict.used or 0.0,
+        row.verdict.over_limit or 0.0,
         metrics.rel_l2,
     )

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
+from accucompare.bundle.format import GlobalRecord
 from accucompare.compare.judging import Sides, judge_task, judge_tasks
 from accucompare.compare.measuring import Run
 from accucompare.compare.rows import PairOutcome, Task, nbytes
@@ -25,13 +26,18 @@ SPLIT = 64 << 20
 def outcomes_of(
     sides: Sides, tasks: list[Task], workers: int | None, progress: Progress
 ) -> list[PairOutcome | BundleError]:
-    """The outcome of each pair; large tensors first, split among threads, then batches.
+    """The outcome of each pair; large tensors first, split among threads, then batches, those of
+    large tensors of ranks first.
 
     The number of threads changes no result."""
     sizes = [nbytes(task) for task in tasks]
     total, done = sum(sizes), 0
     outcomes: list[PairOutcome | BundleError | None] = [None] * len(tasks)
     large, rest = in_order(sizes)
+    # the parts of ranks are read in one go, by one thread
+    of_ranks = [isinstance(task.pair.candidate, GlobalRecord) for task in tasks]
+    rest = [*(place for place in large if of_ranks[place]), *rest]
+    large = [place for place in large if not of_ranks[place]]
     batches = batches_of(rest, sizes, BATCH_BYTES, NEIGHBOURS)
     with (
         _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run,

@@ -75,6 +75,9 @@ class Cpu:
     def synchronize(self, device: torch.device) -> None:
         pass
 
+    def refuse_in_graph(self, device: torch.device) -> None:
+        """See ``Streams``."""
+
     def overflowed(self, device: torch.device) -> bool | None:
         return None
 

@@ -74,6 +74,9 @@ class Backend(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait until everything launched on the device is done, and raise its errors."""
 
+    def refuse_in_graph(self, device: torch.device) -> None:
+        """Raise RuntimeError while a graph of the device is captured: there are no values yet."""
+
     def overflowed(self, device: torch.device) -> bool | None:
         """Whether an operator overflowed since the last call; ``None`` where Inf and NaN tell."""
 

@@ -20,6 +20,13 @@ class Streams(Cpu):
         except RuntimeError:
             return super().host_memory(nbytes)
 
+    def refuse_in_graph(self, device: torch.device) -> None:
+        """Raise RuntimeError if the stream is being captured into a graph: nothing is computed, and
+        a copy would become part of the graph."""
+        capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+        if capturing is not None and capturing():
+            raise RuntimeError("a graph is being captured from the stream: there are no values yet")
+
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
         """Begin a copy on the stream that computes the source: only later computations wait for it.
 

@@ -26,6 +26,7 @@ class BaselineRun:
         code, case: what runs it, and what is run.
         golden: its manifest.
         out, options: of the baseline's capture.
+        layout: the ranks that a baseline in a half type computes as.
         failed: why the proof could not be run; ``""`` if it could.
     """
 
@@ -35,6 +36,7 @@ class BaselineRun:
     out: Place
     options: CaptureOptions
     announce: Announce
+    layout: Place | None = None
     failed: str = ""
 
     def make(self, candidate: Manifest) -> bool:
@@ -43,8 +45,18 @@ class BaselineRun:
         products = f" with products in {emulate}" if emulate else ""
         self.announce(f"baseline: {self.case} on the CPU, in {precision}{products}")
         dtype = FloatType(precision) if precision else None
+        options = replace(self.options, emulate=emulate)
+        if self.layout is not None and precision in list(RoundedType):
+            try:
+                self.code.capture(
+                    self.case, self.out, replace(options, as_layout=self.layout), dtype
+                )
+                return True
+            except (CaptureError, UsageError) as error:
+                self.announce(f"baseline: not in the layout of the ranks, since {error}")
+                options = replace(options, overwrite=True)
         try:
-            self.code.capture(self.case, self.out, replace(self.options, emulate=emulate), dtype)
+            self.code.capture(self.case, self.out, options, dtype)
         except (CaptureError, UsageError) as error:  # fixed limits judge instead
             self.announce(f"no baseline, since {error}")
             return False

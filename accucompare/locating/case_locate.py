@@ -101,13 +101,17 @@ def locate_case(setup: LocateSetup) -> Comparison:
             " same case and has the"
             " same names"
         )
+    if setup.group is not None and options.repeat > 1:
+        raise UsageError("repeat (--repeat): several ranks are run once; leave it out")
     code = GoldenCode(
-        options.golden_python,
+        setup.golden_python,
         options.golden_case if golden is not None else options.golden_case or setup.case,
     )
     code.check()
     made_here = golden is None
-    setup.refuse_taken(*(["golden"] if made_here else []), "candidate", "baseline")
+    names = ["golden"] if made_here else []
+    names += [] if setup.group is None else ["layout"]
+    setup.refuse_taken(*names, "candidate", "baseline")
     if golden is None:
         golden = _golden_of(setup, code)
     else:
@@ -147,8 +151,13 @@ def locate_case(setup: LocateSetup) -> Comparison:
 def _golden_of(setup: LocateSetup, code: GoldenCode) -> Place:
     """Make golden on the CPU in float32, from weights rounded to the candidate's type."""
     options = setup.options
-    setup.announce(f"golden: {code.case or 'the case'} on the CPU, in float32")
-    same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
+    alone = "" if setup.group is None else ", by one process alone"
+    setup.announce(f"golden: {code.case or 'the case'} on the CPU, in float32{alone}")
+    same_device = (
+        setup.group is None
+        and setup.device.type == "cpu"
+        and setup.dtype in (None, FloatType.FLOAT32)
+    )
     if same_device and options.golden_case is None and options.golden_python is None:
         setup.announce(
             "the candidate is the same case on the same device: that shows whether it repeats"

@@ -15,6 +15,7 @@ from accucompare.locating.golden_code import GoldenCode
 from accucompare.locating.locate_setup import LocateSetup
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.feeding import held_steps
 from accucompare.report.words import preflight_words
 from accucompare.text import printable
 
@@ -48,7 +49,6 @@ def compare_fed(
         manifest = bundle.manifest
     like = golden if manifest.state is not None else of_golden.like
     what = "operator" if manifest.capture.get("level") == "op" else "module"
-    setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
     options = replace(
         of_candidate,
         like=like,
@@ -56,9 +56,19 @@ def compare_fed(
         tf32=setup.options.tf32,
         deterministic=setup.options.deterministic,
     )
-    made = capture_case(
-        setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat
-    )
+    made, layout = folder / "candidate", None
+    if setup.group is not None and manifest.ranks == 1:
+        layout = folder / "layout"
+        setup.announce(f"layout: the same {setup.group.ranks} ranks, free-running")
+        free = replace(options, feed=None, map=(), seed=manifest.capture.get("seed"))
+        free = replace(free, steps=options.steps or held_steps(manifest))
+        setup.group.capture(setup.case, layout, setup.device, free, dtype=setup.dtype)
+        options = replace(options, layout_of=layout)
+    setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
+    if setup.group is not None:
+        setup.group.capture(setup.case, made, setup.device, options, dtype=setup.dtype)
+    else:
+        capture_case(setup.case, made, setup.device, options, dtype=setup.dtype, repeat=repeat)
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = suggested(ours, theirs)
@@ -72,7 +82,7 @@ def compare_fed(
             # otherwise golden's own case runs, which has golden's names
             of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
         other = other_versions(manifest, candidate)
-        run = _baseline(setup, code, manifest, candidate, folder / "baseline", of_baseline)
+        run = _baseline(setup, code, manifest, candidate, folder / "baseline", of_baseline, layout)
         if run is None and other:
             refused = RefusedBaseline(None, other, cure)
     if run is not None and not made_here:
@@ -105,6 +115,7 @@ def _baseline(
     candidate: Manifest,
     out: Place,
     options: CaptureOptions,
+    layout: Place | None,
 ) -> BaselineRun | None:
     """Make the baseline; ``None``, announced, if that is not possible."""
     other = other_versions(golden, candidate)
@@ -123,5 +134,5 @@ def _baseline(
             " wrong"
         )
         return None
-    run = BaselineRun(code, case, golden, out, options, setup.announce)
+    run = BaselineRun(code, case, golden, out, options, setup.announce, layout)
     return run if run.make(candidate) else None

@@ -14,6 +14,7 @@ from accucompare.bundle.format import Manifest
 from accucompare.case import whole_target
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
+from accucompare.launched import as_one_process
 from accucompare.places import Place, whole
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.selection import FloatType, RoundedType
@@ -80,17 +81,12 @@ class GoldenCode:
             from accucompare.recorder.session import capture_case
 
             return capture_case(case, out, DeviceName("cpu"), options, **more)
-        given = {
-            each.name: value
-            for each in fields(options)
-            if (value := getattr(options, each.name)) != each.default
-        }
-        command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else [])]
-        command += ["--device", "cpu", "--out", whole(out), "-q", *as_arguments({**given, **more})]
+        arguments = capture_arguments(case, DeviceName("cpu"), out, options, **more)
+        command = [str(self.python), "-m", "accucompare", *arguments]
         # such variables are options of the user's command; this one has all of its own
         environment = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in as_one_process(os.environ).items()
             if not name.startswith("ACCUCOMPARE_CAPTURE_")
         }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -100,6 +96,23 @@ class GoldenCode:
                 f"--golden-python: {without_credentials(shlex.join(command))} failed: {why}"
             )
         return out
+
+
+def capture_arguments(
+    case: str | None, device: DeviceName, out: Place, options: CaptureOptions, **more: Any
+) -> list[str]:
+    """The arguments of the command that captures a case; ``more`` as of ``capture_case``."""
+    given = {
+        each.name: value
+        for each in fields(options)
+        if (value := getattr(options, each.name)) != each.default
+    }
+    return [
+        "capture",
+        *([case] if case else []),
+        *("--device", str(device), "--out", whole(out), "-q"),
+        *as_arguments({**given, **more}),
+    ]
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:

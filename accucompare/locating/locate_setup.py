@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from accucompare.asked import LocateOptions
 from accucompare.bundle.writing import refuse_directory
 from accucompare.devices import DeviceName
 from accucompare.locating.baseline_run import Announce
+from accucompare.locating.rank_group import RankGroup
 from accucompare.places import Place
 from accucompare.selection import FloatType
 
@@ -19,6 +21,7 @@ class LocateSetup:
         case, golden, dtype, overwrite: as for ``locate``.
         out: directory for the bundles that are made; those of operators go to ``ops``.
         announce: called with a description before each task.
+        group: the ranks that run the candidate; ``None`` for one process.
     """
 
     case: str | None
@@ -29,6 +32,13 @@ class LocateSetup:
     overwrite: bool = False
     options: LocateOptions = LocateOptions()
     announce: Announce = lambda doing: None
+    group: RankGroup | None = None
+
+    @property
+    def golden_python(self) -> str | Path | None:
+        """The interpreter of golden's case; ``None`` for this process, unless it is a rank."""
+        here = None if self.group is None else sys.executable
+        return self.options.golden_python or here
 
     def refuse_taken(self, *names: str) -> None:
         """Raise CaptureError, before anything is captured, if a bundle may not be written."""

@@ -49,7 +49,7 @@ class CaptureOptions(AskedOfCapture):
     def __post_init__(self) -> None:
         for name in ("only", "skip", "map"):
             object.__setattr__(self, name, listed(getattr(self, name)))
-        for name in ("like", "feed", "as_layout"):
+        for name in ("like", "feed", "as_layout", "layout_of"):
             # a URL may hold credentials; a place shows itself without them
             if is_url(getattr(self, name)):
                 object.__setattr__(self, name, place_of(getattr(self, name)))

@@ -89,7 +89,7 @@ def _cells(comparison: Result, row: Row) -> tuple[object, ...]:
         comparison.place(row),
         row.reason.value,
         measured[0],
-        row.verdict.used,
+        row.verdict.over_limit,
         measured[1],
         row.verdict.needed,
     )

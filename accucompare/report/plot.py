@@ -59,7 +59,7 @@ def plot_divergence(comparison: Result) -> Figure:
     )
     axes.set_ylabel("relative L2 error")
     curves: tuple[tuple[str, str, str, Callable[[Row], float | None]], ...] = (
-        ("baseline", looks.BASELINE_CURVE, "-", lambda row: row.baseline),
+        ("baseline", looks.BASELINE_CURVE, "-", lambda row: row.baseline_error),
         ("candidate", looks.CURVE, "-", _error),
         ("limit", looks.LIMIT_CURVE, "--", limit_on_error),
         (

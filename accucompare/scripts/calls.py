@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.live.modules import in_backward
+from accucompare.live.modules import in_backward, in_trial_call
 
 
 class OutermostCalls:
@@ -64,7 +64,7 @@ class OutermostCalls:
     def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
         """Note that a call begins; return what to call at its end, ``None`` unless outermost."""
         thread = threading.get_ident()
-        if thread in self._inside or not _is_real():
+        if thread in self._inside or not _is_real() or in_trial_call():
             return None
         self._inside[thread] = sys.exc_info()[1]
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.figures import Figure, save, table
-from benchmarks.speed import cost, costs_page, diff, peers, startup
+from benchmarks.speed import cost, costs_page, diff, merging, peers, startup
 from benchmarks.speed.plan import FULL, QUICK, Plan
 from benchmarks.timing import BenchError
 
@@ -22,6 +22,7 @@ _SECTIONS: dict[str, Callable[[Plan], Iterable[Figure]]] = {
     "capture": cost.measure_captures,
     "watch": cost.measure_watches,
     "diff": diff.measure,
+    "merging": merging.measure,
     "startup": startup.measure,
     "peers": peers.measure,
 }

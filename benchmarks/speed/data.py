@@ -105,12 +105,12 @@ def _write(folder: Path, tensors: int, elements: int, steps: int, noisy: bool) -
             name = f"model.layers.{index // 8}.{_PARTS[index % 8]}_proj"
             place = 0, step, name, 0, Role.OUTPUT, "", index, "Linear", None
             record = Record(*place, (elements,), "float32", Layout.STRIDED)
-            writer.add(record, _tensor(step * tensors + index, elements, noisy))
+            writer.add(record, noisy_tensor(step * tensors + index, elements, noisy))
         writer.end_step(step)
     writer.close()
 
 
-def _tensor(index: int, elements: int, noisy: bool) -> np.ndarray[Any, Any]:
+def noisy_tensor(index: int, elements: int, noisy: bool) -> np.ndarray[Any, Any]:
     """Normally distributed values; the noise moves every one of them by 0.5 to 1.5 times ``NOISE``,
     up or down.
     """

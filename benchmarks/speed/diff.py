@@ -54,15 +54,15 @@ def _large(plan: Plan, folder: Path) -> Iterator[Figure]:
     golden, candidate = make(folder, data)
     paths = files(golden, candidate)
     arms: dict[str, Callable[[], Sample]] = {
-        "hash": partial(_act, "hash", *paths),
-        "cat": partial(_cat, paths),
-        "diff": partial(_act, "diff", golden, candidate),
+        "hash": partial(act, "hash", *paths),
+        "cat": partial(cat, paths),
+        "diff": partial(act, "diff", golden, candidate),
         "NumPy": partial(
-            _act, "diff", golden, candidate, environment={"ACCUCOMPARE_KERNEL": "numpy"}
+            act, "diff", golden, candidate, environment={"ACCUCOMPARE_KERNEL": "numpy"}
         ),
     }
     plan.say(f"diff: {data.name}: warm")
-    _cat(paths)
+    cat(paths)
     samples = alternate(arms, 1 + plan.rounds)
     if (share := cached(paths)) < 0.999:
         plan.note(f"diff: only {share:.1%} of the files were in the page cache")
@@ -106,9 +106,9 @@ def _small(plan: Plan, folder: Path) -> Iterator[Figure]:
     child("benchmarks.speed.diff", "linears", folder, number)
     many, few = ((folder / f"golden{n}", folder / f"candidate{n}") for n in (_MANY, _FEW))
     arms = {
-        "naive": partial(_act, "naive", *many),
-        "diff": partial(_act, "diff", *many),
-        "few": partial(_act, "diff", *few),
+        "naive": partial(act, "naive", *many),
+        "diff": partial(act, "diff", *many),
+        "few": partial(act, "diff", *few),
     }
     samples = alternate(arms, 1 + plan.rounds)
     rows = samples["diff"][0]["compared"]
@@ -137,7 +137,7 @@ def _steps(plan: Plan, folder: Path) -> Iterator[Figure]:
     plan.say(f"diff: {data.name}")
     golden, candidate = make(folder, data)
     found = [
-        _act("diff", golden, candidate, "--descriptors")["descriptors"] for _ in range(plan.rounds)
+        act("diff", golden, candidate, "--descriptors")["descriptors"] for _ in range(plan.rounds)
     ]
     yield Figure("diff", f"diff of {data.name}: file descriptors", "", found, 64.0)
 
@@ -160,12 +160,12 @@ def _million(plan: Plan, folder: Path) -> Iterator[Figure]:
     yield Figure("diff", f"{what}: memory", "MB", [peak], 800.0 if full else None)
 
 
-def _cat(paths: list[Path]) -> Sample:
+def cat(paths: list[Path]) -> Sample:
     done = process(["sh", "-c", 'exec cat "$@" >/dev/null', "sh", *paths])
     return {"wall": done.seconds, "process": done.processor}
 
 
-def _act(act: str, *words: str | Path, environment: dict[str, str] | None = None) -> Sample:
+def act(act: str, *words: str | Path, environment: dict[str, str] | None = None) -> Sample:
     sample = child("benchmarks.speed.diff", act, *words, environment=environment)
     sample.pop("thread", None)  # it waits for those that compute
     return sample

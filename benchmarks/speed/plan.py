@@ -34,6 +34,7 @@ class Sizes:
     Attributes:
         large: what is compared with reading and hashing.
         steps: of one tensor each, for the file descriptors.
+        matrices: square, uncut and cut by ranks.
         batch, length, layers: of GPT-2's input, and its depth.
         linears: calls of a small Linear in a step.
         ranks, records: of the bundles with very many records; records are of each rank.
@@ -42,6 +43,7 @@ class Sizes:
 
     large: DataSet = DataSet("2 × 1.2 GB", 300, 1_000_000)
     steps: DataSet = DataSet("500 steps", 1, 100, 500)
+    matrices: DataSet = DataSet("2 × 1.2 GB in matrices", 75, 4_000_000)
     batch: int = 2
     length: int = 512
     layers: int = 12
@@ -55,6 +57,7 @@ FULL = Sizes()
 QUICK = Sizes(
     large=DataSet("2 × 100 MB", 100, 250_000),
     steps=DataSet("50 steps", 1, 100, 50),
+    matrices=DataSet("2 × 100 MB in matrices", 25, 1_000_000),
     length=64,
     layers=3,
     linears=100,

@@ -99,6 +99,37 @@ def test_a_sum_of_bfloat16_terms_is_rounded_once(tmp_path: Path) -> None:
     assert found.tolist() == [1.0, 2.0**-8, 0.0]
 
 
+def test_a_part_in_another_type_is_converted(tmp_path: Path) -> None:
+    items = [item("fc", [1.5, 2.0], "float32"), item("fc", [-3.0], "bfloat16", rank=1)]
+    with ac.open_bundle(write(tmp_path / "bundle", items, ranks=2)) as bundle:
+        records = list(bundle.records())
+        cut = [Box((0,), (records[0],)), Box((2,), (records[1],))]
+        assert bundle.values(whole((3,), cut)).tolist() == [1.5, 2.0, -3.0]
+
+
+@pytest.mark.parametrize("corrupt", [False, True])
+def test_rows_of_a_part_may_lie_anywhere_in_the_whole(tmp_path: Path, corrupt: bool) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (12, 70_000), np.uint8)
+    order = np.random.default_rng(1).permutation(12)
+    (record,) = parts(tmp_path, [values[order]])
+    cut = [
+        Box((int(row), 0), (record,), where=((at, at + 1), (0, 70_000)))
+        for at, row in enumerate(order)
+    ]
+    path = tmp_path / "bundle" / "rank0" / "step0.npz"
+    if corrupt:
+        path.write_bytes(path.read_bytes().replace(values[3].tobytes(), values[4].tobytes()))
+    with ac.open_bundle(tmp_path / "bundle") as bundle:
+        stored = bundle.stored(whole(values.shape, cut))
+        read = np.concatenate([block.copy() for block in stored.blocks(0, values.size)])
+        if corrupt:
+            with pytest.raises(RecordError, match="corrupt"):
+                stored.verify()
+        else:
+            stored.verify()
+            assert np.array_equal(read.reshape(values.shape), values)
+
+
 def test_a_corrupt_part_is_found(tmp_path: Path) -> None:
     values = np.arange(12, dtype="f4").reshape(4, 3)
     records = parts(tmp_path, [values[:2], values[2:]])

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from accucompare.bundle.writing import memory as module
 from accucompare.bundle.writing.memory import HostMemory, Lease
@@ -212,3 +213,41 @@ def test_a_process_keeps_a_bounded_number_of_bytes_between_captures(
     release(*[host.take(60, block) for _ in range(5)])
     host.leave()
     assert memory(1000).kept == 200
+
+
+def test_lent_memory_comes_on_top_of_the_bound_and_nobody_waits_for_it() -> None:
+    host = memory(100)
+    lent = [host.lend(80, block) for _ in range(3)]
+    assert {each.size for each in lent} == {80}
+    assert address(host.take(100, block))  # all of the bound is still there
+    assert host.held == 100
+
+
+def test_lent_memory_comes_back_with_the_last_reference_to_it() -> None:
+    host = memory(100)
+    lent = host.lend(60, block)
+    where, view = lent.ctypes.data, torch.from_numpy(lent).view(torch.int32)
+    del lent
+    assert host.lend(60, block).ctypes.data != where
+    del view
+    assert address(host.take(60, block)) == where
+
+
+def test_lent_blocks_never_overlap_others() -> None:
+    host, rng, held = memory(1000), np.random.default_rng(1), dict[int, Array]()
+    for number in range(1, 200):
+        if len(held) == 12:
+            held.pop(int(rng.choice([*held])))
+        lent = held[number] = host.lend(int(rng.integers(1, 60)), block)
+        lent[:] = number
+        release(host.take(int(rng.integers(1, 60)), block))
+        assert all((each == key).all() for key, each in held.items())
+
+
+def test_of_what_was_lent_no_more_than_the_bound_is_kept() -> None:
+    host = memory(100)
+    lent = [host.lend(90, block) for _ in range(5)]
+    assert host.kept >= 450
+    del lent
+    host.take_back()
+    assert host.kept <= 100

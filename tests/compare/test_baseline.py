@@ -22,7 +22,7 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.measuring.small import PlacedPair
 from accucompare.compare.rows.rows import Reason, Row, Status
 from accucompare.errors import UsageError
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from tests.compare.builder import Item, item, set_fields, write
 
 DRAW = np.random.default_rng(5)
@@ -139,14 +139,14 @@ def test_an_error_is_told_as_a_multiple_of_the_baselines(tmp_path: Path) -> None
         item(values=off(1e-3, noise=NOISE[::-1])),
     )
     assert row.verdict.excess == pytest.approx(3.0, rel=1e-3)
-    assert row.baseline == pytest.approx(1e-3, rel=1e-3)
+    assert row.baseline_error == pytest.approx(1e-3, rel=1e-3)
     most = excess_limit(400, "float64")
-    assert row.verdict.used == pytest.approx(3.0 / most, rel=1e-3)
+    assert row.verdict.over_limit == pytest.approx(3.0 / most, rel=1e-3)
     assert row.verdict.rel_l2_limit == pytest.approx(most * 1e-3, rel=1e-3)
     assert (
         row.reason,
-        verdict_words.rule(row.verdict.limit),
-        verdict_words.limit_words(row.verdict.limit),
+        limit_words.rule(row.verdict.limit),
+        limit_words.judging_limits(row.verdict.limit),
     ) == (Reason.OK, "baseline", f"excess {most:.3g}")
     assert row.verdict.needed.startswith("excess 3")
 
@@ -170,7 +170,7 @@ def test_an_error_over_the_limit_fails_and_one_below_passes(tmp_path: Path, dtyp
         row = only_row(
             tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline
         )
-        assert (row.status, row.verdict.used) == (status, pytest.approx(share, rel=0.02))
+        assert (row.status, row.verdict.over_limit) == (status, pytest.approx(share, rel=0.02))
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
     if fed:
         assert (
             row.status,
-            verdict_words.rule(row.verdict.limit),
-            verdict_words.limit_words(row.verdict.limit),
+            limit_words.rule(row.verdict.limit),
+            limit_words.judging_limits(row.verdict.limit),
         ) == (Status.FAIL, "ceiling", f"rel_l2 {ceiling:g}")
     else:  # rounding may have changed a choice, in the baseline, too
         assert (row.status, comparison.trouble != "") == (Status.PASS, True)
@@ -269,8 +269,8 @@ def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> 
         item(values=off(1e-2), dtype="bfloat16"),
         item(values=VALUES, dtype="bfloat16"),
     )
-    assert row.baseline is not None
-    assert row.baseline < floor("bfloat16")
+    assert row.baseline_error is not None
+    assert row.baseline_error < floor("bfloat16")
     assert row.metrics is not None
     assert row.verdict.excess == row.metrics.rel_l2 / floor("bfloat16")
 
@@ -282,7 +282,7 @@ def test_the_same_bits_as_golden_are_identical_at_no_excess(tmp_path: Path) -> N
         item(values=VALUES),
         item(values=off(1e-3).astype(np.float32)),
     )
-    assert (row.reason, row.verdict.excess, row.verdict.used) == (Reason.IDENTICAL, 0.0, 0.0)
+    assert (row.reason, row.verdict.excess, row.verdict.over_limit) == (Reason.IDENTICAL, 0.0, 0.0)
 
 
 def test_a_permutation_of_all_three_changes_nothing(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_what_the_user_gave_judges_and_the_excess_is_shown_beside_it(tmp_path: P
     row = only_row(tmp_path, *sides, limits=ac.Tolerance(rel_l2=0.5))
     assert (
         row.status,
-        verdict_words.limit_words(row.verdict.limit),
-        verdict_words.rule(row.verdict.limit),
+        limit_words.judging_limits(row.verdict.limit),
+        limit_words.rule(row.verdict.limit),
     ) == (Status.PASS, "rel_l2 0.5", "given for all layers")
     assert row.verdict.excess == pytest.approx(300.0, rel=1e-2)
 
@@ -309,7 +309,7 @@ def test_a_rule_of_a_file_judges_the_rows_that_it_applies_to(tmp_path: Path) -> 
     rules.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 0.5\n')
     sides = ([item(name, values) for name in "ab"] for values in (VALUES, off(0.3), off(1e-3)))
     rows = compare(tmp_path, *sides, limits=ac.Tolerance(tolerances=rules)).rows
-    assert [(row.status, verdict_words.rule(row.verdict.limit)) for row in rows] == [
+    assert [(row.status, limit_words.rule(row.verdict.limit)) for row in rows] == [
         (Status.PASS, f"{rules}, rule 1"),
         (Status.FAIL, "baseline"),
     ]
@@ -327,7 +327,7 @@ def test_an_all_zero_golden_is_judged_by_absolute_errors(tmp_path: Path) -> None
 def test_nonfinite_on_one_side_fails_though_the_baseline_has_it_too(tmp_path: Path) -> None:
     broken = item(values=np.where(np.arange(400) == 7, np.nan, VALUES))
     row = only_row(tmp_path, item(values=VALUES), broken, broken)
-    assert (row.reason, row.verdict.excess, row.baseline) == (Reason.NON_FINITE, None, None)
+    assert (row.reason, row.verdict.excess, row.baseline_error) == (Reason.NON_FINITE, None, None)
 
 
 def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Pa
     row = only_row(tmp_path, item(values=VALUES), item(values=off(1e-6).astype(np.float32)), broken)
     assert (row.status, row.verdict.excess) == (Status.PASS, None)
     assert (
-        verdict_words.rule(row.verdict.limit)
+        limit_words.rule(row.verdict.limit)
         == "default for float32; the baseline has NaN or Inf where golden has not, or the other way"
         " round"
     )
@@ -358,7 +358,7 @@ def test_integers_that_rounding_changes_in_the_baseline_may_change_as_often(tmp_
     changed = [np.where(np.arange(1000) % step == 1, 7 - golden, golden) for step in (100, 90, 3)]
     few, alike, many = (item(values=side) for side in changed)
     row = only_row(tmp_path, item(values=golden), alike, few)
-    assert (row.status, verdict_words.rule(row.verdict.limit)) == (Status.PASS, "baseline")
+    assert (row.status, limit_words.rule(row.verdict.limit)) == (Status.PASS, "baseline")
     assert (
         verdict_words.detail(row)
         == "12 of 1000 differ; so do 10 in the baseline, by rounding alone"
@@ -410,11 +410,11 @@ def test_a_record_that_the_baseline_lacks_is_judged_without_it(tmp_path: Path) -
         for names, side in (("ab", VALUES), ("ab", off(1e-3)), ("a", off(1e-3)))
     ]
     rows = compare(tmp_path, *sides).rows
-    assert [verdict_words.rule(row.verdict.limit) for row in rows] == [
+    assert [limit_words.rule(row.verdict.limit) for row in rows] == [
         "baseline",
         "default for float32; the baseline has no such record",
     ]
-    assert [row.baseline is None for row in rows] == [False, True]
+    assert [row.baseline_error is None for row in rows] == [False, True]
 
 
 def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path)
     candidate = [item(name, near, "bfloat16" if name == "b" else "float32") for name in names]
     baseline = [item("a", near[:3]), *(item(name, VALUES) for name in "bcd")]
     rules = [
-        verdict_words.rule(row.verdict.limit)
+        limit_words.rule(row.verdict.limit)
         for row in compare(tmp_path, golden, candidate, baseline).rows
     ]
     assert rules[:2] == [
@@ -449,7 +449,7 @@ def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baseli
         "float32, where the baseline computes in bfloat16",
     )
     assert (
-        verdict_words.limit_words(right.verdict.limit)
+        limit_words.judging_limits(right.verdict.limit)
         == f"excess {excess_limit(400, 'bfloat16'):.3g}"
     )
     assert (wrong.status, wrong.verdict.excess) == (
@@ -484,7 +484,7 @@ def test_the_baseline_is_looked_up_by_goldens_names_and_else_by_new_ones(tmp_pat
     golden, candidate = [item("old", VALUES)], [item("new", off(1e-3))]
     for name in ("old", "new"):
         (row,) = compare(tmp_path, golden, candidate, [item(name, off(1e-3))], map="old=new").rows
-        assert verdict_words.rule(row.verdict.limit) == "baseline"
+        assert limit_words.rule(row.verdict.limit) == "baseline"
 
 
 def test_float64_tells_the_rounding_of_golden_and_candidate_of_one_dtype(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_statistics_of_a_candidate_are_judged_without_the_baseline(tmp_path: Pat
     assert json.loads(line.read_text())["member"] is None
     (row,) = ac.diff(golden, candidate, baseline=baseline).rows
     assert (
-        verdict_words.rule(row.verdict.limit)
+        limit_words.rule(row.verdict.limit)
         == "default for float32; values to compare with the baseline were not recorded"
     )
 

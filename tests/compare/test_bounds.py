@@ -311,8 +311,8 @@ def test_any_statistics_that_a_bundle_may_claim_are_judged(claims: list[Any]) ->
         sides[0], sides[1], metrics, Tolerance(atol=1.0, rtol=1.0, rel_l2=0.1, cosine=0.9)
     )
     if found.reason is not Reason.NOT_COMPARABLE:
-        assert found.used is not None
-        assert (found.status is Status.FAIL) == (found.used > 1)
+        assert found.over_limit is not None
+        assert (found.status is Status.FAIL) == (found.over_limit > 1)
 
 
 @pytest.mark.parametrize("missing", [{"statistics": None}, {"dtype": "float3"}])
@@ -348,7 +348,7 @@ def row(golden: Any, candidate: Any, **limits: float) -> Row:
 
 def test_equal_digests_are_identical() -> None:
     assert verdict([1.0, math.nan], [1.0, math.nan], rel_l2=0.0) == Verdict(
-        Reason.IDENTICAL, Tolerance(rel_l2=0.0).judged, used=0.0, rel_l2_limit=0.0
+        Reason.IDENTICAL, Tolerance(rel_l2=0.0).judged, over_limit=0.0, rel_l2_limit=0.0
     )
 
 
@@ -396,7 +396,7 @@ def test_a_relative_limit_is_exceeded_by_all_together_where_an_outlier_would_all
 
 
 def test_a_limit_beyond_float64_is_not_exceeded() -> None:
-    assert verdict([1.7e308], [-1.7e308], rtol=1e308).used == 0.0
+    assert verdict([1.7e308], [-1.7e308], rtol=1e308).over_limit == 0.0
 
 
 @pytest.mark.parametrize("rest", [[], [1.0, 2.0]], ids=["nothing finite", "some finite"])
@@ -412,7 +412,7 @@ def test_a_proven_failure_beside_nan_stays_one() -> None:
 
 def test_another_number_of_nan_is_non_finite() -> None:
     found = row([1.0, 2.0, math.inf], [1.0, math.nan, math.inf], atol=1e9)
-    assert (found.reason, verdict_words.detail(found), found.verdict.used) == (
+    assert (found.reason, verdict_words.detail(found), found.verdict.over_limit) == (
         Reason.NON_FINITE,
         "golden has 0 NaN, the candidate 1",
         math.inf,
@@ -422,7 +422,7 @@ def test_another_number_of_nan_is_non_finite() -> None:
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
 def test_integers_of_another_digest_fail_whatever_the_limits(dtype: str) -> None:
     found = verdict([0, 1], [1, 0], dtype)
-    assert (found.reason, found.limit, found.used) == (Reason.OVER, EXACT.judged, math.inf)
+    assert (found.reason, found.limit, found.over_limit) == (Reason.OVER, EXACT.judged, math.inf)
 
 
 @pytest.mark.parametrize(("candidate", "reason"), [([1, 2], Reason.OK), ([1, 3], Reason.OVER)])

@@ -14,7 +14,7 @@ import pytest
 import accucompare as ac
 from accucompare.compare.limits.golden_baselines import keep_errors
 from accucompare.compare.rows.rows import Reason, Row
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 
@@ -53,7 +53,7 @@ def gradient(values: np.ndarray, dtype: str = "bfloat16") -> list[Item]:
 
 
 def last(rows: list[Row]) -> tuple[Reason, str]:
-    return rows[-1].reason, verdict_words.rule(rows[-1].verdict.limit)
+    return rows[-1].reason, limit_words.rule(rows[-1].verdict.limit)
 
 
 @pytest.mark.parametrize(("largest", "reason"), [(100.0, Reason.OK), (1.0, Reason.INTRODUCED)])

@@ -120,7 +120,8 @@ def sides(tmp_path: Path) -> list[Path]:
 def whole(comparison: ac.Comparison, path: Path) -> str:
     """Everything of a comparison as text, each number with its type and all of its digits."""
     rows = [
-        (row.place, row.verdict, row.metrics, row.baseline, row.noise) for row in comparison.rows
+        (row.place, row.verdict, row.metrics, row.baseline_error, row.noise)
+        for row in comparison.rows
     ]
     return comparison.to_json(path).read_text() + "\n".join(
         map(repr, [*rows, *comparison.damage, *comparison.culprits])
@@ -182,7 +183,7 @@ def test_a_baseline_and_second_runs_judge_on_a_cluster_as_at_home(
     found = assert_same(bundles[:2], address, tmp_path, baseline=bundles[2])
     assert (
         {row.noise is None for row in found.rows}
-        == {row.baseline is None for row in found.rows}
+        == {row.baseline_error is None for row in found.rows}
         == {False}
     )
 

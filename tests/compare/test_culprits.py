@@ -18,7 +18,7 @@ from accucompare.compare.limits import LimitsInForce
 from accucompare.compare.origins.describing import differing_choices
 from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.shape_facts import ErrorShape
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from tests.compare.builder import Item, item, write
 
 DRAW = np.random.default_rng(3)
@@ -221,11 +221,11 @@ def test_fed_without_baseline_32_roundings_are_the_limit_in_float32(
         {"a.fc output": limit * (0.9 if passes else 1.2)}, usual=1e-8, baseline=False
     )
     (row,) = (row for row in comparison.rows if row.place == "a.fc output")
-    assert (
-        verdict_words.rule(row.verdict.limit),
-        row.verdict.rel_l2_limit,
-        row.verdict.excess,
-    ) == ("fed", limit, None)
+    assert (limit_words.rule(row.verdict.limit), row.verdict.rel_l2_limit, row.verdict.excess) == (
+        "fed",
+        limit,
+        None,
+    )
     assert places(comparison) == ([] if passes else ["a.fc"])
 
 

@@ -65,7 +65,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
                 *both,
                 Verdict(
                     reason,
-                    used=2.0,
+                    over_limit=2.0,
                     excess=draw(st.sampled_from((None, 9.0))),
                     beyond=draw(st.booleans()),
                 ),

@@ -32,7 +32,7 @@ from accucompare.compare.runs.step_pairs import StepPair, settings_of
 from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words
 from accucompare.selection import Standard
 from benchmarks.mutants import deciding, near
 from tests.compare.builder import Item, compare, item, write
@@ -196,7 +196,7 @@ def no_reference(apart: float, _: Path) -> bool:
     )
 
 
-decides("constants.NEAR", 0.49, 0.51)(lambda used, _: Verdict(Reason.OK, used=used).near)
+decides("constants.NEAR", 0.49, 0.51)(lambda used, _: Verdict(Reason.OK, over_limit=used).near)
 decides("constants.NEAR_LOWEST", -0.9896, -0.9904)(
     lambda times, _: bool(is_masked(np.array([times * 65504.0]), DTYPES["float16"])[0])
 )
@@ -252,8 +252,8 @@ def record(
 def second_error(first: Record, second: Record, times: float) -> bool:
     """Whether a fed call's second error, so many times as far over its limit, is one of its own."""
     fed = Trace(fed=True)
-    assert fed.trace(first, Verdict(Reason.OVER, used=1.5)).reason is Reason.GLUE
-    return fed.trace(second, Verdict(Reason.OVER, used=1.5 * times)).reason is Reason.GLUE
+    assert fed.trace(first, Verdict(Reason.OVER, over_limit=1.5)).reason is Reason.GLUE
+    return fed.trace(second, Verdict(Reason.OVER, over_limit=1.5 * times)).reason is Reason.GLUE
 
 
 @decides("constants.MUCH_FURTHER", 7.8, 8.2)
@@ -287,8 +287,8 @@ def row(
 def a_larger_error_of_glue_comes_first(times: float, _: Path) -> bool:
     """Of about equal errors, that of a module does."""
     rows = [
-        row(record("a", "input"), Reason.GLUE, used=100.0),
-        row(record("b", "output"), used=100.0 / times),
+        row(record("a", "input"), Reason.GLUE, over_limit=100.0),
+        row(record("b", "output"), over_limit=100.0 / times),
     ]
     return find_culprits(rows, fed=True, has_baseline=False)[0].site == "glue"
 
@@ -308,14 +308,14 @@ def other_integers_come_first(share: float, _: Path) -> bool:
         record("topk", "output", dtype="int64"),
         metrics=Metrics(compared=1000, over_tolerance=share),
     )
-    rows = [row(record("fc", "output"), used=50.0), integers]
+    rows = [row(record("fc", "output"), over_limit=50.0), integers]
     return find_culprits(rows, fed=True, has_baseline=False)[0].name == "topk"
 
 
 @decides("constants.CLEAR", 1.95, 2.05)
 def an_error_of_the_first_step_leads(times: float, _: Path) -> bool:
     rows = [
-        row(record(name, "output", step=step), used=used)
+        row(record(name, "output", step=step), over_limit=used)
         for step, name, used in ((0, "a", times), (1, "b", 50.0))
     ]
     return find_culprits(rows, fed=True, has_baseline=False, updated=True)[0].name == "a"
@@ -355,8 +355,8 @@ def off_in_common(
             (NORMAL, (NORMAL + shared * SHARED) * (1 + baseline + factor) + own * OWN, theirs),
         ),
     )
-    assert verdict_words.rule(found.verdict.limit) in ("common factor", "baseline")
-    return verdict_words.rule(found.verdict.limit) == "common factor"
+    assert limit_words.rule(found.verdict.limit) in ("common factor", "baseline")
+    return limit_words.rule(found.verdict.limit) == "common factor"
 
 
 decides("constants.COMMON_ROUNDINGS", 0.0080, 0.0088)(
@@ -387,7 +387,7 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
         updated(nothing, ones, "bfloat16", stored) for stored in (off, ones * (1 + 2.0**-8))
     )
     return (
-        verdict_words.rule(
+        limit_words.rule(
             fed(folder, updated(nothing, ones, "float32"), candidate, baseline)[-1].verdict.limit
         )
         == "last place"

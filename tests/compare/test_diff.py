@@ -29,7 +29,7 @@ from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.report.terminal.terminal import print_comparison
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from tests.compare.builder import Item, compare, edit_manifest, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)
@@ -315,7 +315,7 @@ def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
         atol=0.5,
     )
     assert [
-        (row.status, verdict_words.limit_words(row.verdict.limit)) for row in comparison.rows
+        (row.status, limit_words.judging_limits(row.verdict.limit)) for row in comparison.rows
     ] == [(Status.PASS, "atol 2"), (Status.FAIL, "atol 0.5")]
 
 
@@ -601,11 +601,11 @@ def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_thr
         item("after", ONES * np.float32(1.001)),
     ]
     before, _, after = compare(tmp_path, golden, candidate).rows
-    assert (before.status, verdict_words.rule(before.verdict.limit)) == (
+    assert (before.status, limit_words.rule(before.verdict.limit)) == (
         Status.FAIL,
         "default for float32",
     )
-    assert (after.status, verdict_words.rule(after.verdict.limit)) == (
+    assert (after.status, limit_words.rule(after.verdict.limit)) == (
         Status.PASS,
         "default for bfloat16, which values before have passed through",
     )
@@ -634,7 +634,7 @@ def test_of_two_types_with_as_many_digits_the_rule_names_the_pairs_own(tmp_path:
         for factor in (1, 2)
     ]
     before, after = compare(tmp_path, *sides).rows
-    assert (verdict_words.rule(before.verdict.limit), verdict_words.rule(after.verdict.limit)) == (
+    assert (limit_words.rule(before.verdict.limit), limit_words.rule(after.verdict.limit)) == (
         "default for complex64",
         "default for float32",
     )
@@ -652,7 +652,7 @@ def test_the_coarsest_type_is_that_of_the_step_alone(tmp_path: Path) -> None:
     golden = [item("low", ONES), item("a", ONES, step=1)]
     candidate = [item("low", ONES, "bfloat16"), item("a", ONES * np.float32(1.001), step=1)]
     assert (
-        verdict_words.rule(compare(tmp_path, golden, candidate).rows[1].verdict.limit)
+        limit_words.rule(compare(tmp_path, golden, candidate).rows[1].verdict.limit)
         == "default for float32"
     )
 

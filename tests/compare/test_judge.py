@@ -19,7 +19,7 @@ from accucompare.compare.measuring.measure import measure_pair
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.rows.rows import STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from accucompare.text import with_article
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
@@ -90,7 +90,7 @@ def test_nan_payloads_and_signs_of_zero_are_no_difference_but_not_identical(tmp_
 
 def test_a_small_difference_is_ok(tmp_path: Path) -> None:
     row = only_row(tmp_path, item(values=ONES), item(values=ONES + np.float32(1e-6)))
-    assert (row.reason, verdict_words.limit_words(row.verdict.limit)) == (
+    assert (row.reason, limit_words.judging_limits(row.verdict.limit)) == (
         Reason.OK,
         "rel_l2 0.0001",
     )
@@ -105,10 +105,7 @@ def test_a_difference_over_half_the_limit_is_near(tmp_path: Path) -> None:
 def test_float32_against_bfloat16_is_compared_by_value_and_is_no_failure(tmp_path: Path) -> None:
     values = np.linspace(-3, 3, 50, dtype=np.float32)
     row = only_row(tmp_path, item(values=values), item(values=values, dtype="bfloat16"))
-    assert (row.reason, verdict_words.rule(row.verdict.limit)) == (
-        Reason.OK,
-        "default for bfloat16",
-    )
+    assert (row.reason, limit_words.rule(row.verdict.limit)) == (Reason.OK, "default for bfloat16")
     assert row.metrics is not None
     assert 0 < row.metrics.rel_l2 < DTYPES["bfloat16"].rounding
 
@@ -178,7 +175,11 @@ def test_nonfinite_on_one_side_fails_whatever_the_tolerance(
     tmp_path: Path, golden: list[float], candidate: list[float], detail: str
 ) -> None:
     row = only_row(tmp_path, item(values=golden), item(values=candidate), atol=1e300, rtol=1e300)
-    assert (row.reason, row.status, row.verdict.used) == (Reason.NON_FINITE, Status.FAIL, math.inf)
+    assert (row.reason, row.status, row.verdict.over_limit) == (
+        Reason.NON_FINITE,
+        Status.FAIL,
+        math.inf,
+    )
     assert verdict_words.detail(row) == f"{detail}; begins here"
     assert row.verdict.needed == ""
 
@@ -221,8 +222,8 @@ def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, 
     )
     assert (
         row.reason,
-        verdict_words.limit_words(row.verdict.limit),
-        row.verdict.used,
+        limit_words.judging_limits(row.verdict.limit),
+        row.verdict.over_limit,
         row.verdict.needed,
     ) == (Reason.INTRODUCED, "exact", math.inf, "")
     assert verdict_words.detail(row) == "1 of 2 differ, and none may"
@@ -385,8 +386,8 @@ def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(
         found = verdict(
             item(values=[golden], digest="a"), item(values=[candidate], digest="b"), **{name: limit}
         )
-        assert found.used is not None
-        assert (found.status is Status.PASS) == (found.used <= 1.0)
+        assert found.over_limit is not None
+        assert (found.status is Status.PASS) == (found.over_limit <= 1.0)
 
 
 # Where an error comes from

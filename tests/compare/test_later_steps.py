@@ -10,7 +10,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words
 from tests.compare.builder import item, write
 
 X = np.linspace(-1, 1, 64)
@@ -60,7 +60,7 @@ def test_what_weights_of_a_free_update_make_is_judged_by_the_envelope_of_the_ste
     tmp_path: Path,
 ) -> None:
     comparison = compared(tmp_path, 1e-6, 2e-5)
-    assert [verdict_words.rule(row.verdict.limit) for row in comparison.rows] == [
+    assert [limit_words.rule(row.verdict.limit) for row in comparison.rows] == [
         "baseline",
         "envelope",
     ]

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard
-from accucompare.compare.remarks import Interleaved, RanksDiffer, ReducedHere, Swapped, TimesRanks
+from accucompare.compare.remarks import (
+    CalledInParts,
+    Interleaved,
+    RanksDiffer,
+    ReducedHere,
+    Swapped,
+    TimesRanks,
+)
 from accucompare.compare.rows import Reason, Row
 from accucompare.errors import UsageError
 from tests.compare.builder import Item, edit_manifest, item, write
@@ -320,3 +327,106 @@ def test_a_loss_of_each_ranks_own_batch_is_a_term(
     candidate = [*with_batch(halves), *losses(terms)]
     comparison = compared(tmp_path, [*ONE, *losses([3.0])], candidate, {"dp": 2})
     assert {each.status.value for each in comparison.rows} == {"pass"}
+
+
+#: Rows of tokens of which many are alike, and are padding at the end.
+TOKENS = np.array([[1, 2, 1, 2, 3, 1, 1, 0], [2, 2, 1, 3, 0, 0, 0, 0], [1, 3, 1, 3, 2, 2, 0, 0]])
+HIDDEN = np.random.default_rng(3).standard_normal((3, 8, 4)).astype("f4")
+
+
+def with_sequence(
+    cut: Sequence[tuple[Sequence[int], Sequence[int]]], tokens: np.ndarray = TOKENS
+) -> list[Item]:
+    """The model's input and a layer's output, on ranks that have these tokens of these rows."""
+    found = []
+    for rank, place in enumerate(cut):
+        own = np.ix_(*place)
+        found += [
+            item("", tokens[own], role="input", path="0", parent=None, rank=rank),
+            item("fc", HIDDEN[own], parent=("", 0), rank=rank),
+        ]
+    return found
+
+
+ALL = range(3), range(8)
+WHOLE = with_sequence([ALL])
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        [(ALL[0], range(4)), (ALL[0], range(4, 8))],
+        [(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))],
+        [(ALL[0], range(0, 8, 2)), (ALL[0], range(1, 8, 2))],
+        [(ALL[0], (2, 3, 4, 5, 6, 7)), (ALL[0], (0, 1))],
+        [(ALL[0], (0, 3)), (ALL[0], (1, 2, 4, 7)), (ALL[0], (5, 6))],
+        [(ALL[0], (0, 1, 6, 7))] * 2 + [(ALL[0], (2, 3, 4, 5))] * 2,
+        [((row, *more), part) for row, *more in ((2, 0), (1,)) for part in (range(4), range(4, 8))],
+    ],
+    ids=[
+        "contiguous",
+        "zigzag",
+        "striped",
+        "unequal parts",
+        "each document in a zigzag",
+        "with replicas",
+        "with rows of a sampler",
+    ],
+)
+def test_tokens_are_found_by_their_digests(
+    tmp_path: Path, cut: list[tuple[Sequence[int], Sequence[int]]]
+) -> None:
+    comparison = compared(tmp_path, WHOLE, with_sequence(cut))
+    assert [each.metrics and each.metrics.max_abs for each in comparison.rows] == [0.0, 0.0]
+
+
+def test_a_sequence_may_be_the_first_axis(tmp_path: Path) -> None:
+    def side(cut: Sequence[Sequence[int]]) -> list[Item]:
+        found = []
+        for rank, own in enumerate(map(list, cut)):
+            given = {"role": "input", "path": "0", "parent": None}
+            found += [
+                item("", TOKENS.T[own], rank=rank, **given),
+                item("fc", HIDDEN.swapaxes(0, 1)[own], parent=("", 0), rank=rank),
+            ]
+        return found
+
+    comparison = compared(tmp_path, side([range(8)]), side([(0, 1, 6, 7), (2, 3, 4, 5)]))
+    assert [each.metrics and each.metrics.max_abs for each in comparison.rows] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts"),
+    [
+        (HIDDEN.reshape(24, 4), [HIDDEN[:, [0, 1, 6, 7]], HIDDEN[:, 2:6]]),
+        (HIDDEN, [HIDDEN[..., :2], HIDDEN[..., 2:]]),
+        (HIDDEN, [HIDDEN[:, [0, 1, 6, 7, 2, 3, 4, 5]]] * 2),
+    ],
+    ids=["rows and tokens are one axis", "heads in place of tokens", "gathered, in ranks' order"],
+)
+def test_of_parts_of_sequences(tmp_path: Path, whole: np.ndarray, parts: list[np.ndarray]) -> None:
+    zigzag = with_sequence([(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))])
+    made = [part.reshape(-1, 4) if whole.ndim == 2 else part for part in parts]
+    golden = [*WHOLE, item("mixed", whole)]
+    comparison = compared(tmp_path, golden, [*zigzag, *held("mixed", made)])
+    found = row(comparison, "mixed")
+    assert found.metrics is not None
+    assert found.metrics.max_abs == 0
+
+
+def test_a_chunk_given_twice_is_told_of_its_rank(tmp_path: Path) -> None:
+    zigzag = [(ALL[0], (0, 1, 6, 7)), (ALL[0], (0, 1, 6, 7))]
+    found = row(compared(tmp_path, WHOLE, with_sequence(zigzag)), "fc")
+    assert found.status.value == "fail"
+    assert found.candidate is not None
+    assert found.candidate.holders(found.metrics.max_abs_index) == [1]
+
+
+def test_a_module_that_a_ring_calls_for_each_part_is_not_compared(tmp_path: Path) -> None:
+    zigzag = with_sequence([(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))])
+    golden = [*WHOLE, item("part", HIDDEN)]
+    ring = [each for call in (0, 1) for each in held("part", [HIDDEN[:, :4]] * 2, call=call)]
+    comparison = compared(tmp_path, golden, [*zigzag, *ring])
+    told = [each for each in comparison.rows if each.module == "part"]
+    assert [each.reason for each in told] == [Reason.NOT_COMPARABLE] * 2
+    assert CalledInParts(1, 2) in told[0].verdict.remarks

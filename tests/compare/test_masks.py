@@ -23,7 +23,7 @@ from accucompare.compare.rows.rows import Reason, Row
 from accucompare.compare.shape_facts import ErrorShape, Pattern, PatternKind
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from tests.compare.builder import compare, item, write
 from tests.compare.reference import disagreements, reference, values_of
 from tests.compare.test_diff import without_values
@@ -350,9 +350,9 @@ def test_a_float64_baseline_of_a_masked_tensor_tells_what_rounding_makes(tmp_pat
         )
     ]
     row = ac.diff(*bundles[:2], baseline=bundles[2]).rows[0]
-    assert (row.reason, verdict_words.rule(row.verdict.limit)) == (Reason.OK, "baseline")
+    assert (row.reason, limit_words.rule(row.verdict.limit)) == (Reason.OK, "baseline")
     assert row.verdict.excess == pytest.approx(math.sqrt(2), rel=0.1)
-    assert row.baseline == pytest.approx(3e-7, rel=0.1)
+    assert row.baseline_error == pytest.approx(3e-7, rel=0.1)
 
 
 def test_a_fault_beside_masks_is_seen_against_a_float64_baseline(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_tensors_that_differ_by_a_factor_are_read_once(dtype: str) -> None:
         return blocks
 
     metrics = measure_pair(*map(counted, sides), (known, known), golden.shape)
-    assert sorted(reads) == [0, 0, SEGMENT, SEGMENT]
+    assert reads == [0, 0]
     wide = [widen(side, known).astype(np.longdouble) for side in sides]
     unit = [side / np.sqrt(side @ side) for side in wide]
     expected = float(((unit[0] - unit[1]) ** 2).sum() / 2)

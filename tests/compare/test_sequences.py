@@ -283,6 +283,6 @@ def test_a_free_running_baseline_is_aligned_as_well(tmp_path: Path) -> None:
     candidate = write(tmp_path / "candidate", operators("exp", "mul 2", "cos"))
     baseline = write(tmp_path / "baseline", operators("mul 9", "exp", "mul 2", "cos"))
     rows = ac.diff(golden, candidate, baseline=baseline).rows
-    assert [row.baseline for row in rows if row.golden and row.golden.member is not None] == [
+    assert [row.baseline_error for row in rows if row.golden and row.golden.member is not None] == [
         0.0
     ] * 6

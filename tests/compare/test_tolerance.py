@@ -13,7 +13,7 @@ from accucompare.bundle.format.records import Record
 from accucompare.compare.limits import DEFAULT_REL_L2, LimitsInForce, Tolerance, read_rules
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words
 from tests.compare.builder import item
 
 
@@ -54,12 +54,11 @@ def test_a_cosine_limit_that_is_no_similarity_is_refused_with_the_likely_mistake
 
 def test_the_limit_of_a_dtype_is_rounded_for_reading_and_the_users_own_is_not() -> None:
     assert (
-        verdict_words.tolerance_words(Tolerance(rel_l2=16 * 2.0**-23, by_default=True))
+        limit_words.tolerance_words(Tolerance(rel_l2=16 * 2.0**-23, by_default=True))
         == "rel_l2 1.91e-06"
     )
     assert (
-        verdict_words.tolerance_words(Tolerance(rel_l2=16 * 2.0**-23))
-        == "rel_l2 1.9073486328125e-06"
+        limit_words.tolerance_words(Tolerance(rel_l2=16 * 2.0**-23)) == "rel_l2 1.9073486328125e-06"
     )
 
 
@@ -72,7 +71,7 @@ def test_the_limit_of_a_dtype_is_rounded_for_reading_and_the_users_own_is_not() 
     ],
 )
 def test_a_tolerance_is_written_as_its_limits(limits: dict[str, float], text: str) -> None:
-    assert verdict_words.tolerance_words(Tolerance(**limits)) == text
+    assert limit_words.tolerance_words(Tolerance(**limits)) == text
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_a_tolerance_is_written_as_its_limits(limits: dict[str, float], text: st
 )
 def test_every_floating_type_has_a_default_limit(dtype: str) -> None:
     tolerance = LimitsInForce().tolerance_for(record(dtype=dtype), record(dtype=dtype))
-    assert (tolerance.rel_l2, verdict_words.source(tolerance.source)) == (
+    assert (tolerance.rel_l2, limit_words.source(tolerance.source)) == (
         DEFAULT_REL_L2[dtype],
         f"default for {dtype}",
     )
@@ -100,7 +99,7 @@ def test_every_floating_type_has_a_default_limit(dtype: str) -> None:
 )
 def test_the_default_is_that_of_the_coarser_type(golden: str, candidate: str, judged: str) -> None:
     assert (
-        verdict_words.source(
+        limit_words.source(
             LimitsInForce().tolerance_for(record(dtype=golden), record(dtype=candidate)).source
         )
         == f"default for {judged}"
@@ -130,7 +129,7 @@ def test_the_first_rule_that_applies_wins(tmp_path: Path) -> None:
 def test_a_layer_without_rule_has_the_default(tmp_path: Path) -> None:
     tolerances = rules_of(tmp_path, '[[rule]]\nlayer = "head"\natol = 1.0')
     assert (
-        verdict_words.source(tolerances.tolerance_for(record(), record()).source)
+        limit_words.source(tolerances.tolerance_for(record(), record()).source)
         == "default for float32"
     )
 
@@ -152,7 +151,7 @@ def test_a_rule_chooses_by_layer_type_role_and_dtype_of_the_candidate(
 def test_the_source_of_a_limit_is_the_rule_in_the_file(tmp_path: Path) -> None:
     tolerances = rules_of(tmp_path, '[[rule]]\nlayer="x"\natol=1\n[[rule]]\natol=2')
     assert (
-        verdict_words.source(tolerances.tolerance_for(record(), record()).source)
+        limit_words.source(tolerances.tolerance_for(record(), record()).source)
         == f"{tmp_path / 'limits.toml'}, rule 2"
     )
 
@@ -220,10 +219,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_what_is_in_force_is_told_in_one_line(tmp_path: Path) -> None:
     rules = read_rules_text(tmp_path)
-    assert verdict_words.tolerances(LimitsInForce()) == "default relative L2 limit of each dtype"
-    assert verdict_words.tolerances(LimitsInForce((), Tolerance(atol=1e-3))) == "atol 0.001"
+    assert limit_words.tolerances(LimitsInForce()) == "default relative L2 limit of each dtype"
+    assert limit_words.tolerances(LimitsInForce((), Tolerance(atol=1e-3))) == "atol 0.001"
     assert (
-        verdict_words.tolerances(LimitsInForce(rules, Tolerance(rtol=0.5)))
+        limit_words.tolerances(LimitsInForce(rules, Tolerance(rtol=0.5)))
         == f"1 rule(s) from {tmp_path / 'limits.toml'}, then rtol 0.5"
     )
 

@@ -76,7 +76,9 @@ def traced(random: Random, fed: bool, not_fed: float = 0.0) -> Traced:
     }
     trace = Trace(fed, others)
     verdicts = [
-        Verdict(random.choice(OVER if random.random() < wrong else OTHERS), used=random.random())
+        Verdict(
+            random.choice(OVER if random.random() < wrong else OTHERS), over_limit=random.random()
+        )
         for _ in rows
     ]
     return [

@@ -15,10 +15,8 @@ FILES = sorted(COMPARE.rglob("*.py"))
 
 #: Files and functions that make words, and why.
 EXCEPTIONS = {
-    "cluster": "a log message, and names of processes in errors",
-    "worker.introduce": "what a process has for a kernel, in errors",
+    "cluster": "names of processes in errors",
     "renames.advice": "words of an error that the recorder raises",
-    "acceptance": "the title of a standard, as its authors write it",
 }
 
 #: Two words or more.
@@ -27,14 +25,13 @@ _WORDS = re.compile(r"[A-Za-z']{2,}[,;:]? [A-Za-z']{2,}")
 
 def _said(node: ast.AST, place: str) -> Iterator[tuple[str, str]]:
     """The texts of several words in a tree, each with the function around it, without docstrings,
-    errors and values of Enums."""
+    errors, logs and values of Enums."""
     for child in ast.iter_child_nodes(node):
         inner = place
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
             inner = f"{place}.{child.name}"
-        if isinstance(child, ast.Raise) or (
-            isinstance(child, ast.Call) and ast.unparse(child.func).endswith("Error")
-        ):
+        called = ast.unparse(child.func) if isinstance(child, ast.Call) else ""
+        if isinstance(child, ast.Raise) or called.endswith("Error") or called.startswith("_LOGGER"):
             continue
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue

@@ -182,3 +182,21 @@ def test_bfloat16_on_a_gpu_is_within_the_default_limits(tmp_path: Path) -> None:
     assert ac.diff(
         golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), dtype=FloatType.BFLOAT16)
     ).passed
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_is_captured_as_without_us_and_its_values_are_unreadable(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+    value = torch.randn(8, 64, device="cuda")
+    with torch.no_grad(), ac.capture(model, tmp_path / "bundle"):
+        model(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = model(value)
+        graph.replay()
+        assert torch.equal(output, model(value))
+    with ac.open_bundle(tmp_path / "bundle") as bundle:
+        layouts = {record.layout.value for record in bundle.records() if record.call == 1}
+    assert layouts == {"unreadable"}

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from accucompare.bundle.format import Layout
 from accucompare.devices import backend
 from accucompare.devices.cpu import Cpu
 from accucompare.devices.streams import Streams
+from accucompare.live.values import to_host
 
 
 class Device:
@@ -24,6 +26,7 @@ class Device:
     def __init__(self) -> None:
         self.pending: list[Callable[[], Any]] = []
         self.streams: list[torch.device] = []
+        self.capturing = False
 
     def copy_(
         self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
@@ -65,7 +68,11 @@ class Pinned(torch.Tensor):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-    module = SimpleNamespace(Event=made.event, current_stream=made.current_stream)
+    module = SimpleNamespace(
+        Event=made.event,
+        current_stream=made.current_stream,
+        is_current_stream_capturing=lambda: made.capturing,
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     return made
 
@@ -96,6 +103,18 @@ def test_a_copy_is_there_when_it_was_waited_for(source: torch.Tensor, device: De
         target.as_subclass(torch.Tensor).numpy(), source.resolve_conj().resolve_neg().numpy()
     )
     assert device.streams == [source.device]
+
+
+def test_a_tensor_of_a_graph_that_is_being_captured_is_unreadable(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accucompare.devices.backend", lambda kind: Streams())
+    there = torch.randn(3, 4).t()  # not contiguous: it is copied as one of a device would be
+    assert to_host(there).layout is Layout.STRIDED
+    device.capturing = True
+    told = to_host(there)
+    assert told.layout is Layout.UNREADABLE
+    assert "a graph is being captured" in str(told.detail)
 
 
 def test_without_pinned_memory_the_copy_is_done_at_once(device: Device) -> None:

@@ -19,7 +19,7 @@ from accucompare.errors import CaptureError, UsageError
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.case_capture import capture_case
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words
 from accucompare.selection import FloatType
 from tests.compare.builder import edit_manifest
 
@@ -134,11 +134,11 @@ def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by
     candidate = golden("case", "candidate", feed=path, like=path)
     comparison = ac.diff(path, candidate, baseline=baseline)
     judged = {
-        row.place for row in comparison.rows if verdict_words.rule(row.verdict.limit) == "baseline"
+        row.place for row in comparison.rows if limit_words.rule(row.verdict.limit) == "baseline"
     }
     assert {"0 output", "1 output", "2 input.0", "3 output"} <= judged
     assert not judged & {"2 output", "2.fc input.0", "2.fc output", "4 output"}
-    rules = {row.place: verdict_words.rule(row.verdict.limit) for row in comparison.rows}
+    rules = {row.place: limit_words.rule(row.verdict.limit) for row in comparison.rows}
     assert rules["2 output"] == "fed; the baseline has no such record"
     assert comparison.answer.value == "identical"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.format.records import UPDATE_ROLES, Layout, Role
 from accucompare.bundle.reading.reader import Bundle
+from accucompare.bundle.writing import BundleWriter
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.operators import dispatch
+from accucompare.numbers import digest
 from accucompare.recorder.capture_options import CaptureOptions
+from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.session import recording
 from planted.training_faults import UPDATE_FAULTS, wrong_update
 from tests.asked import grouped
@@ -67,6 +72,44 @@ def test_an_update_is_recorded_with_what_it_was_given_and_what_it_made(
         assert np.array_equal(found["block", "state_after", f"weight.{name}"], state[name].numpy())
     assert found["", "state_before", "AdamW.0.lr"] == 1e-3
     assert found["", "state_before", "AdamW.0.betas.1"] == 0.999
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mode", ["tensors", "digest"])
+def test_an_update_is_the_same_whether_the_writer_is_late_or_early(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, mode: str, late: bool
+) -> None:
+    model = nn.Linear(80, 80)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = model.weight.detach().clone()
+    updated, spared = threading.Event(), []
+    plain, ends = BundleWriter._write, Updates._ends
+
+    def write(writer: BundleWriter, item: Any) -> None:
+        assert not late or updated.wait(3600)
+        plain(writer, item)
+
+    def wait(updates: Any, *arguments: Any) -> None:
+        updates._sink._writer._wake()
+        while not late and not all(each.spare for each in updates._before.values()):
+            time.sleep(0.001)
+        spared.append(all(each.spare for each in updates._before.values()))
+        ends(updates, *arguments)
+
+    monkeypatch.setattr(BundleWriter, "_write", write)
+    monkeypatch.setattr(Updates, "_ends", wait)
+    asked = grouped(record=mode, roles="update")
+    with ac.capture(model, tmp_path / "golden", **asked):
+        model(torch.ones(80)).sum().backward()
+        optimizer.step()
+        updated.set()
+    digests = {
+        (record.role.value, record.path): record.digest
+        for record in opened(tmp_path / "golden").records()
+    }
+    assert spared == [not late]
+    assert digests["param_before", "weight"] == digest(before.numpy())
+    assert digests["param_update", "weight"] == digest((model.weight.detach() - before).numpy())
 
 
 def test_a_gradient_is_recorded_before_it_is_clipped(tmp_path: Path, opened: Opened) -> None:

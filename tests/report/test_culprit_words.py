@@ -72,11 +72,13 @@ def judged(
         MOST,
         evident=excess > MOST,
     )
-    return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
+    return replace(
+        pair(name, excess * baseline, reason, role), verdict=verdict, baseline_error=baseline
+    )
 
 
 def culprit(row: Row, **more: Any) -> Culprit:
-    excess = row.verdict.excess if row.verdict.excess is not None else row.verdict.used
+    excess = row.verdict.excess if row.verdict.excess is not None else row.verdict.over_limit
     return Culprit(row.module, 0, "module", "", row, excess or 0.0, row.reason, **more)
 
 
@@ -109,7 +111,11 @@ def test_data_frame_has_the_same_columns_where_they_say_nothing() -> None:
 def test_a_limit_that_the_user_gave_is_none_on_the_excess() -> None:
     row = pair("a", 1e-5)
     frame = to_dataframe(
-        fed(replace(row, verdict=msgspec.structs.replace(row.verdict, excess=3.0), baseline=1e-6))
+        fed(
+            replace(
+                row, verdict=msgspec.structs.replace(row.verdict, excess=3.0), baseline_error=1e-6
+            )
+        )
     )
     assert frame["excess"].tolist() == [3.0]
     assert frame["excess limit"].isna().all()

@@ -143,7 +143,7 @@ def every_reason() -> list[Row]:
         pair("inputs differ", 1e-2, Reason.INPUTS_DIFFER),
         replace(
             pair("non-finite", math.nan, Reason.NON_FINITE),
-            verdict=Verdict(Reason.NON_FINITE, used=math.inf),
+            verdict=Verdict(Reason.NON_FINITE, over_limit=math.inf),
         ),
         replace(pair("shape"), verdict=Verdict(Reason.SHAPE), metrics=None),
         replace(pair("dtype"), verdict=Verdict(Reason.DTYPE), metrics=None),
@@ -417,7 +417,7 @@ def test_rules_cover_every_row_and_stop_at_the_first_that_holds(tmp_path: Path) 
 
 
 def test_text_in_a_number_column_is_not_near_the_limit(tmp_path: Path) -> None:
-    row = replace(pair("a"), verdict=Verdict(Reason.OK, used=math.nan))
+    row = replace(pair("a"), verdict=Verdict(Reason.OK, over_limit=math.nan))
     assert fills(opened(tmp_path, comparison(row))["Layers"]) == [""]
 
 
@@ -550,7 +550,9 @@ def test_furthest_from_golden_is_what_fails_and_then_the_others_by_the_error_tha
 ) -> None:
     far = pair("far", 1e-2)
     # by a limit of its own
-    far = replace(far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1))
+    far = replace(
+        far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, over_limit=0.1)
+    )
     lines = summary_lines(
         opened(
             tmp_path,
@@ -743,8 +745,12 @@ def test_chart_shows_the_measured_outputs_in_order(tmp_path: Path) -> None:
 
 def test_limit_on_something_else_is_converted_by_how_much_of_it_was_used(tmp_path: Path) -> None:
     row = pair("a", 1e-5)
-    implied = replace(row, verdict=Verdict(Reason.OK, Tolerance(atol=0.001).judged, used=0.25))
-    unknown = replace(row, verdict=Verdict(Reason.OK, Tolerance(atol=0.001).judged, used=None))
+    implied = replace(
+        row, verdict=Verdict(Reason.OK, Tolerance(atol=0.001).judged, over_limit=0.25)
+    )
+    unknown = replace(
+        row, verdict=Verdict(Reason.OK, Tolerance(atol=0.001).judged, over_limit=None)
+    )
     assert chart_data(opened(tmp_path, comparison(implied, unknown)))["tolerance"] == [4e-5, None]
 
 

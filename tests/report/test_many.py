@@ -55,7 +55,7 @@ def size(row: Row) -> float:
     """How bad a row is, by the rules of the heat maps, written down once more."""
     if row.status is Status.NOT_COMPARED:
         return -1.0
-    used = row.verdict.used or 0.0
+    used = row.verdict.over_limit or 0.0
     return used if row.status is Status.PASS or used > 1 else math.inf
 
 
@@ -95,7 +95,7 @@ def test_of_more_rows_those_that_fail_come_first_and_then_the_nearest_to_their_l
     failing = [number for number, row in enumerate(rows, 1) if row.status is Status.FAIL]
     near = sorted(
         (number for number, row in enumerate(rows, 1) if row.verdict.near),
-        key=lambda at: -(rows[at - 1].verdict.used or 0),
+        key=lambda at: -(rows[at - 1].verdict.over_limit or 0),
     )
     numbers = [line["#"] for line in lines]
     assert numbers[: len(failing) + len(near)] == [*failing, *near]
@@ -314,9 +314,9 @@ def test_the_worst_of_pairs_is_the_same_as_by_a_dict() -> None:
         zip(first_of(found.groups).tolist(), second_of(found.groups).tolist(), strict=True)
     )
     assert pairs == sorted(reference)
-    assert found.used.tolist() == [reference[each][0] for each in pairs]
+    assert found.over_limit.tolist() == [reference[each][0] for each in pairs]
     assert found.places.tolist() == [-reference[each][1] for each in pairs]
-    assert found.rel_l2.tolist() == (found.used + 1).tolist()
+    assert found.rel_l2.tolist() == (found.over_limit + 1).tolist()
 
 
 def test_many_ranks_share_columns_and_the_worst_layers_are_shown(

@@ -179,7 +179,13 @@ def test_the_page_shows_the_last_digit_that_the_number_has(browser: Browser, fol
     excesses = [*(rng.uniform(100, 999, 300)), 166.4949, 79.3151, 0.5]
     sides = [record(f"m{number}") for number in range(len(errors))]
     rows = [
-        Row(side, side, Verdict(Reason.OK, used=excess), Metrics(rel_l2=error), module=side.name)
+        Row(
+            side,
+            side,
+            Verdict(Reason.OK, over_limit=excess),
+            Metrics(rel_l2=error),
+            module=side.name,
+        )
         for side, error, excess in zip(sides, errors, excesses, strict=True)
     ]
     browser.open(of_rows(*rows).to_html(folder / "digits.html"))

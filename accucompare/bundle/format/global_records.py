@@ -69,16 +69,18 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
     """A tensor of the global model, known by the key of its lowest rank with the rank 0.
 
     Attributes:
-        boxes: its parts, which fill it.
+        boxes: its parts, which fill it; where there is none, it is zero.
         evidence: how it is known where they lie.
         axes: the dimensions of the mesh that shard it, by axis: ``((2, ("tp",)),)``.
         reduced: how this comparison reduced what ranks hold: ``sum``, ``avg`` or ``""``.
+        padding: the axis that was padded for the ranks, and how much of it is left out.
     """
 
     boxes: tuple[Box, ...] = ()
     evidence: LayoutEvidence = LayoutEvidence.RECORDED
     axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
     reduced: str = ""
+    padding: tuple[int, int] | None = None
 
     @property
     def same(self) -> bool:

@@ -30,8 +30,8 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             partial, ranks hold replicas.
         runs: of a part that is not one box: for each dimension the runs of the whole's indices that
             follow each other in the part.
-        flat: whether the part is a run of the whole's elements in row-major order, as FSDP1 and
-            ZeRO cut: ``start`` then has one number, whatever the whole's dimensions.
+        flat: whether the part is a run, or ``runs``, of the whole's elements in row-major order, as
+            FSDP1 and ZeRO cut: there is one dimension then, whatever the whole's.
     """
 
     shape: tuple[Count, ...]
@@ -45,7 +45,13 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def holds(self, part: tuple[int, ...]) -> bool:
         """Whether a part of this shape lies in the whole."""
         if self.flat:
-            return len(self.start) == 1 and self.start[0] + math.prod(part) <= math.prod(self.shape)
+            size = math.prod(part)
+            own = self.runs[0] if self.runs else ((*self.start[:1], size),)
+            return (
+                len(self.start) == 1
+                and sum(count for *_, count in own) == size
+                and all(sum(run) <= math.prod(self.shape) for run in own)
+            )
         if self.runs and not (
             len(self.runs) == len(part)
             and all(
@@ -68,7 +74,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def offset(self, part: tuple[int, ...]) -> int | None:
         """The position in the whole of a part whose elements follow each other there, in row-major
         order; ``None`` for other parts."""
-        if self.flat:
+        if self.flat and not self.runs:
             return self.start[0]
         if self.runs or self.shape[1:] != part[1:]:
             return None
@@ -76,10 +82,9 @@ class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def boxes(self, part: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
         """The boxes that a part of this shape consists of: each one's place in the part, and the
-        index of its first element in the whole. A flat part is one box of the flattened whole."""
+        index of its first element in the whole. Those of a flat part are of the flattened whole."""
         if self.flat:
-            yield (slice(0, math.prod(part)),), self.start
-            return
+            part = (math.prod(part),)
         runs = self.runs or tuple(
             ((first, count),) for first, count in zip(self.start, part, strict=True)
         )

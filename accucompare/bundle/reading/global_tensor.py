@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from accucompare.bundle.format import Box, GlobalRecord, Record
-from accucompare.bundle.reading.stored_tensor import Index, StoredTensor
-from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, sums, widen
+from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTensor, ThreadBuffer
+from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
+from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
-#: Bytes of the parts' segments that a thread keeps, since neighbouring blocks need them again.
-_KEPT = 64 << 20
+#: The most blocks of the whole that are put together at once: half as many as there are parts, so
+#: that pieces of parts are not too small.
+_MOST_AT_ONCE = 16
 
 
 class Stretch(NamedTuple):
@@ -39,110 +40,32 @@ class Stretch(NamedTuple):
         return self.own + (self.number - 1) * self.apart + self.length
 
 
-class PartsMemory(threading.local):
-    """A thread's last segment of each part of the tensor that it reads, and a block of the whole.
-
-    The next tensor takes over the memory: fresh pages would cost more than reading."""
+class PartsMemory:
+    """Each thread's blocks of the whole tensor that it reads, and of a part."""
 
     def __init__(self) -> None:
-        self.block: Array = np.empty(0, "u1")
-        self._segments: OrderedDict[int, tuple[int, Array]] = OrderedDict()
-        self._free: list[Array] = []
-        self._tensor: object = None
-
-    def begin(self, tensor: object) -> None:
-        """Forget the segments of another tensor."""
-        if self._tensor is not tensor:
-            self._tensor = tensor
-            self._free += [self._bytes_of(held) for _, held in self._segments.values()]
-            self._segments.clear()
-
-    def segment(self, part: int, start: int) -> Array | None:
-        """A part's segment, if it is the last that was read of it."""
-        at, held = self._segments.get(part, (-1, None))
-        return held if at == start else None
-
-    def room(self, part: int, start: int, length: int, dtype: np.dtype[Any]) -> Array:
-        """Memory for a part's segment, which takes the place of its last one."""
-        nbytes = length * dtype.itemsize
-        if part in self._segments:
-            self._free.append(self._bytes_of(self._segments.pop(part)[1]))
-        elif sum(held.nbytes for _, held in self._segments.values()) + nbytes > _KEPT:
-            self._free += [
-                self._bytes_of(self._segments.popitem(last=False)[1][1])
-                for _ in range(min(1, len(self._segments)))
-            ]
-        fitting = next((each for each in self._free if len(each) >= nbytes), None)
-        if fitting is None:
-            self._free.clear()
-            fitting = np.empty(nbytes, "u1")
-        else:
-            self._free = [each for each in self._free if each is not fitting]
-        self._segments[part] = start, fitting[:nbytes].view(dtype)
-        return self._segments[part][1]
-
-    def block_of(self, length: int, dtype: np.dtype[Any]) -> Array:
-        """Memory for so many elements of the whole, which the next caller overwrites."""
-        nbytes = length * dtype.itemsize
-        if len(self.block) < nbytes:
-            self.block = np.empty(nbytes, "u1")
-        return self.block[:nbytes].view(dtype)
-
-    @staticmethod
-    def _bytes_of(held: Array) -> Array:
-        """All the memory of a segment."""
-        while held.base is not None:
-            held = held.base
-        return held
+        self.whole = ThreadBuffer()
+        self.part = ThreadBuffer()
 
 
-class _Part:
-    """One record that holds a box's values, or a term of their sum."""
-
-    def __init__(self, number: int, record: Record, stored: StoredTensor) -> None:
-        self.stored = stored
-        self._number = number
-        self._size = math.prod(record.shape)
-        self._dtype = DTYPES[record.dtype].storage
-
-    def elements(self, first: int, last: int, memory: PartsMemory) -> Array:
-        """The stored bits of some elements, from segments that are read whole."""
-        at = first // sums.SEGMENT * sums.SEGMENT
-        if last <= at + sums.SEGMENT:
-            return self._segment(at, memory)[first - at : last - at]
-        return np.concatenate(
-            [
-                self._segment(at, memory)[max(first - at, 0) : last - at].copy()
-                for at in range(at, last, sums.SEGMENT)
-            ]
-        )
-
-    def _segment(self, start: int, memory: PartsMemory) -> Array:
-        held = memory.segment(self._number, start)
-        if held is None:
-            length = min(sums.SEGMENT, self._size - start)
-            held = memory.room(self._number, start, length, self._dtype)
-            self.stored.read_segment(start, held)
-        return held
+#: What holds a box's values, or a term of their sum.
+_Part = StoredTensor | TakenRows
 
 
-class _TakenRows(_Part):
-    """Some rows of a record, which is read whole."""
+class _Held(NamedTuple):
+    """Where the values of some terms lie in the whole, and what their sum is multiplied by."""
 
-    def __init__(self, number: int, record: Record, stored: StoredTensor, taken: bytes) -> None:
-        super().__init__(number, record, stored)
-        self._width = record.shape[-1]
-        self._taken = taken
-        self._rows: Array | None = None
+    terms: tuple[_Part, ...]
+    factor: float
+    places: list[Placed]
 
-    def elements(self, first: int, last: int, memory: PartsMemory) -> Array:
-        if self._rows is None:
-            whole = np.empty(self._size, self._dtype)
-            for start in range(0, self._size, sums.SEGMENT):
-                self.stored.read_segment(start, whole[start : start + sums.SEGMENT])
-            rows = whole.reshape(-1, self._width)[np.frombuffer(self._taken, np.int64)]
-            self._rows = rows.reshape(-1)
-        return self._rows[first:last]
+    def is_plain(self, dtype: DType) -> bool:
+        """Whether the stored bits are those of a whole of this type."""
+        return len(self.terms) == 1 and self.factor == 1.0 and self.terms[0].dtype is dtype
+
+
+#: The readings of one pass, by their tensors.
+_Readings = dict[_Part, Reading | RowReading]
 
 
 class GlobalTensor:
@@ -158,36 +81,43 @@ class GlobalTensor:
         self._dtype = DTYPES[record.dtype]
         self._storage = self._dtype.storage
         self._size = math.prod(record.shape)
-        numbers = iter(range(1 << 30))
-        self._boxes = [
-            (
-                box,
-                Placed.of(record.shape, box),
-                [
-                    _TakenRows(next(numbers), term, stored(term), box.taken)
-                    if box.taken
-                    else _Part(next(numbers), term, stored(term))
-                    for term in box.terms
-                ],
-            )
-            for box in record.boxes
-        ]
+        self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
+        parts: dict[tuple[int, bytes], _Part] = {}
+        held: dict[tuple[float, tuple[tuple[int, bytes], ...]], _Held] = {}
+        for box in record.boxes:
+            terms = tuple((id(term), box.taken) for term in box.terms)
+            for term, known in zip(box.terms, terms, strict=True):
+                if known not in parts:
+                    part = stored(term)
+                    parts[known] = TakenRows(term, part, box.taken) if box.taken else part
+            own = held.setdefault(
+                (box.factor, terms), _Held(tuple(parts[each] for each in terms), box.factor, [])
+            )
+            own.places.append(Placed.of(record.shape, box))
+        self._parts = list(parts.values())
+        self._held = list(held.values())
 
     @property
     def nbytes(self) -> int:
-        return self._size * self._dtype.storage.itemsize
+        return self._size * self._storage.itemsize
 
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
-        """As ``StoredTensor.blocks``, but ``start`` may be any element."""
-        for first in range(start, stop, elements):
-            last = min(first + elements, stop)
-            block = self._memory.block_of(last - first, self._storage)
-            yield self._elements(first, last, block)
+        """As ``StoredTensor.blocks``; what a pass does not read in order, ``verify`` reads."""
+        readings: _Readings = {part: part.reading() for part in self._parts}
+        step = elements * min(max(len(self._parts) // 2, 1), _MOST_AT_ONCE)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            room = self._memory.whole.of((last - first) * self._storage.itemsize)
+            whole = room.view(self._storage)
+            self._fill(first, whole, readings)
+            for at in range(0, len(whole), elements):
+                yield whole[at : at + elements]
 
     def part(self, *indices: Index) -> Array:
         """As ``StoredTensor.part``, but everything is read."""
-        whole = self._elements(0, self._size, np.empty(self._size, self._storage))
+        whole = np.empty(self._size, self._storage)
+        self._fill(0, whole, {part: part.reading() for part in self._parts})
         return np.array(self._view(whole, indices))
 
     def shape_of(self, *indices: Index) -> tuple[int, ...]:
@@ -195,18 +125,12 @@ class GlobalTensor:
         nothing = np.broadcast_to(np.empty(1, self._storage), self._size)
         return self._view(nothing, indices).shape
 
-    def read(self) -> None:
-        """Read and verify every part. Errors as ``StoredTensor.read``."""
-        for part in self._parts():
-            part.stored.read()
-
     def verify(self) -> None:
-        """As ``StoredTensor.verify``, of every part."""
-        for part in self._parts():
-            part.stored.verify()
+        """As ``StoredTensor.read``, of every part."""
+        for part in self._parts:
+            part.read()
 
-    def _parts(self) -> Iterator[_Part]:
-        return (part for *_, parts in self._boxes for part in parts)
+    read = verify
 
     def _view(self, values: Array, indices: tuple[Index, ...]) -> Array:
         view = values.reshape(self._shape)
@@ -214,29 +138,51 @@ class GlobalTensor:
             view = view[index if ... in index else (*index, ...)]
         return view
 
-    def _elements(self, start: int, stop: int, bits: Array) -> Array:
-        """The stored bits of some elements, in the order of the whole: in ``bits``, or in place."""
-        self._memory.begin(self)
-        for box, placed, parts in self._boxes:
-            for span in placed.stretches(start, stop):
-                found = self._values(box, parts, span.own, span.end)
-                if span.length == stop - start:
-                    return found
-                _runs(bits[span.at - start :], span, span.stride)[:] = _runs(
-                    found, span, span.apart
-                )
-        return bits
+    def _fill(self, start: int, whole: Array, readings: _Readings) -> None:
+        """Fill in the stored bits of the elements from ``start`` on; zeros where nothing lies."""
+        if self._has_holes:
+            whole[...] = 0
+        for held in self._held:
+            spans = [
+                span for each in held.places for span in each.stretches(start, start + len(whole))
+            ]
+            if spans:
+                first, last = min([span.own for span in spans]), max([span.end for span in spans])
+                # what lies close together in the part is read at once
+                if last - first <= 2 * sum([span.number * span.length for span in spans]):
+                    self._fill_spans(start, whole, held, spans, (first, last), readings)
+                else:
+                    for span in spans:
+                        edges = span.own, span.end
+                        self._fill_spans(start, whole, held, [span], edges, readings)
 
-    def _values(self, box: Box, parts: list[_Part], first: int, last: int) -> Array:
-        """The stored bits of some elements of a box."""
-        if len(parts) == 1 and box.factor == 1.0:
-            return parts[0].elements(first, last, self._memory)
+    def _fill_spans(
+        self,
+        start: int,
+        whole: Array,
+        held: _Held,
+        spans: list[Stretch],
+        edges: tuple[int, int],
+        readings: _Readings,
+    ) -> None:
+        (first, last), plain = edges, held.is_plain(self._dtype)
+        if plain and len(spans) == spans[0].number == 1:
+            at = spans[0].at - start
+            readings[held.terms[0]].read(first, whole[at : at + last - first])
+            return
         total = None
-        for part in parts:
-            values = _wide(widen(part.elements(first, last, self._memory), self._dtype))
-            total = values if total is None else np.add(total, values, out=total)
-        assert total is not None
-        return _rounded(total if box.factor == 1.0 else total * box.factor, self._dtype)
+        for term in held.terms:
+            storage = term.dtype.storage
+            bits = self._memory.part.of((last - first) * storage.itemsize).view(storage)
+            readings[term].read(first, bits)
+            if not plain:
+                values = _wide(widen(bits, term.dtype))
+                total = values if total is None else np.add(total, values, out=total)
+        if total is not None:
+            bits = _rounded(total if held.factor == 1.0 else total * held.factor, self._dtype)
+        for span in spans:
+            target = _runs(whole, span, span.at - start, span.stride)
+            target[:] = _runs(bits, span, span.own - first, span.apart)
 
 
 class _Level(NamedTuple):
@@ -270,33 +216,44 @@ class Placed(NamedTuple):
     @classmethod
     def of(cls, shape: tuple[int, ...], box: Box) -> Placed:
         """Args: ``shape``: of the whole."""
-        if not math.prod(box.shape):
-            return cls((), 0, 0, 0, 0)
         whole = (math.prod(shape),) if box.flat else shape
-        strides, own_strides = _strides(whole), _strides(box.part)
-        axis, length = len(whole), 1
-        while axis and box.shape[axis - 1] == whole[axis - 1] == box.part[axis - 1]:
-            axis -= 1
-            length *= whole[axis]
-        if axis:
-            axis -= 1
-            length *= box.shape[axis]
-        levels: list[_Level] = []
-        for outer in reversed(range(axis)):
-            level = _Level(box.shape[outer], strides[outer], own_strides[outer])
-            if levels and levels[-1].is_followed_by(level):
-                inner = levels.pop()
-                level = inner._replace(number=inner.number * level.number)
-            levels.append(level)
-        first = sum(at * stride for at, stride in zip(box.start, strides, strict=True))
-        own = sum(at * stride for (at, _), stride in zip(box.where, own_strides, strict=False))
-        extent = sum((each.number - 1) * each.stride for each in levels) + length
-        return cls(tuple(levels), length, first, first + extent, own)
+        return _placed(whole, box.start, box.shape, box.part, box.where)
 
     def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
         """Those between two elements of the whole, in order."""
         if start < self.last and self.first < stop:
             yield from _spans(self.levels, self.length, self.first, self.own, start, stop)
+
+
+@lru_cache(maxsize=1 << 12)
+def _placed(
+    whole: tuple[int, ...],
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
+    part: tuple[int, ...],
+    where: tuple[tuple[int, int], ...],
+) -> Placed:
+    if not math.prod(shape):
+        return Placed((), 0, 0, 0, 0)
+    strides, own_strides = _strides(whole), _strides(part)
+    axis, length = len(whole), 1
+    while axis and shape[axis - 1] == whole[axis - 1] == part[axis - 1]:
+        axis -= 1
+        length *= whole[axis]
+    if axis:
+        axis -= 1
+        length *= shape[axis]
+    levels: list[_Level] = []
+    for outer in reversed(range(axis)):
+        level = _Level(shape[outer], strides[outer], own_strides[outer])
+        if levels and levels[-1].is_followed_by(level):
+            inner = levels.pop()
+            level = inner._replace(number=inner.number * level.number)
+        levels.append(level)
+    first = sum(at * stride for at, stride in zip(start, strides, strict=True))
+    own = sum(at * stride for (at, _), stride in zip(where, own_strides, strict=False))
+    extent = sum((each.number - 1) * each.stride for each in levels) + length
+    return Placed(tuple(levels), length, first, first + extent, own)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
@@ -328,12 +285,11 @@ def _spans(
             low += 1
 
 
-def _runs(values: Array, span: Stretch, stride: int) -> Array:
-    """A view of a span's runs."""
+def _runs(values: Array, span: Stretch, first: int, stride: int) -> Array:
+    """A view of a span's runs, of which the first begins at an element."""
     step = values.itemsize
-    return np.lib.stride_tricks.as_strided(
-        values, (span.number, span.length), (stride * step, step)
-    )
+    form, strides = (span.number, span.length), (stride * step, step)
+    return np.ndarray(form, values.dtype, values, first * step, strides)
 
 
 def _wide(values: Array) -> Array:

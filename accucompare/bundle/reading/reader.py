@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -32,6 +32,7 @@ from accucompare.bundle.format import (
 from accucompare.bundle.reading.archive import Archive
 from accucompare.bundle.reading.global_tensor import GlobalTensor, PartsMemory
 from accucompare.bundle.reading.notebook_bundle import bundle_html
+from accucompare.bundle.reading.record_lines import records_of_lines
 from accucompare.bundle.reading.step_columns import StepColumns
 from accucompare.bundle.reading.stored_tensor import StoredTensor, ThreadBuffer, check_digest
 from accucompare.bundle.writing import SKETCHES_A_MEMBER, sketches_name
@@ -44,8 +45,6 @@ _NEXT = 8  # lists of records requested ahead
 _NOWHERE: tuple[Any, ...] = (-1,)
 _SMALL = (CHUNK + 16) * 8  # bytes of a member of at most a chunk, with its header
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
-# a record takes a few hundred bytes; a longer line is no honest record
-_LINE_LIMIT = 1 << 20
 # a step with longer lines on average, or with more bytes, is read line by line
 _USUAL_LINE, _MOST_BYTES = 1 << 12, 1 << 28
 
@@ -261,7 +260,10 @@ class Bundle:
         """A record's stored bits in its own shape, verified against the digest. Raises RecordError
         if it has no data or is damaged."""
         if isinstance(record, GlobalRecord):
-            return GlobalTensor(record, self._stored, self._parts_memory).part()
+            tensor = GlobalTensor(record, self._stored, self._parts_memory)
+            found = tensor.part()
+            tensor.verify()
+            return found
         # first, because it checks that there is as much data as the record says
         archive, offset = self.locate(record)
         raw = np.empty(record.shape, DTYPES[record.dtype].storage)
@@ -457,64 +459,7 @@ class Bundle:
     def _read_lines(self, rank: int, stem: str, entry: StepEntry) -> list[Record]:
         path = self.path / f"rank{rank}" / f"{stem}.jsonl"
         self._expect_after(rank, entry)
-        hasher = xxhash.xxh3_128()
-        records: list[Record] = []
-        places: set[tuple[str, int, Role, str]] = set()
-        add, add_place, of_state = records.append, places.add, stem == "state"
-        try:
-            with open_lines(path, self._windows) as file:
-                for line in _lines(file, hasher):
-                    if len(records) == entry.records:
-                        raise BundleError(
-                            f"{path}: holds more records than the {entry.records} of the manifest;"
-                            " one is damaged"
-                        )
-                    try:
-                        if len(line) > _LINE_LIMIT:
-                            raise BundleError("it is too long for a record")
-                        record = Record.from_line(line, rank, entry.step)
-                    except BundleError as error:
-                        raise BundleError(
-                            f"{path}, line {len(records) + 1}: damaged ({error})"
-                        ) from None
-                    add(record)
-                    add_place((record.name, record.call, record.role, record.path))
-                    if (record.role in STATE_ROLES) != of_state:
-                        raise BundleError(
-                            f"{path}, line {len(records)}: damaged ({record.key} does not belong"
-                            " there)"
-                        )
-                    if len(places) < len(records):
-                        raise BundleError(
-                            f"{path}, line {len(records)}: damaged ({record.key} is there twice)"
-                        )
-        except OSError as error:
-            raise BundleError(
-                f"{path}: cannot be read ({error.strerror}), but the manifest lists it"
-            ) from None
-        if len(records) != entry.records:
-            raise BundleError(
-                f"{path}: holds {len(records)} records, but the manifest says {entry.records}; one"
-                " is damaged"
-            )
-        if hasher.hexdigest() != entry.digest:
-            raise BundleError(
-                f"{path}: is corrupt (its digest does not match the manifest's); capture it again"
-            )
-        return records
-
-
-def _lines(file: IO[bytes], hasher: xxhash.xxh3_128) -> Iterator[bytes]:
-    """A file's lines, all of them hashed. A line that is too long is cut off."""
-    rest = b""
-    while piece := file.read(_LINE_LIMIT):
-        hasher.update(piece)
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-        if len(rest) > _LINE_LIMIT:
-            break
-    if rest:
-        yield rest
+        return records_of_lines(path, self._windows, rank, entry)
 
 
 def _step_of(record: Record) -> tuple[int, int | str]:

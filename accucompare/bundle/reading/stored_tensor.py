@@ -50,6 +50,51 @@ def _changed(archive: Archive) -> RecordError:
     )
 
 
+class Reading:
+    """Reads a record's elements piece by piece. Segments whose pieces come in order are hashed as
+    they come."""
+
+    def __init__(
+        self, archive: Archive, offset: int, elements: int, digests: dict[int, bytes]
+    ) -> None:
+        self._archive = archive
+        self._offset = offset
+        self._elements = elements
+        self._digests = digests
+        self._hasher = xxhash.xxh3_128()
+        self._next = -1  # the element behind what was hashed
+
+    def read(self, first: int, into: Array) -> None:
+        """Fill a contiguous 1-d array with the stored bits from an element on.
+
+        Raises:
+            RecordError: if a segment has changed since an earlier read, or the file cannot be read.
+        """
+        size, memory, end = into.itemsize, memoryview(into.view("u1")), first + len(into)
+        self._archive.read_into(memory, self._offset + first * size)
+        at = first
+        while at < end:
+            start = at // sums.SEGMENT * sums.SEGMENT
+            stop = min(start + sums.SEGMENT, self._elements)
+            last = min(stop, end)
+            piece = memory[(at - first) * size : (last - first) * size]
+            if at == start and last == stop:
+                self._note(start, xxhash.xxh3_128_digest(piece))
+            elif at in (start, self._next):
+                if at == start:
+                    self._hasher.reset()
+                self._hasher.update(piece)
+                self._next = last
+                if last == stop:
+                    self._note(start, self._hasher.digest())
+            at = last
+
+    def _note(self, start: int, found: bytes) -> None:
+        # measuring in two passes reads twice
+        if self._digests.setdefault(start, found) != found:
+            raise _changed(self._archive)
+
+
 class StoredTensor:
     """A record's data on disk: read in parts, by any number of threads, and verified as a whole."""
 
@@ -58,51 +103,35 @@ class StoredTensor:
         self._archive = archive
         self._offset = offset
         self._buffer = buffer
-        self._storage = DTYPES[record.dtype].storage
+        self.dtype = DTYPES[record.dtype]
+        self._storage = self.dtype.storage
         self._digests: dict[int, bytes] = {}  # of the segments read so far, by their first element
 
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
-        """The stored bits of one segment as 1-d blocks.
+        """The stored bits of neighbouring elements as 1-d blocks.
 
         Args:
-            start: its first element, a multiple of SEGMENT.
-            stop: the element behind its last one.
+            start: the first element. Only segments that are read from their start to their end are
+                verified.
+            stop: the element behind the last one.
 
         Yields:
             Arrays of ``elements`` (the last one shorter), overwritten by this thread's next read of
             this bundle.
 
         Raises:
-            RecordError: if the segment has changed since an earlier read.
+            RecordError: if a segment has changed since an earlier read.
         """
-        size = self._storage.itemsize
-        buffer = self._buffer.of(min(elements, stop - start) * size)
-        memory, values = memoryview(buffer), buffer.view(self._storage)
-        if stop - start <= elements:
-            self._archive.read_into(memory, self._offset + start * size)
-            found = xxhash.xxh3_128_digest(memory)
-            if stop > start:
-                yield values
-        else:
-            hasher = xxhash.xxh3_128()
-            for first in range(start, stop, elements):
-                count = stop - first
-                part = memory if count >= elements else memory[: count * size]
-                self._archive.read_into(part, self._offset + first * size)
-                hasher.update(part)
-                yield values if count >= elements else values[:count]
-            found = hasher.digest()
-        # measuring in two passes reads twice
-        if self._digests.setdefault(start, found) != found:
-            raise _changed(self._archive)
+        buffer = self._buffer.of(min(elements, stop - start) * self._storage.itemsize)
+        values, reading = buffer.view(self._storage), self.reading()
+        for first in range(start, stop, elements):
+            block = values[: min(elements, stop - first)]
+            reading.read(first, block)
+            yield block
 
-    def read_segment(self, start: int, into: Array) -> None:
-        """Read one segment into an array of the storage type. Errors as ``blocks``."""
-        memory = memoryview(into.view("u1"))
-        self._archive.read_into(memory, self._offset + start * into.itemsize)
-        found = xxhash.xxh3_128_digest(memory)
-        if self._digests.setdefault(start, found) != found:
-            raise _changed(self._archive)
+    def reading(self) -> Reading:
+        """A reading of its elements, by one thread."""
+        return Reading(self._archive, self._offset, math.prod(self._record.shape), self._digests)
 
     @property
     def nbytes(self) -> int:
@@ -149,11 +178,13 @@ class StoredTensor:
         return whole, view
 
     def read(self) -> None:
-        """Read and verify everything, a block at a time. Errors as ``blocks`` and ``verify``."""
+        """Read what was not read yet, a block at a time, and verify everything. Errors as
+        ``blocks`` and ``verify``."""
         elements = math.prod(self._record.shape)
-        for start in range(0, elements or 1, sums.SEGMENT):
-            for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
-                pass
+        for start in range(0, elements, sums.SEGMENT):
+            if start not in self._digests:
+                for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
+                    pass
         self.verify()
 
     def verify(self) -> None:

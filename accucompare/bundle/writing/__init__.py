@@ -10,7 +10,7 @@ from accucompare.bundle.writing.directory import (
     restore_previous,
 )
 from accucompare.bundle.writing.lock import locked
-from accucompare.bundle.writing.memory import Lease
+from accucompare.bundle.writing.memory import LENT, Lease
 from accucompare.bundle.writing.record_file import (
     SKETCHES_A_MEMBER,
     RecordFile,
@@ -20,6 +20,7 @@ from accucompare.bundle.writing.record_file import (
 from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
 
 __all__ = [
+    "LENT",
     "QUEUE_BYTES",
     "SKETCHES_A_MEMBER",
     "BundleWriter",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +34,14 @@ class Lease(NamedTuple):
 
     block: Array | None
     release: Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+#: Of a tensor in memory that was lent, which is not counted.
+LENT = Lease(None, _nothing)
 
 
 class _Slab:
@@ -75,10 +85,10 @@ class HostMemory:
 
     Fresh memory is slow, since the system clears it page by page. So a released block is used for
     the next tensor, and by this process's next capture. A tensor larger than the bound waits until
-    it is alone.
+    it is alone. What is lent comes on top of the bound.
 
     Attributes:
-        held: bytes in use.
+        held: bytes in use, without those lent.
         closed: whether nothing is kept, counted or waited for any more.
     """
 
@@ -87,6 +97,9 @@ class HostMemory:
         self.held = 0
         self.closed = False
         self._own = 0  # of held, the callers' own memory
+        self._lent = 0  # bytes
+        # blocks that were lent and that nobody refers to any more
+        self._returned: deque[tuple[_Slab, int, int]] = deque()
         self._limit = limit
         self._alive = alive
         try:
@@ -106,6 +119,7 @@ class HostMemory:
         only count the caller's own."""
         with self._changed:
             while not self.closed:
+                self._take_back()
                 if self.held == 0 or self.held + nbytes <= self._limit:
                     lease = (
                         self._of_the_caller(nbytes)
@@ -122,9 +136,36 @@ class HostMemory:
         block = None if allocate is None else np.asarray(allocate(nbytes)).view(np.uint8)
         return Lease(block, _nothing)
 
+    def lend(self, nbytes: int, allocate: Allocate) -> Array:
+        """Memory for what somebody keeps for a while, without waiting. It comes back by itself when
+        the last reference to the returned array is gone."""
+        with self._changed:
+            self._take_back()
+            if self.closed:
+                return np.asarray(allocate(nbytes)).view(np.uint8)
+            size = _rounded_up(nbytes)
+            self._lent += size
+            slab, start = self._place(nbytes, allocate) or self._new_slab(allocate, size)
+        block = slab.memory[start : start + nbytes]
+        weakref.finalize(block, self._returned.append, (slab, start, size)).atexit = False
+        return block
+
+    def take_back(self) -> None:
+        """Keep no more than the bound of what was lent and has come back."""
+        with self._changed:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        if self._returned:
+            while self._returned:
+                slab, start, size = self._returned.popleft()
+                self._lent -= size
+                slab.give_back(start, size)
+            self._shrink(self._limit + self._lent - self._own)
+
     def _of_the_caller(self, nbytes: int) -> Lease:
         self._own += nbytes
-        self._shrink(self._limit - self._own)
+        self._shrink(self._limit + self._lent - self._own)
         return Lease(None, lambda: self._give_back(nbytes, None, 0))
 
     def _block(self, nbytes: int, allocate: Allocate) -> Lease | None:
@@ -140,12 +181,16 @@ class HostMemory:
         for slab in self._slabs:
             if slab.allocate == allocate and (start := slab.cut(size)) is not None:
                 return slab, start
-        room = self._limit - self._own - self.kept
-        if room < size:
-            self._shrink(self._limit - self._own - size)
-            room = self._limit - self._own - self.kept
+        bound = self._limit + self._lent - self._own
+        if bound - self.kept < size:
+            self._shrink(bound - size)
+        room = bound - self.kept
         if room < size and self.held > self._own:
             return None
+        return self._new_slab(allocate, size, room)
+
+    def _new_slab(self, allocate: Allocate, size: int, room: int = 0) -> tuple[_Slab, int]:
+        """A slab with a first block of this size, and where that begins."""
         slab = _Slab(allocate, max(size, min(SLAB, room)))
         self._slabs.append(slab)
         slab.cut(size)
@@ -159,6 +204,7 @@ class HostMemory:
     def leave(self) -> None:
         """Close, and leave free slabs to the next capture."""
         with self._changed:
+            self._take_back()
             self._slabs = [slab for slab in self._slabs if slab.is_free]
             self._shrink(KEPT_BYTES)
             _between[:] = [self._slabs]
@@ -192,7 +238,3 @@ class HostMemory:
 
 def _rounded_up(nbytes: int) -> int:
     return max(1, -(-nbytes // GRAIN)) * GRAIN
-
-
-def _nothing() -> None:
-    pass

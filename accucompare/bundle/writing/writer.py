@@ -162,6 +162,10 @@ class BundleWriter:
         """Host memory for a tensor to add; blocks while there is no room for it."""
         return self.memory.take(nbytes, allocate)
 
+    def lend(self, nbytes: int, allocate: Allocate) -> Array:
+        """Host memory for what is kept until nobody refers to the returned array any more."""
+        return self.memory.lend(nbytes, allocate)
+
     def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
         """Whether the current step holds such a tensor: then its digest is enough."""
         return (dtype, shape, checksum) in self._announced
@@ -184,8 +188,8 @@ class BundleWriter:
                 digest this step ``has``.
             model_input: whether the model is called with it: its fingerprint goes into the
                 manifest.
-            lease: the array's memory, if it was taken from here; else this blocks until there is
-                room.
+            lease: the array's memory, if it was taken from here, or LENT; else this blocks until
+                there is room.
             ready: called before the array is read: waits until a device has filled it.
             written: called by the writing thread with the written record, its digest and
                 statistics.
@@ -402,6 +406,7 @@ class BundleWriter:
         return self._thread.is_alive()
 
     def _finish_step(self, end: _EndStep) -> None:
+        self.memory.take_back()
         if end.series is not None:
             self._series.append(end.series())
         if end.holds_records:

@@ -60,7 +60,7 @@ def introduce() -> dict[str, str]:
     compiled = kernel.can_measure(float32, float32)
     return {
         "accucompare": __version__,
-        "kernel": f"compiled kernel {kernel.KERNEL_VERSION}" if compiled else "no compiled kernel",
+        "kernel": str(kernel.KERNEL_VERSION) if compiled else "none",
         "NumPy": np.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "processor": platform.machine(),
@@ -77,9 +77,9 @@ def check_same(who: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
         )
     if theirs["kernel"] != ours["kernel"]:
         raise ClusterError(
-            f"{who} has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last"
-            " digits would differ; install accucompare there as it is here (`accucompare doctor`"
-            " says why a kernel is not used)"
+            f"{who} has compiled kernel {theirs['kernel']}, but compiled kernel {ours['kernel']} is"
+            " in use here, so that last digits would differ; install accucompare there as it is"
+            " here (`accucompare doctor` says why a kernel is not used)"
         )
 
 

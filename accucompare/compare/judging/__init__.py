@@ -6,10 +6,10 @@ from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.rank_verdicts import (
-    left_as_terms,
-    of_own_means,
+    fail_left_terms,
+    judge_own_means,
     of_ranks,
-    used_as_terms,
+    pass_used_terms,
 )
 from accucompare.compare.judging.row_columns import (
     DiffRows,
@@ -35,21 +35,21 @@ __all__ = [
     "Sides",
     "but_plain",
     "estimate_columns",
+    "fail_left_terms",
     "is_noise",
+    "judge_own_means",
     "judge_pair",
     "judge_task",
     "judge_tasks",
     "judge_with",
-    "left_as_terms",
     "of_failing_steps",
-    "of_own_means",
     "of_ranks",
     "open_beside",
+    "pass_used_terms",
     "plain_count",
     "reasons_of",
     "room",
     "settle_tokens",
-    "used_as_terms",
     "whole_steps",
     "why_not_proved",
     "with_baseline_rows",

@@ -329,7 +329,9 @@ def judge_bounds(
     """
     same_dtype = golden.dtype == candidate.dtype
     if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
-        return Verdict(Reason.IDENTICAL, tolerance.judged, used=0.0, rel_l2_limit=tolerance.rel_l2)
+        return Verdict(
+            Reason.IDENTICAL, tolerance.judged, over_limit=0.0, rel_l2_limit=tolerance.rel_l2
+        )
     uncounted = _of_another_tool(golden) or _of_another_tool(candidate)
     if (
         uncounted
@@ -342,7 +344,7 @@ def judge_bounds(
         return Verdict(
             Reason.NON_FINITE,
             tolerance.judged,
-            used=math.inf,
+            over_limit=math.inf,
             remarks=(BareRemark.NON_FINITE_AT_LEAST if uncounted else exact,),
             rel_l2_limit=tolerance.rel_l2,
         )
@@ -351,15 +353,15 @@ def judge_bounds(
     bounds = (BareRemark.LOWER_BOUNDS,)
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
-            return Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=bounds)
-        return Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=bounds)
+            return Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, remarks=bounds)
+        return Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=bounds)
     used = max(_shares(golden, metrics, tolerance), default=0.0)
     if used <= 1.0 and metrics.golden_nan + metrics.golden_inf:
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_SOMEWHERE,))
     return Verdict(
         reason=Reason.OVER if used > 1.0 else Reason.OK,
         limit=tolerance.judged,
-        used=used,
+        over_limit=used,
         remarks=bounds,
         rel_l2_limit=tolerance.rel_l2,
         evident=used > 1.0 and tolerance.is_no_rounding(metrics.rel_l2),

@@ -1,4 +1,4 @@
-"""Closer looks at a gradient or an update; ``compare.measuring.closer`` explains them."""
+"""Closer looks at a gradient or an update; ``compare.measuring.training_errors`` explains them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _of_few_values(
     return msgspec.structs.replace(
         verdict,
         reason=Reason.OK,
-        used=ratio / most,
+        over_limit=ratio / most,
         remarks=(FewCarryNorm(few, metrics.compared),),
         limit=LimitOfKind(LimitKind.EXCESS, most),
         excess_limit=most,
@@ -138,7 +138,7 @@ def _beyond_last_place(
         return verdict
     remark = BeyondLastPlace(count, math.prod(golden.shape), dtype, expects)
     judged = LimitOfKind(LimitKind.LAST_PLACE, most)
-    return Verdict(Reason.OVER, judged, used=count / most, remarks=(remark,), evident=True)
+    return Verdict(Reason.OVER, judged, over_limit=count / most, remarks=(remark,), evident=True)
 
 
 def _common_factor(
@@ -192,7 +192,7 @@ def _common_factor(
     return Verdict(
         Reason.OVER,
         LimitOfKind(LimitKind.FACTOR, most),
-        used=abs(own - usual) / most,
+        over_limit=abs(own - usual) / most,
         remarks=(OneFactor(1.0 + own, 1.0 + usual),),
         evident=True,
     )

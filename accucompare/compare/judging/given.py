@@ -50,7 +50,7 @@ def is_rounded(
     )
     finer = int(dtypes[0].digits < dtypes[1].digits)  # which of the two is to be rounded
     to = dtypes[1 - finer]
-    for segment in pair.segments():
+    for segment in pair.segments(split=False):
         for raw in pair.raw_blocks(segment):
             rounded = widen(round_to(widen(raw[finer], dtypes[finer]), to), to)
             if not np.array_equal(rounded, widen(raw[1 - finer], to), equal_nan=True):

@@ -103,12 +103,14 @@ def judge_pair(
         and golden.digest == candidate.digest
         and golden.dtype == candidate.dtype
     ):
-        return Verdict(Reason.IDENTICAL, tolerance.judged, used=0.0, rel_l2_limit=tolerance.rel_l2)
+        return Verdict(
+            Reason.IDENTICAL, tolerance.judged, over_limit=0.0, rel_l2_limit=tolerance.rel_l2
+        )
     if metrics.nonfinite_mismatch:
         return Verdict(
             Reason.NON_FINITE,
             tolerance.judged,
-            used=math.inf,
+            over_limit=math.inf,
             remarks=(BareRemark.NON_FINITE_COUNTS,),
             rel_l2_limit=tolerance.rel_l2,
         )
@@ -117,9 +119,9 @@ def judge_pair(
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
         if not metrics.max_abs:
-            return Verdict(Reason.OK, EXACT.judged, used=0.0)
+            return Verdict(Reason.OK, EXACT.judged, over_limit=0.0)
         remark = NoneMayDiffer(differing(metrics), metrics.compared)
-        return Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,))
+        return Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, remarks=(remark,))
     passes, used, smallest = zip(*_limits(metrics, tolerance), strict=True)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
         remarks = (NoRelativeLimit(metrics.max_abs),)
@@ -128,7 +130,7 @@ def judge_pair(
         reason=Reason.OK if all(passes) else Reason.OVER,
         limit=tolerance.judged,
         smallest=smallest,
-        used=max(used),
+        over_limit=max(used),
         remarks=remarks,
         rel_l2_limit=tolerance.rel_l2,
     )
@@ -157,7 +159,7 @@ def _judge_by_excess(
         verdict,
         limit=LimitOfKind(LimitKind.EXCESS, most),
         smallest=(SmallestLimit("excess", ratio),),
-        used=ratio / most,
+        over_limit=ratio / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=ratio,
         excess_limit=most,
@@ -178,7 +180,7 @@ def _judge_by_excess(
             reason=Reason.OVER,
             limit=LimitOfKind(LimitKind.CEILING, tolerance.ceiling),
             smallest=(),
-            used=metrics.rel_l2 / tolerance.ceiling,
+            over_limit=metrics.rel_l2 / tolerance.ceiling,
             excess_limit=None,
             rel_l2_limit=tolerance.ceiling,
             remarks=beyond_too,
@@ -217,7 +219,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
             return Verdict(
                 Reason.OVER,
                 LimitOfKind(LimitKind.APART, most),
-                used=apart / most,
+                over_limit=apart / most,
                 remarks=(ChoicesApart(count, metrics.compared, apart, usual),),
                 evident=True,
             )

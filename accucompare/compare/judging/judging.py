@@ -218,7 +218,7 @@ def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verd
     ):
         return verdict
     return msgspec.structs.replace(
-        verdict, reason=Reason.OK, used=0.0, smallest=(), remarks=(BareRemark.GIVEN_ROUNDED,)
+        verdict, reason=Reason.OK, over_limit=0.0, smallest=(), remarks=(BareRemark.GIVEN_ROUNDED,)
     )
 
 
@@ -237,9 +237,9 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Pair
         each.verify()
     if different := differing(metrics):
         remark = OtherMasks(different, metrics.elements)
-        verdict = Verdict(Reason.OVER, EXACT.judged, used=math.inf, remarks=(remark,))
+        verdict = Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, remarks=(remark,))
     else:
-        verdict = Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=(BareRemark.SAME_MASKS,))
+        verdict = Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(BareRemark.SAME_MASKS,))
     return PairOutcome(metrics, verdict)
 
 

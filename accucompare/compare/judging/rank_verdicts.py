@@ -132,7 +132,7 @@ def _failed(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
     return replace(outcome, verdict=verdict)
 
 
-def used_as_terms(
+def pass_used_terms(
     tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
 ) -> None:
     """Pass values that ranks hold as terms of a sum, if what is computed of them is right.
@@ -168,7 +168,7 @@ def used_as_terms(
             outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
 
 
-def left_as_terms(
+def fail_left_terms(
     tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
 ) -> None:
     """Fail gradients that ranks hold as terms of a sum, if an update was given terms for that.
@@ -177,7 +177,7 @@ def left_as_terms(
     it. They came from the gradient at their module's output, and that from where its bits were.
 
     Args:
-        judge: as that of ``used_as_terms``.
+        judge: as that of ``pass_used_terms``.
     """
     updates = {
         (task.pair.record.step, task.pair.record.name)
@@ -229,7 +229,7 @@ def _bits(record: GlobalRecord) -> frozenset[tuple[int, str | None]]:
     )
 
 
-def of_own_means(
+def judge_own_means(
     tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
 ) -> None:
     """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
@@ -237,7 +237,7 @@ def of_own_means(
     what makes the first one's error smallest counts.
 
     Args:
-        judge: as that of ``used_as_terms``.
+        judge: as that of ``pass_used_terms``.
     """
     times: Counter[float] = Counter()
     wrong = []

@@ -45,7 +45,7 @@ class RowsOfStep:
         limits, limit_of: the tolerances, and the number of each pair's.
         identical: the plain rows of the same bits.
         metrics: of the other plain rows: which they are, and what was measured or estimated.
-        used: the share of its limits that each plain row uses.
+        over_limit: the error of each plain row as a multiple of its limit.
         odd: all other rows, by place.
     """
 
@@ -55,7 +55,7 @@ class RowsOfStep:
     limit_of: NDArray[np.int32]
     identical: NDArray[np.bool_]
     metrics: Sequence[tuple[NDArray[np.bool_], MetricColumns]]
-    used: Float64
+    over_limit: Float64
     odd: dict[int, Row] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class RowsOfStep:
         for mask, metrics in self.metrics:
             errors[mask] = metrics.rel_l2
         places = np.flatnonzero(self.plain)
-        order = np.lexsort((places, -errors[places], -self.used[places]))
+        order = np.lexsort((places, -errors[places], -self.over_limit[places]))
         found: list[int] = places[order[:count]].tolist()
         return found
 

@@ -13,13 +13,15 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import EXACT, why_not
 from accucompare.compare.remarks import AfterRouting, PairRemark, RoutedOtherwise, TokensElsewhere
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
-from accucompare.compare.tokens import Routing, Tokens
+from accucompare.compare.tokens import PairedTokens, Routing
 from accucompare.errors import BundleError
 
 _Outcomes = list[PairOutcome | BundleError]
 
 
-def settle_tokens(tasks: Sequence[Task], outcomes: _Outcomes, tokens: Tokens, fed: bool) -> None:
+def settle_tokens(
+    tasks: Sequence[Task], outcomes: _Outcomes, tokens: PairedTokens, fed: bool
+) -> None:
     """Judge what tokens that were routed otherwise change. ``outcomes`` is changed.
 
     Args:
@@ -67,7 +69,7 @@ def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> 
     if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
         return
     verdict = (
-        Verdict(Reason.OK, EXACT.judged, used=0.0, remarks=(remark,))
+        Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
         if remark.by_rounding
         else _remarked(outcome.verdict, remark)
     )
@@ -81,8 +83,8 @@ def _with_rest(outcome: PairOutcome, remark: TokensElsewhere, begins: bool) -> P
         begins: whether it is what the expert was given.
     """
     if begins and not remark.by_rounding:
-        used = outcome.verdict.used or math.inf
-        lost = Verdict(Reason.OVER, EXACT.judged, used=used, remarks=(remark,), evident=True)
+        used = outcome.verdict.over_limit or math.inf
+        lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
         return replace(outcome, verdict=lost)
     if outcome.verdict.status is Status.PASS:
         return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
@@ -121,7 +123,10 @@ def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
 
 
 def with_baseline_rows(
-    tasks: list[Task], tokens: Tokens, baseline: Bundle | None, records: Mapping[Key, Record] | None
+    tasks: list[Task],
+    tokens: PairedTokens,
+    baseline: Bundle | None,
+    records: Mapping[Key, Record] | None,
 ) -> list[Task]:
     """The tasks with the baseline's rows of the tokens that are compared.
 

@@ -4,7 +4,17 @@ from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
+from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
+from accucompare.compare.layouts.put_back import UnderGoldenNames
+from accucompare.compare.layouts.rank_names import (
+    NameEvidence,
+    PutBack,
+    RankNames,
+    StageOf,
+    names_of_ranks,
+)
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -21,15 +31,25 @@ from accucompare.compare.layouts.unify import (
 __all__ = [
     "UNKNOWN",
     "GivenLayout",
+    "GoldenParts",
     "IncompleteError",
     "Mesh",
+    "Microbatches",
+    "NameEvidence",
+    "PutBack",
+    "RankNames",
     "RankParts",
     "RankRecords",
+    "StageOf",
+    "UnderGoldenNames",
     "Unified",
     "arrangements",
     "as_one",
+    "check_layout",
     "global_tensors",
     "interleaved",
+    "names_of_ranks",
+    "of_first_stages",
     "rank_parts",
     "read_layouts",
     "reordered",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from accucompare.bundle.format import UPDATE_ROLES, Addends, Box, LayoutEvidence, Record, Shard
-from accucompare.compare.layouts.batch_rows import Holder
+from accucompare.compare.layouts.axis_runs import runs_of_places
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.sequence_parts import Holder, Runs
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,54 @@ def arrangements(
             raise IncompleteError
         numbers = range(len(units[0].boxes))
         boxes = tuple(_with_replicas(units, number) for number in numbers)
-        return [Arrangement(boxes, LayoutEvidence.INFERRED if left else LayoutEvidence.RECORDED)]
+        evidence = LayoutEvidence.INFERRED if left else LayoutEvidence.RECORDED
+        return [
+            Arrangement(boxes, evidence),
+            *(Arrangement(each, evidence) for each in _in_natural_order(boxes, shape, mesh)),
+        ]
     found = [
         each
         for axes in _assignments(units[0].shape, shape, left)
-        if (each := _side_by_side(units, left, axes, shape, mesh)) is not None
+        for each in _side_by_side(units, left, axes, shape, mesh)
     ]
     if len(units) < mesh.count(left) and not found:
         raise IncompleteError
-    return sorted(found, key=lambda one: not all(box.same for box in one.boxes))
+    return sorted(found or _shared(units, left, shape, mesh), key=lambda one: not _is_same(one))
+
+
+def _is_same(arrangement: Arrangement) -> bool:
+    return all(box.same for box in arrangement.boxes)
+
+
+def _shared(
+    units: Sequence[_Unit], left: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh
+) -> list[Arrangement]:
+    """As arrangements, of fewer parts than there are ranks along a dimension: neighbouring ranks
+    have the same one, such as the keys of a group of heads."""
+    local = units[0].shape
+    found: list[Arrangement] = []
+    axes = [axis for axis, whole in enumerate(shape) if local[axis : axis + 1] != (whole,)]
+    if len(axes) != 1 or len(local) != len(shape) or shape[axes[0]] % max(local[axes[0]], 1):
+        return []
+    parts = shape[axes[0]] // max(local[axes[0]], 1)
+    for number, name in enumerate(left):
+        each, rest = divmod(mesh.sizes[name], parts)
+        if rest or each < 2:
+            continue
+        split = [
+            dataclasses.replace(
+                unit,
+                place=(
+                    *unit.place[:number],
+                    *divmod(unit.place[number], each),
+                    *unit.place[number + 1 :],
+                ),
+            )
+            for unit in units
+        ]
+        names = (*left[: number + 1], "", *left[number + 1 :])
+        found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
+    return found
 
 
 def _is_of_update(records: Mapping[Holder, Record]) -> bool:
@@ -88,7 +129,7 @@ def given_arrangement(
         for holder, record in records.items()
     ]
     own = {axis: tuple(map(mesh.named, names)) for axis, names in axes.items()}
-    found = _side_by_side(units, tuple(mesh.sizes), own, shape, mesh)
+    found = next(_side_by_side(units, tuple(mesh.sizes), own, shape, mesh), None)
     return None if found is None else Arrangement(found.boxes, LayoutEvidence.GIVEN, found.axes)
 
 
@@ -215,58 +256,50 @@ def _side_by_side(
     axes: dict[int, tuple[str, ...]],
     shape: tuple[int, ...],
     mesh: Mesh,
-) -> Arrangement | None:
-    """Units put side by side along the sharded axes; ``None`` if they do not fill the whole."""
+) -> Iterator[Arrangement]:
+    """The ways to put units side by side along the sharded axes; none if they do not fill the
+    whole."""
     lengths: dict[int, dict[tuple[int, ...], int]] = {axis: {} for axis in axes}
     alike: dict[tuple[tuple[int, ...], ...], list[_Unit]] = {}
     for unit in sorted(units, key=lambda each: each.place):
         if len(unit.shape) != len(shape):
-            return None
+            return
         place = dict(zip(left, unit.place, strict=True))
         along = {axis: tuple(place[name] for name in names) for axis, names in axes.items()}
         for axis, whole in enumerate(shape):
             own = unit.shape[axis]
             if own != (lengths[axis].setdefault(along[axis], own) if axis in axes else whole):
-                return None
+                return
         alike.setdefault(tuple(along.values()), []).append(unit)
     if any(sum(found.values()) != shape[axis] for axis, found in lengths.items()):
-        return None
-    runs = {axis: _runs(found, axes[axis], mesh) for axis, found in lengths.items()}
-    boxes: list[Box] = []
-    for places, same in alike.items():
-        along = dict(zip(axes, places, strict=True))
-        for number in range(len(same[0].boxes)):
-            box = _with_replicas(same, number)
-            boxes += _moved(box, {axis: runs[axis][place] for axis, place in along.items()})
-    if sum(math.prod(box.shape) for box in boxes) != math.prod(shape):
-        return None
-    return Arrangement(tuple(boxes), LayoutEvidence.INFERRED, axes)
+        return
+    ways = (runs_of_places(found, axes[axis], mesh) for axis, found in lengths.items())
+    for chosen in itertools.product(*ways):
+        runs = dict(zip(lengths, chosen, strict=True))
+        boxes: list[Box] = []
+        for places, same in alike.items():
+            along = dict(zip(axes, places, strict=True))
+            for number in range(len(same[0].boxes)):
+                box = _with_replicas(same, number)
+                boxes += _moved(box, {axis: runs[axis][place] for axis, place in along.items()})
+        if sum(math.prod(box.shape) for box in boxes) == math.prod(shape):
+            yield Arrangement(tuple(boxes), LayoutEvidence.INFERRED, axes)
 
 
-#: Neighbouring indices of the whole: the first, and how many.
-_Runs = tuple[tuple[int, int], ...]
+def _in_natural_order(
+    boxes: tuple[Box, ...], shape: tuple[int, ...], mesh: Mesh
+) -> Iterator[tuple[Box, ...]]:
+    """A tensor whose parts of a sequence were gathered in the ranks' order, in golden's."""
+    gathered = tuple(run for columns in mesh.columns for run in columns)
+    in_order = all(sum(one) == at for one, (at, _) in itertools.pairwise(gathered))
+    if len(boxes) > 1 or in_order:
+        return
+    for axis, length in enumerate(shape):
+        if length == sum(count for _, count in gathered):
+            yield tuple(_moved(boxes[0], {axis: gathered}))
 
 
-def _runs(
-    lengths: Mapping[tuple[int, ...], int], names: tuple[str, ...], mesh: Mesh
-) -> dict[tuple[int, ...], _Runs]:
-    """Where each place's indices along an axis lie in the whole: as its rows of the batch do, or
-    one place after the other."""
-    if names == (mesh.batch,):
-        found: dict[tuple[int, ...], _Runs] = {}
-        for (place,), length in lengths.items():
-            each, rest = divmod(length, sum(count for _, count in mesh.rows[place]))
-            if rest:
-                break
-            found[(place,)] = tuple((at * each, count * each) for at, count in mesh.rows[place])
-        else:
-            return found
-    places = sorted(lengths)
-    starts = itertools.accumulate((lengths[place] for place in places), initial=0)
-    return {place: ((start, lengths[place]),) for place, start in zip(places, starts, strict=False)}
-
-
-def _moved(box: Box, runs: Mapping[int, _Runs]) -> Iterator[Box]:
+def _moved(box: Box, runs: Mapping[int, Runs]) -> Iterator[Box]:
     """A unit's box where its sharded axes' runs lie in the whole: one box for each run."""
     cut = [
         [

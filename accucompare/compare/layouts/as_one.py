@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, Step
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.mesh import UNKNOWN
 from accucompare.compare.layouts.unify import RankRecords
-from accucompare.compare.pairing import Pair
+from accucompare.compare.pairing import Model, Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
 
 _TABLES = ("parameters", "buffers")
@@ -43,7 +43,10 @@ def as_one(
     if unequal and stopped is None:
         fewest = min(counts, key=counts.__getitem__)
         stopped = {"rank": fewest, "steps": counts[fewest], "of": max(counts.values())}
-    model = {**first.model, **{kind: _shared(manifests.values(), kind) for kind in _TABLES}}
+    model = {
+        **_united([manifest.model for manifest in manifests.values()]),
+        **{kind: _shared(manifests.values(), kind) for kind in _TABLES},
+    }
     whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
     steps = {step for step, _ in ranks.batches}
     merged = replace(
@@ -81,15 +84,38 @@ def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
     return one
 
 
+def _united(models: Sequence[Model]) -> dict[str, Any]:
+    """One description of modules that ranks may have apart: as the first one's that has them."""
+    first, *others = models
+    united = {**first}
+    for model in others:
+        if model.get("modules") == first.get("modules"):
+            continue
+        for name, part in model.items():
+            known = united.get(name)
+            if isinstance(part, Mapping) and isinstance(known, Mapping):
+                united[name] = {**part, **known}
+            elif isinstance(part, list) and isinstance(known, list):
+                united[name] = [*dict.fromkeys([*known, *part])]
+    return united
+
+
 def _shared(manifests: Iterable[Manifest], kind: str) -> dict[str, Any]:
-    """The entries of a table that all ranks hold whole and alike."""
-    first, *others = [manifest.model.get(kind) or {} for manifest in manifests]
-    return {
-        name: entry
-        for name, entry in first.items()
-        if "shard" not in entry
-        and all(name in table and same_fingerprint(entry, table[name]) for table in others)
-    }
+    """The entries of a table that all ranks that have the module hold whole and alike."""
+    models = [manifest.model for manifest in manifests]
+    found = {}
+    for name in dict.fromkeys(name for model in models for name in model.get(kind) or ()):
+        module = name.rpartition(".")[0]
+        held = [
+            model[kind].get(name) for model in models if module in model.get("modules", {module})
+        ]
+        first = held[0]
+        if first is not None and all(
+            entry is not None and "shard" not in entry and same_fingerprint(entry, first)
+            for entry in held
+        ):
+            found[name] = first
+    return found
 
 
 def _series(
@@ -135,14 +161,17 @@ def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
 
 def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
     """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
-    averaged: whichever is nearer."""
+    averaged: whichever is nearer. Where it has some of golden's, those of all ranks are added."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
     means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
+    total = math.fsum(means)
+    if len(golden) > len(means):
+        totals = (total, total * len(golden) / len(means))
+        return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)
     if len(golden) != 1 or len(means) == 1:
         return tuple(means)
-    total = math.fsum(means)
     return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
 
 

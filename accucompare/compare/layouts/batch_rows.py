@@ -1,47 +1,63 @@
-"""Which rows of golden's batch each rank was given, by the digests of the rows."""
+"""Which rows of golden's batch, and which tokens of them, each rank was given, by their digests."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
-
-#: A rank's call of the whole model in a step.
-Holder = tuple[int, int]
+from accucompare.compare.layouts.sequence_parts import (
+    Holder,
+    Runs,
+    Sequences,
+    Tokens,
+    joined_parts,
+    matched,
+    most_alike,
+    runs_of,
+    tokens_of,
+)
 
 
 class GivenRows(NamedTuple):
-    """GivenRows of golden's batch.
+    """Rows of golden's batch.
 
     Attributes:
         call: golden's call of the model.
         runs: of neighbouring rows, in the order in which the rank has them: the first, and how
             many.
+        columns: of neighbouring tokens of these rows; empty if it has all.
     """
 
     call: int
-    runs: tuple[tuple[int, int], ...]
+    runs: Runs
+    columns: Runs = ()
 
 
 #: By step, the rows that each call of each rank was given.
 RowsOfRanks = dict[int, dict[Holder, GivenRows]]
+_Placed = dict[Holder, GivenRows]
 
 
 def rows_of_ranks(
-    golden: tuple[Bundle, Iterable[Record]], candidate: tuple[Bundle, Iterable[Record]]
+    golden: tuple[Bundle, Iterable[Record]],
+    candidate: tuple[Bundle, Iterable[Record]],
+    microbatches: bool = False,
 ) -> tuple[RowsOfRanks, RowsOfRanks]:
-    """The rows of golden's batch that each rank of golden and of the candidate was given.
+    """The part of golden's batch that each rank of golden and of the candidate was given.
 
     If golden has several ranks, its batch is all their rows, in one call. A step is left out if its
-    model was not given tensors of rows that are golden's bit for bit, each at least once.
+    model was not given tensors of rows that are golden's bit for bit, each at least once, nor parts
+    of their sequences.
 
     Args:
         golden, candidate: the bundles and their records.
+        microbatches: whether the candidate is a pipeline: a call with rows that another call of its
+            rank had, or that golden lacks, has the next rows that no call had.
     """
     inputs = _inputs(*golden), _inputs(*candidate)
     several = golden[0].manifest.ranks > 1
@@ -53,15 +69,123 @@ def rows_of_ranks(
             {at: _digests(side[0], held, paths) for at, held in own[step].items()}
             for side, own in zip((golden, candidate), inputs, strict=True)
         )
-        batch = (
-            {0: [digest for rows in dict.fromkeys(map(tuple, ours.values())) for digest in rows]}
-            if several
-            else {call: digests for (_, call), digests in ours.items()}
-        )
-        placed = [_placed(batch, side) for side in (ours, theirs)]
-        if None not in placed:
-            for side, rows in zip(found, placed, strict=True):
-                side[step] = rows or {}
+        placed = _both_placed(ours, theirs, several, microbatches)
+        alike = placed is None or any(len({*rows}) < len(rows) for rows in ours.values())
+        if alike and paths:
+            sides = (golden[0], inputs[0][step]), (candidate[0], inputs[1][step])
+            placed = _in_sequences(*sides, paths, placed is not None) or placed
+        if placed is not None:
+            for own, rows in zip(found, placed, strict=True):
+                own[step] = rows
+    return found
+
+
+def _both_placed(
+    ours: Mapping[Holder, Sequence[bytes]],
+    theirs: Mapping[Holder, Sequence[bytes]],
+    several: bool,
+    microbatches: bool = False,
+) -> tuple[_Placed, _Placed] | None:
+    """The rows of golden's batch that the calls of both sides have, by the rows' digests."""
+    batch: dict[int, list[bytes]] = (
+        {0: [digest for rows in dict.fromkeys(map(tuple, ours.values())) for digest in rows]}
+        if several
+        else {call: [*digests] for (_, call), digests in ours.items()}
+    )
+    placed = _placed(batch, ours), _placed(batch, theirs, microbatches)
+    return None if placed[0] is None or placed[1] is None else (placed[0], placed[1])
+
+
+_Side = tuple[Bundle, Mapping[Holder, Mapping[str, Record]]]
+
+
+def _in_sequences(
+    golden: _Side, candidate: _Side, paths: Sequence[str], known: bool
+) -> tuple[_Placed, _Placed] | None:
+    """The parts of the sequences in golden's batch that each call was given.
+
+    Args:
+        paths: of the inputs. Where not all of them are golden's, those that are count.
+        known: whether the rows are known, but equal ones may be exchanged: of these are looked at
+            single tokens in the first axis, of which a rank has one or two chunks.
+    """
+    several = golden[0].manifest.ranks > 1
+    for axis in (0,) if known else (1, 0):
+        for own in dict.fromkeys(((*paths,), *((path,) for path in paths))):
+            ours, theirs = _tokens(*golden, own, axis), _tokens(*candidate, own, axis)
+            if not ours or not theirs:
+                continue
+            alone = None if several or known or len(ours) > 1 else next(iter(ours.values()))
+            for sequences in joined_parts(ours) if several and known else _sequences(ours, several):
+                rows = {at: _row_digests(whole) for at, whole in sequences.whole.items()}
+                for cut in _cut(theirs, _length(sequences), alone):
+                    digests = {at: _row_digests(whole) for at, whole in cut.whole.items()}
+                    placed = _both_placed(rows, digests, several)
+                    if placed is not None:
+                        return _parts(placed[0], sequences, known), _parts(placed[1], cut, known)
+    return None if known or several or len(golden[1]) > 1 else _nearly(golden, candidate, paths)
+
+
+def _nearly(
+    golden: _Side, candidate: _Side, paths: Sequence[str]
+) -> tuple[_Placed, _Placed] | None:
+    """The parts of each call if some ranks were given other tokens: as most of them have it."""
+    ours, theirs = (_tokens(*side, paths, 1) for side in (golden, candidate))
+    if not ours or not theirs:
+        return None
+    (((_, call), whole),) = ours.items()
+    cut = most_alike(theirs, whole)
+    rows = GivenRows(call, ((0, len(whole)),))
+    if cut is None:
+        return None
+    return dict.fromkeys(ours, rows), _parts(dict.fromkeys(theirs, rows), cut, False)
+
+
+def _tokens(
+    bundle: Bundle, calls: Mapping[Holder, Mapping[str, Record]], paths: Sequence[str], axis: int
+) -> dict[Holder, Tokens]:
+    """The tokens of each call's inputs; none if a call has none."""
+    found = {
+        at: tokens_of([bundle.raw(held[path]) for path in paths], axis)
+        for at, held in calls.items()
+    }
+    known = {at: tokens for at, tokens in found.items() if tokens is not None}
+    return known if len(known) == len(found) else {}
+
+
+def _sequences(golden: Mapping[Holder, Tokens], several: bool) -> Iterator[Sequences]:
+    """Golden's sequences as they are; and, of several ranks, put together."""
+    yield Sequences({**golden}, {at: at for at in golden}, dict.fromkeys(golden, ()))
+    if several:
+        yield from joined_parts(golden)
+
+
+def _length(sequences: Sequences) -> int:
+    return len(next(iter(sequences.whole.values()))[0])
+
+
+def _cut(
+    candidate: Mapping[Holder, Tokens], length: int, golden: Tokens | None
+) -> Iterator[Sequences]:
+    yield from joined_parts(candidate, length)
+    if golden is not None:
+        yield from matched(candidate, golden)
+
+
+def _row_digests(tokens: Tokens) -> list[bytes]:
+    return [xxhash.xxh3_128_digest(row.tobytes()) for row in tokens]
+
+
+def _parts(placed: _Placed, sequences: Sequences, are_rows: bool) -> _Placed:
+    """What single calls were given of the sequences that they make up together.
+
+    Args:
+        are_rows: whether tokens are the rows of a batch.
+    """
+    found = {}
+    for at, columns in sequences.columns.items():
+        given = placed[sequences.first[at]]
+        found[at] = GivenRows(given.call, columns) if are_rows else given._replace(columns=columns)
     return found
 
 
@@ -93,33 +217,40 @@ def _digests(bundle: Bundle, held: Mapping[str, Record], paths: Sequence[str]) -
 
 
 def _placed(
-    golden: Mapping[int, list[bytes]], candidate: Mapping[Holder, list[bytes]]
-) -> dict[Holder, GivenRows] | None:
+    golden: Mapping[int, Sequence[bytes]],
+    candidate: Mapping[Holder, Sequence[bytes]],
+    microbatches: bool = False,
+) -> _Placed | None:
     """Where the ranks' rows are in golden's calls; ``None`` if a row is in one side only."""
     places: dict[bytes, deque[tuple[int, int]]] = defaultdict(deque)
     for call, digests in sorted(golden.items()):
         for row, digest in enumerate(digests):
             places[digest].append((call, row))
-    known: dict[tuple[bytes, ...], GivenRows] = {}
-    for _, digests in sorted(candidate.items()):
-        if tuple(digests) in known:
-            continue  # a replica
-        if not digests or not all(places[digest] for digest in digests):
+    known: dict[tuple[bytes, ...], tuple[GivenRows, Holder]] = {}
+    given: dict[Holder, GivenRows] = {}
+    for holder, digests in sorted(candidate.items()):
+        other = known.get(tuple(digests))
+        if other is not None and (not microbatches or other[1][0] != holder[0]):
+            given[holder] = other[0]  # a replica
+            continue
+        if not digests or other is not None or not all(places[digest] for digest in digests):
+            if microbatches:
+                continue
             return None
         found = [places[digest].popleft() for digest in digests]
         if len({call for call, _ in found}) > 1:
             return None
-        known[tuple(digests)] = GivenRows(found[0][0], _runs([row for _, row in found]))
-    if any(places.values()):
-        return None
-    return {holder: known[tuple(digests)] for holder, digests in candidate.items()}
-
-
-def _runs(rows: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and sum(runs[-1]) == row:
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((row, 1))
-    return tuple(runs)
+        given[holder] = GivenRows(found[0][0], runs_of(row for _, row in found))
+        known[tuple(digests)] = given[holder], holder
+    left = sorted(place for each in places.values() for place in each)
+    for holder in sorted(candidate.keys() - given.keys()):
+        taken, left = left[: len(candidate[holder])], left[len(candidate[holder]) :]
+        if len({call for call, _ in taken}) != 1:
+            return None
+        given[holder] = GivenRows(taken[0][0], runs_of(row for _, row in taken))
+    if left and microbatches and len({call for call, _ in left}) == 1:
+        # a microbatch that no rank was given is missing from the next call of the last one
+        rank, call = max(candidate)
+        given[rank, call + 1] = GivenRows(left[0][0], runs_of(row for _, row in left))
+        left = []
+    return None if left else given

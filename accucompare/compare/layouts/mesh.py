@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from accucompare.bundle.format import Manifest
-from accucompare.compare.layouts.batch_rows import GivenRows, Holder
+from accucompare.compare.layouts.batch_rows import GivenRows
+from accucompare.compare.layouts.sequence_parts import Holder, Runs
 
 #: The name of the only dimension of a mesh that no manifest describes.
 UNKNOWN = "rank"
+#: The dimension of those ranks, of such a mesh, that were given the same.
+_MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,17 @@ class Mesh:
         sizes: by the dimension's name, the outermost first.
         places: of each rank's calls of the model, in that order.
         batch: the dimension along which each has rows of its own; ``""`` if none is known.
+        sequence: the dimension along which each has tokens of its own; ``""`` if there is none.
         rows: golden's rows, by the place along ``batch``.
+        columns: the tokens of golden's sequences, by the place along ``sequence``.
     """
 
     sizes: Mapping[str, int]
     places: Mapping[Holder, tuple[int, ...]]
     batch: str = ""
-    rows: tuple[tuple[tuple[int, int], ...], ...] = ()
+    rows: tuple[Runs, ...] = ()
+    sequence: str = ""
+    columns: tuple[Runs, ...] = ()
 
     @classmethod
     def of(cls, manifests: Mapping[int, Manifest], ranks: int) -> Mesh:
@@ -42,6 +49,27 @@ class Mesh:
         return cls(
             sizes,
             {(rank, 0): tuple(mesh[name][0] for name in names) for rank, mesh in meshes.items()},
+        )
+
+    def of_ranks(self, ranks: Collection[int]) -> Mesh:
+        """The mesh of some of the ranks: without the dimensions along which all have one place."""
+        if all(rank in ranks for rank, _ in self.places):
+            return self
+        places = {holder: place for holder, place in self.places.items() if holder[0] in ranks}
+        along = [sorted({place[at] for place in places.values()}) for at in range(len(self.sizes))]
+        kept = [at for at, each in enumerate(along) if len(each) > 1]
+        if math.prod(len(along[at]) for at in kept) != len(places) or (
+            not kept and len(self.sizes) == 1
+        ):
+            numbers = {holder: (number,) for number, holder in enumerate(sorted(places))}
+            return Mesh({next(iter(self.sizes), UNKNOWN): len(places)}, numbers)
+        names = [*self.sizes]
+        return Mesh(
+            {names[at]: len(along[at]) for at in kept},
+            {
+                holder: tuple(along[at].index(place[at]) for at in kept)
+                for holder, place in places.items()
+            },
         )
 
     def along(self, holder: Holder, dimensions: Iterable[str]) -> tuple[int, ...]:
@@ -61,28 +89,71 @@ class Mesh:
         """How many places there are along some dimensions."""
         return math.prod(self.sizes[name] for name in dimensions)
 
+    def told_apart(self, rows: Mapping[Holder, GivenRows]) -> Mesh:
+        """A mesh that no manifest describes, as ranks that were given the same tell: along one
+        dimension they were given something else, along the other the same."""
+        held: dict[Hashable, list[int]] = {}
+        for rank in sorted({rank for rank, _ in rows}):
+            given = tuple(each for (own, _), each in sorted(rows.items()) if own == rank)
+            held.setdefault(given, []).append(rank)
+        shares = {len(ranks) for ranks in held.values()}
+        if UNKNOWN not in self.sizes or len(held) == 1 or shares == {1} or len(shares) > 1:
+            return self
+        places = {
+            (rank, 0): (number, own)
+            for number, ranks in enumerate(held.values())
+            for own, rank in enumerate(ranks)
+        }
+        return Mesh({UNKNOWN: len(held), _MODEL: shares.pop()}, places)
+
     def of_rows(self, rows: Mapping[Holder, GivenRows]) -> Mesh | None:
         """The mesh of the calls that were given these rows of one batch: one dimension for the
-        rows, and those along which ranks have equal rows. ``None`` if these tell them not apart."""
+        rows, one for the tokens of each row if ranks have parts of them, and those along which
+        ranks have equal ones. ``None`` if these tell them not apart."""
         runs = sorted({each.runs for each in rows.values()})
-        kept = [name for name in self.sizes if self._are_equal_along(name, rows)]
-        used = self.without(kept)
+        columns = sorted({each.columns for each in rows.values()})
+        given = {at: (each.runs, each.columns) for at, each in rows.items()}
+        kept = [name for name in self.sizes if self._are_equal_along(name, given)]
+        used = [name for name in self.sizes if name not in kept]
+        sequence = [
+            name
+            for name in used
+            if self._are_equal_along(name, {at: each.runs for at, each in rows.items()})
+        ]
+        used = [name for name in used if name not in sequence]
         several = len({call for _, call in rows}) > 1
         batch = "+".join((*used, "calls") if several or not used else used)
+        # another rank may have been given another of golden's calls
+        used_places = {
+            name: sorted({self.along((rank, 0), [name]) for rank, _ in rows}) for name in kept
+        }
         places = {
-            (rank, call): (runs.index(each.runs), *self.along((rank, 0), kept))
+            (rank, call): (
+                runs.index(each.runs),
+                *(held.index(self.along((rank, 0), [name])) for name, held in used_places.items()),
+            )
             for (rank, call), each in rows.items()
         }
-        sizes = {batch: len(runs), **{name: self.sizes[name] for name in kept}}
-        if len(set(places.values())) < len(places) or len(places) < math.prod(sizes.values()):
+        sizes = {batch: len(runs), **{name: len(held) for name, held in used_places.items()}}
+        made = Mesh(sizes, places, batch, tuple(runs))
+        if len(columns) > 1:
+            name = "+".join(sequence) or "sequence"
+            made = Mesh(
+                {**sizes, name: len(columns)},
+                {at: (*place, columns.index(rows[at].columns)) for at, place in places.items()},
+                batch,
+                tuple(runs),
+                name,
+                tuple(columns),
+            )
+        count = len(made.places)
+        if len(set(made.places.values())) < count or count < math.prod(made.sizes.values()):
             return None
-        return Mesh(sizes, places, batch, tuple(runs))
+        return made
 
-    def _are_equal_along(self, name: str, rows: Mapping[Holder, GivenRows]) -> bool:
-        """Whether ranks that differ in one dimension alone have equal rows."""
+    def _are_equal_along(self, name: str, given: Mapping[Holder, Hashable]) -> bool:
+        """Whether ranks that differ in one dimension alone were given the same."""
         others = self.without([name])
-        calls = {(self.along((rank, 0), others), call) for rank, call in rows}
-        held = {
-            (self.along((rank, 0), others), call, each.runs) for (rank, call), each in rows.items()
-        }
+        calls = {(self.along((rank, 0), others), call) for rank, call in given}
+        held = {(self.along((rank, 0), others), call, each) for (rank, call), each in given.items()}
         return len(held) == len(calls)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,7 +18,6 @@ from accucompare.bundle.format import (
     GlobalRecord,
     Key,
     LayoutEvidence,
-    Manifest,
     Record,
     Role,
 )
@@ -31,18 +30,26 @@ from accucompare.compare.layouts.arrange import (
     given_arrangement,
     whole_shapes,
 )
-from accucompare.compare.layouts.batch_rows import Holder, RowsOfRanks
+from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
-from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.padding import (
+    padded_shape,
+    paddings,
+    with_padding,
+    without_padding,
+)
+from accucompare.compare.layouts.put_back import Holders
+from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import CalledInParts, PairRemark, PartsMissing, UnknownLayout
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
 #: with fewer keys than queries.
-_FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
 class RankRecords(NamedTuple):
@@ -52,22 +59,36 @@ class RankRecords(NamedTuple):
         groups: by the key of golden's record: rank 0, and golden's call.
         mesh: of the ranks.
         batches: of the calls of the model, by golden's step and call; where the rows are known.
-        owners: the ranks that hold a module's parameters, by its name, where not all do.
+        holders: which ranks hold what, if not all do.
+        rows: of golden's batch, by golden's step.
+        parts: the meshes of some of the ranks, and of their calls, made when they are needed.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
     mesh: Mesh
     batches: Mapping[Holder, Mesh]
-    owners: Mapping[str, frozenset[int]] = {}
+    holders: Holders
+    rows: RowsOfRanks
+    parts: dict[tuple[frozenset[int], Holder | None], Mesh]
 
     @classmethod
-    def of(cls, bundle: Bundle, records: Sequence[Record], given: RowsOfRanks) -> RankRecords:
+    def of(
+        cls,
+        bundle: Bundle,
+        records: Sequence[Record],
+        given: RowsOfRanks,
+        holders: Holders | None = None,
+    ) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
+        if rows:
+            mesh = mesh.told_apart(next(iter(rows.values())))
+        holders = holders or Holders()
+        first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: mesh.of_rows({at: each for at, each in held.items() if each.call == call})
+                call: mesh.of_ranks(first).of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -85,7 +106,7 @@ class RankRecords(NamedTuple):
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches, _owners(bundle.manifests))
+        return cls(groups, mesh, batches, holders, rows, {})
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -103,44 +124,53 @@ class RankRecords(NamedTuple):
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
         if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
-            return math.prod(self.mesh.sizes.values())
+            return math.prod(self._of_ranks(self.holders.of(record)).sizes.values())
         mesh = self.mesh_of(record)
         return mesh.count(mesh.without([mesh.batch]))
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
-        if owners := self.owners_of(record.name):
-            holders = sorted(self.groups[record.key])
-            calls = Counter(rank for rank, _ in holders)
-            size = max(len(owners) * max(calls.values()), len(holders))
-            return Mesh({UNKNOWN: size}, {held: (at,) for at, held in enumerate(holders)})
+        ranks = self.holders.of(record)
         if record.role in UPDATE_ROLES:
-            return self.mesh
+            return self._of_ranks(ranks)
+        group = self.groups[record.key]
+        if ranks is not None:
+            return self._of_calls(record, ranks, group)
         return next(
             (
                 batch
                 for (step, _), batch in self.batches.items()
-                if step == record.step and batch.places.keys() >= self.groups[record.key].keys()
+                if step == record.step and batch.places.keys() >= group.keys()
             ),
             self.mesh,
         )
 
-    def owners_of(self, name: str) -> frozenset[int] | None:
-        """The ranks that hold a module, or the one around it that has parameters; ``None``: all."""
-        while name and name not in self.owners:
-            name = name.rpartition(".")[0]
-        return self.owners.get(name)
+    def _of_ranks(self, ranks: frozenset[int] | None) -> Mesh:
+        if ranks is None:
+            return self.mesh
+        if (ranks, None) not in self.parts:
+            self.parts[ranks, None] = self.mesh.of_ranks(ranks)
+        return self.parts[ranks, None]
+
+    def _of_calls(
+        self, record: Record, ranks: frozenset[int], group: Mapping[Holder, Record]
+    ) -> Mesh:
+        """The mesh of some ranks' calls that were given the rows of one batch."""
+        mesh, held = self._of_ranks(ranks), self.rows.get(record.step) or {}
+        for call in {held[holder].call for holder in group if holder in held}:
+            place = ranks, (record.step, call)
+            if place not in self.parts:
+                self.parts[place] = mesh.of_rows(_of_call(held, call, ranks)) or mesh
+            if self.parts[place].places.keys() >= group.keys():
+                return self.parts[place]
+        return mesh
 
 
-def _owners(manifests: Mapping[int, Manifest]) -> dict[str, frozenset[int]]:
-    """The ranks that hold a parameter of each module, where not all ranks do."""
-    found: dict[str, set[int]] = {}
-    for rank, manifest in manifests.items():
-        for name in manifest.model.get("parameters") or {}:
-            while name := name.rpartition(".")[0]:
-                found.setdefault(name, set()).add(rank)
-    some = {name: frozenset(ranks) for name, ranks in found.items()}
-    return {name: ranks for name, ranks in some.items() if len(ranks) < len(manifests)}
+def _of_call(
+    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int]
+) -> dict[Holder, GivenRows]:
+    """Those of one of golden's calls, of some ranks."""
+    return {at: each for at, each in rows.items() if each.call == call and at[0] in ranks}
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
@@ -193,7 +223,14 @@ def unify(
         each.check(() if candidate is None else candidate.mesh.sizes)
     if golden is None and candidate is None:
         return unified._replace(pairs=list(pairs))
+    padding = set() if candidate is None else paddings(pairs, candidate.groups)
+    in_parts = _called_in_parts(pairs, golden, candidate)
     for place, pair in enumerate(pairs):
+        of_step = pair.record.step, pair.record.name
+        if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
+            unified.unknown[place] = in_parts[of_step]
+            unified.pairs.append(pair)
+            continue
         if pair.golden is None or pair.candidate is None:
             unified.pairs.append(
                 replace(
@@ -209,6 +246,8 @@ def unify(
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
+        if isinstance(found, PairRemark) and golden is None and candidate is not None:
+            found = _padded(pair.golden, pair.candidate, candidate, padding) or found
         if isinstance(found, PairRemark):
             unified.unknown[place] = found
             unified.pairs.append(pair)
@@ -220,6 +259,27 @@ def unify(
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _called_in_parts(
+    pairs: Iterable[Pair], golden: RankRecords | None, candidate: RankRecords | None
+) -> dict[tuple[int, str], PairRemark]:
+    """The modules, by step and name, that ranks with a part of the sequence call more often, or
+    less, in a call of the model: a ring of keys and values calls them for each part."""
+    meshes = (mesh for side in (golden, candidate) if side for mesh in side.batches.values())
+    if not any(mesh.sequence for mesh in meshes):
+        return {}
+    calls: dict[tuple[int, str], list[int]] = {}
+    for pair in pairs:
+        if pair.record.role not in UPDATE_ROLES:
+            most = calls.setdefault((pair.record.step, pair.record.name), [0, 0])
+            for side, record in enumerate((pair.golden, pair.candidate)):
+                most[side] = max(most[side], 0 if record is None else record.call + 1)
+    return {
+        place: CalledInParts(ours, theirs)
+        for place, (ours, theirs) in calls.items()
+        if ours != theirs and len({*calls.get((place[0], ""), ())}) < 2
+    }
 
 
 def _alone(record: Record | None, ranks: RankRecords | None) -> Record | None:
@@ -289,6 +349,25 @@ def _both_sides(
     return first, second, tuple(each for each in others if isinstance(each, GlobalRecord))
 
 
+def _padded(
+    ours: Record, theirs: Record, candidate: RankRecords, known: Iterable[tuple[int, int]]
+) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | None:
+    """The pair without what a vocabulary was padded with; ``None`` if that is not what differs."""
+    group, mesh = candidate.groups[theirs.key], candidate.mesh_of(theirs)
+    found = padded_shape(ours, group, mesh, known)
+    if found is None:
+        return None
+    axis, shape = found
+    first = with_padding(ours, shape, _global)
+    with contextlib.suppress(IncompleteError):
+        own, *others = global_tensors(group, mesh, shape)
+        if first is not ours:
+            return first, own, tuple(others)
+        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
+        return ours, own, tuple(others)
+    return None
+
+
 _Group = tuple[Mapping[Holder, Record], Mesh]
 
 
@@ -314,7 +393,9 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
-        return {1, *many, rows.sizes[rows.batch], math.prod(many)}
+        parts = rows.sizes.get(rows.sequence, 1)
+        own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
+        return {1, *many, *own, math.prod(many)}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record
@@ -365,11 +446,14 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
-    held: Counter[Record] = Counter()  # how many of a record's values the boxes hold
+    held: Counter[int] = Counter()  # how many of a record's values the boxes hold
     for box in boxes:
-        held[box.terms[0]] += math.prod(box.shape)
-    known = [record.statistics for record in held if record.statistics is not None]
-    if len(known) < len(held) or any(math.prod(r.shape) != count for r, count in held.items()):
+        held[id(box.terms[0])] += math.prod(box.shape)
+    records = {id(box.terms[0]): box.terms[0] for box in boxes}
+    known = [each.statistics for each in records.values() if each.statistics is not None]
+    if len(known) < len(held) or any(
+        math.prod(each.shape) != held[key] for key, each in records.items()
+    ):
         return None
     finite = [
         (each, size - each.nan - each.inf)
@@ -437,7 +521,7 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
 
 
 def interleaved(
-    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = _FUSED
+    record: GlobalRecord, fused: Iterable[tuple[int, ...]] = FUSED
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from accucompare.bundle.format import Manifest
 from accucompare.compare.pairing import Renaming, rename
+from accucompare.launched import is_of_launcher
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
     variables = [
         Surrounding(name, ours.get(name), theirs.get(name))
         for name in sorted(ours.keys() | theirs.keys())
+        if not is_of_launcher(name)
     ]
     libraries = ((name, each, other.libraries.get(name)) for name, each in golden.libraries.items())
     built = [
@@ -113,13 +115,35 @@ def other_configuration(
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
+    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
+    sizes = set() if golden.mesh == other.mesh else sizes - {1}
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from (
             (name, key, value, others[key])
             for key, value in values.items()
-            if key in others and repr(others[key]) != repr(value)
+            if key in others
+            and repr(others[key]) != repr(value)
+            and not key.startswith(_OF_INPUT)
+            and not (sizes and (key in _OF_LAYOUT or _is_share(value, others[key], sizes)))
         )
+
+
+#: Attributes that say of what type a module's input is.
+_OF_INPUT = "input_in_"
+#: Attributes of Megatron's that say how a layer talks to other ranks.
+_OF_LAYOUT = (
+    "allreduce_dgrad",
+    "explicit_expert_comm",
+    "reduce_scatter_embeddings",
+    "sequence_parallel",
+)
+
+
+def _is_share(ours: Any, theirs: Any, sizes: Iterable[int]) -> bool:
+    """Whether of two counts one is a rank's share of the other, or the number of ranks."""
+    low, high = sorted(map(abs, (ours, theirs))) if type(ours) is type(theirs) is int else (0, 0)
+    return any(low and high % low == 0 and size % (high // low) == 0 for size in sizes)
 
 
 def _versions(

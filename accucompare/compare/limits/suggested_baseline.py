@@ -15,7 +15,7 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
-    """The ``bundle.format.flags`` formats of float32 matmuls and convolutions, or ``""``."""
+    """The ``bundle.flags`` formats of float32 matmuls and convolutions, or ``""``."""
     emulated = manifest.options.emulate or ""
     values = manifest.flags
     formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]

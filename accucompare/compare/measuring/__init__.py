@@ -2,15 +2,6 @@
 
 from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
 from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
-from accucompare.compare.measuring.closer import (
-    Values,
-    at_right_angles,
-    beyond_last_place,
-    carriers,
-    common_factor,
-    common_limit,
-    standard_error,
-)
 from accucompare.compare.measuring.masks import (
     are_masks_of_two_kinds,
     is_masked,
@@ -31,6 +22,15 @@ from accucompare.compare.measuring.small import (
     measure_columns,
     measure_small,
     small_form,
+)
+from accucompare.compare.measuring.training_errors import (
+    Values,
+    at_right_angles,
+    beyond_last_place,
+    carriers,
+    common_factor,
+    common_limit,
+    standard_error,
 )
 
 __all__ = [

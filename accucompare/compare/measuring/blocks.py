@@ -85,10 +85,10 @@ class PairOfTensors:
         """Whether the compiled kernel can measure it; the kernel does not look for masks."""
         return not self.masks and kernel.can_measure(self.golden_dtype, self.candidate_dtype)
 
-    def segments(self) -> list[Segment]:
-        """The whole, in parts that can be measured separately."""
+    def segments(self, split: bool) -> list[Segment]:
+        """The whole, or the parts that can be measured separately."""
         size = chunked.SEGMENT
-        if self.elements <= size:
+        if self.elements <= size or not split:
             return [Segment(0, self.elements)]
         return [
             Segment(start, min(start + size, self.elements))

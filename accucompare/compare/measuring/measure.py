@@ -117,7 +117,7 @@ def measure_pair(
             f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds"
         )
     pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)
-    segments = pair.segments()
+    segments = pair.segments(run is not map)
     if len(segments) == 1:
         scan, sums = _measure_segment(pair, segments[0], atol, rtol)
     else:
@@ -183,7 +183,8 @@ def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Reco
     if records[0].shape == records[1].shape:
         pair = PairOfTensors(golden, candidate, dtypes[0], dtypes[1], sizes[0])
         found = compare_masks(
-            *dtypes, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment))
+            *dtypes,
+            (raw for segment in pair.segments(split=False) for raw in pair.raw_blocks(segment)),
         )
     else:
         ours, theirs = (

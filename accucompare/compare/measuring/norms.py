@@ -197,7 +197,7 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
             squares += chunk_dots(difference, difference)
         return squares
 
-    squares = itertools.chain.from_iterable(run(apart, pair.segments()))
+    squares = itertools.chain.from_iterable(run(apart, pair.segments(run is not map)))
     return _exact_sum(squares) / (golden_length * candidate_length) ** 2
 
 

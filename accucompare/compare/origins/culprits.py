@@ -272,7 +272,7 @@ def _excess(row: Row) -> float:
         )
     if row.verdict.excess is not None:
         return row.verdict.excess
-    return row.verdict.used if row.verdict.used is not None else 0.0
+    return row.verdict.over_limit if row.verdict.over_limit is not None else 0.0
 
 
 def _off(rows: Iterable[Row]) -> set[CallKey]:

@@ -71,8 +71,8 @@ class Culprit:
 
     @property
     def over_limit(self) -> float | None:
-        """The error as a multiple of the limit that judged it (``row.verdict.used``)."""
-        return self.row.verdict.used
+        """The error as a multiple of the limit that judged it (``row.verdict.over_limit``)."""
+        return self.row.verdict.over_limit
 
     @property
     def stage(self) -> Stage:

@@ -172,18 +172,18 @@ class Trace:
             or (record.role in _GIVES and call_of(record) in self._seen.callers)
         ):
             return Reason.INTRODUCED
-        passed_on = self.fed and not operator and self._passes_on(record, verdict.used or 0.0)
+        passed_on = self.fed and not operator and self._passes_on(record, verdict.over_limit or 0.0)
         return Reason.INHERITED if passed_on else Reason.GLUE
 
-    def _passes_on(self, record: Record, used: float) -> bool:
+    def _passes_on(self, record: Record, over_limit: float) -> bool:
         """Whether an earlier value of a call's own code was about as wrong."""
         # another choice, or something tiny where golden is zero, says nothing about later values
-        if math.isinf(used):
+        if math.isinf(over_limit):
             return False
         source = record.role in GRADIENT_ROLES, source_of(record)
         before = self._glue.get(source)
-        self._glue[source] = max(before or 0.0, used)
-        return before is not None and used <= MUCH_FURTHER * before
+        self._glue[source] = max(before or 0.0, over_limit)
+        return before is not None and over_limit <= MUCH_FURTHER * before
 
     def _was_fed(self, record: Record) -> bool:
         if record.role in OPERATOR_ROLES:

@@ -99,7 +99,7 @@ def _listed(row: Row) -> Row:
     return replace(
         row,
         metrics=None,
-        verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, remarks=remarks, used=None),
+        verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, remarks=remarks, over_limit=None),
     )
 
 

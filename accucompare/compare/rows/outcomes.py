@@ -62,7 +62,7 @@ class PairOutcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     metrics: Metrics | None
     verdict: Verdict
-    baseline: float | None = None
+    baseline_error: float | None = None
     noise: float | None = None
     arranged: Record | None = None  # the candidate's, put together as it was judged
     summed: Record | None = None  # the sum of what its ranks hold, if that would pass
@@ -81,7 +81,7 @@ def row_of(
         outcome = PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=remarks))
     record = pair.record
     verdict = trace(record, outcome.verdict)
-    own = outcome.baseline, outcome.noise
+    own = outcome.baseline_error, outcome.noise
     candidate = pair.candidate if outcome.arranged is None else outcome.arranged
     return Row(pair.golden, candidate, verdict, outcome.metrics, pair.nearest, record.name, *own)
 

@@ -110,7 +110,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         reason: it decides the status.
         limit: what judged it; ``None`` if nothing did.
         smallest: the smallest limits that would pass.
-        used: the column x limit: the measured error as a multiple of its limit (over 1 fails); the
+        over_limit: the column x limit: the error as a multiple of its limit (over 1 fails); the
             largest of several.
         rel_l2_limit: the limit on the relative L2 error, if there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or its floor).
@@ -132,7 +132,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     reason: Reason
     limit: JudgedLimit | None = None
     smallest: tuple[SmallestLimit, ...] = ()
-    used: float | None = None
+    over_limit: float | None = None
     remarks: tuple[PairRemark, ...] = ()
     rel_l2_limit: float | None = None
     excess: float | None = None
@@ -159,8 +159,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def near(self) -> bool:
-        """Whether it passes, with more than ``NEAR`` of its tolerance used."""
-        return self.status is Status.PASS and self.used is not None and self.used > NEAR
+        """Whether it passes, with an error of more than ``NEAR`` of its limit."""
+        return self.status is Status.PASS and (self.over_limit or 0.0) > NEAR
 
     def beginning(self) -> Verdict:
         return msgspec.structs.replace(self, begins=True)
@@ -177,7 +177,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         metrics: what was measured; ``None`` if nothing could be.
         nearest: for an unpaired record, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
-        baseline: relative L2 error of the baseline's record; ``None`` if there is none.
+        baseline_error: relative L2 error of the baseline's record; ``None`` if there is none.
         noise: L2 distance of two runs of the candidate, relative to golden's norm (0 for 0/0, inf
             for x/0 and if NaN or Inf differ); ``None`` for a single run.
     """
@@ -188,7 +188,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     metrics: Metrics | None = None
     nearest: str = ""
     module: str = ""
-    baseline: float | None = None
+    baseline_error: float | None = None
     noise: float | None = None
 
     def __repr__(self) -> str:

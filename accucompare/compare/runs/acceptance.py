@@ -54,16 +54,14 @@ class StandardRule:
 
 @dataclass(frozen=True)
 class Preset:
-    """A standard; ``source`` is where it is written, and all ``rules`` must be met."""
+    """A standard; all ``rules`` must be met."""
 
-    source: str
     rules: tuple[StandardRule, ...]
     least_steps: int
 
 
 PRESETS = {
     Standard.MINDFORMERS: Preset(
-        source="MindSpore Transformers, migration standard (docs, acc_optimize)",
         rules=(
             StandardRule(StandardMeasure.FIRST_LOSS, 0.005, 0.005),
             StandardRule(StandardMeasure.MEAN_LOSS, 0.01, 0.01),

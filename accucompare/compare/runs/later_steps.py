@@ -92,10 +92,12 @@ def by_envelope(
         if (
             later.steps
             and isinstance(outcome, PairOutcome)
-            and outcome.baseline is not None
-            and math.isfinite(outcome.baseline)
+            and outcome.baseline_error is not None
+            and math.isfinite(outcome.baseline_error)
         ):
-            errors.setdefault(_line(task), []).append((task.pair.record.step, outcome.baseline))
+            errors.setdefault(_line(task), []).append(
+                (task.pair.record.step, outcome.baseline_error)
+            )
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         record = task.pair.record
         if not isinstance(outcome, PairOutcome) or (record.rank, record.step) not in later.steps:
@@ -138,7 +140,7 @@ def _judged(
         return PairOutcome(
             metrics,
             Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NOT_PROVEN,), by_rounding=True),
-            outcome.baseline,
+            outcome.baseline_error,
             outcome.noise,
         )
     beyond = (
@@ -151,7 +153,7 @@ def _judged(
         reason=Reason.OK,
         limit=LimitOfKind(LimitKind.ENVELOPE, limit),
         smallest=(),
-        used=metrics.rel_l2 / limit,
+        over_limit=metrics.rel_l2 / limit,
         remarks=(FreeUpdates(max(known), len(known)),),
         rel_l2_limit=limit,
         excess_limit=None,

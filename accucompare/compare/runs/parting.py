@@ -123,7 +123,7 @@ def given_within(rows: Iterable[Row], by_user: bool) -> frozenset[StepOfRank]:
         if row.record is not None and _is_given(row.record):
             place = row.record.rank, row.record.step
             passed[place] = row.status is Status.PASS and passed.get(place, True)
-            if by_user or (row.reason is Reason.OK and row.verdict.used):
+            if by_user or (row.reason is Reason.OK and row.verdict.over_limit):
                 measured.add(place)
     return frozenset(
         place for place, all_of_them in passed.items() if all_of_them and place in measured

@@ -1,18 +1,18 @@
-"""Tokens that travel to experts: their rows are paired by identity, and their routing is judged."""
+"""PairedTokens that travel to experts: their rows are paired by identity, and their routing is judged."""
 
 from accucompare.compare.tokens.chosen_rows import ChosenRows
 from accucompare.compare.tokens.paired_sides import PairedSides
 from accucompare.compare.tokens.routing import Routing, routings
 from accucompare.compare.tokens.row_labels import HeldRows, RowLabels, paired_rows, row_digests
-from accucompare.compare.tokens.token_pairs import Tokens, with_tokens
+from accucompare.compare.tokens.token_pairs import PairedTokens, with_tokens
 
 __all__ = [
     "ChosenRows",
     "HeldRows",
     "PairedSides",
+    "PairedTokens",
     "Routing",
     "RowLabels",
-    "Tokens",
     "paired_rows",
     "routings",
     "row_digests",

@@ -48,7 +48,7 @@ _WITH_ROWS = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
 _MOST_AROUND = 3
 
 
-class Tokens(NamedTuple):
+class PairedTokens(NamedTuple):
     """What is known of the tokens of a diff.
 
     Attributes:
@@ -100,14 +100,14 @@ class _Experts(NamedTuple):
     tokens: TokensOfRows | None
 
 
-def with_tokens(sides: PairedSides) -> Tokens:
+def with_tokens(sides: PairedSides) -> PairedTokens:
     """The pairs of a diff, with golden's rows and the candidate's of one token side by side.
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
     routed = routings(sides)
     if not routed and not _may_have_experts(sides):
-        return Tokens(sides.unified)
+        return PairedTokens(sides.unified)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
     for place in sides.unified.unknown:
         if (odd := _other_number_of_choices(sides, place)) is not None:
@@ -135,7 +135,7 @@ def with_tokens(sides: PairedSides) -> Tokens:
         if routing is not None and role in (Role.INPUT, Role.OUTPUT):
             forward[routed.index(routing)].add(place)
     others = {place: held for place, held in sides.unified.others.items() if place not in found}
-    return Tokens(
+    return PairedTokens(
         sides.unified._replace(pairs=own, unknown=unknown, others=others),
         {place: told for place, each in found.items() if (told := each.elsewhere) is not None},
         [frozenset(each) for each in forward],
@@ -166,7 +166,7 @@ def _other_number_of_choices(sides: PairedSides, place: int) -> RanksDiffer | No
 
 def _may_have_experts(sides: PairedSides) -> bool:
     """Whether a call's name says so, some ranks alone hold it, or the two sides' rows differ."""
-    owned = any(ranks is not None and ranks.owners for ranks in sides.ranks)
+    owned = any(ranks is not None and ranks.holders.modules for ranks in sides.ranks)
     for place, pair in enumerate(sides.pairs):
         if pair.record.role is Role.INPUT and (
             owned or "expert" in pair.record.name.lower() or place in sides.unified.unknown
@@ -238,15 +238,23 @@ def _above(
     callers: Mapping[CallOfStep, CallOfStep | None],
 ) -> CallOfStep | None:
     """The nearest call around one whose rows are as long as its own."""
-    width, caller = sides.pairs[place].record.shape[-1], callers.get(call)
+    width, caller = _width(sides, place), callers.get(call)
     for _ in range(_MOST_AROUND):
         if caller is None:
             return None
         at = inputs.get(caller)
         if at is not None and sides.put_together(at) is not None:
-            return caller if sides.pairs[at].record.shape[-1] == width else None
+            return caller if _width(sides, at) == width else None
         caller = callers.get(caller)
     return None
+
+
+def _width(sides: PairedSides, place: int) -> int:
+    """How long the rows are; of golden, if it has rows."""
+    pair = sides.pairs[place]
+    record = pair.golden if has_rows(pair.golden) else pair.candidate
+    assert record is not None
+    return record.shape[-1]
 
 
 def _counts(sides: PairedSides, place: int) -> tuple[set[int], dict[int, int]]:

@@ -120,7 +120,7 @@ class ChosenBaseline:
             return False
         if row.golden.key not in self.records:
             return True
-        judged = row.baseline is not None or row.reason in (
+        judged = row.baseline_error is not None or row.reason in (
             Reason.SHAPE,
             Reason.DTYPE,
             Reason.NON_FINITE,

@@ -223,7 +223,8 @@ def _has_parts(model: nn.Module) -> bool:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's first parameter or buffer is; the CPU if it has none."""
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
+    # Megatron's DDP has an attribute of the name ``buffers``
+    for tensor in itertools.chain(model.parameters(), torch.nn.Module.buffers(model)):
         if not tensor.is_meta:
             return tensor.device
     return torch.device("cpu")

@@ -104,12 +104,14 @@ def dimensions_of(modules: Modules, mesh: Any = None) -> Dimensions:
     state = sys.modules.get("megatron.core.parallel_state")
     if state is not None and not found.places:
         for name, function in _MEGATRON.items():
-            index, size = (
+            index, size, group = (
                 _ask(getattr(state, f"get_{function}_{what}", None))
-                for what in ("rank", "world_size")
+                for what in ("rank", "world_size", "group")
             )
             if index is not None:
-                found.add(name, index, index + 1 if size is None else size, function)
+                # groups of one rank alone are all alike
+                ranks = _ranks_of(group) if size != 1 else function
+                found.add(name, index, index + 1 if size is None else size, ranks or function)
     return found
 
 
@@ -209,9 +211,17 @@ def _meshes(modules: Modules) -> Any:
     return (tensor.device_mesh for tensor in tensors)
 
 
-def _ask(question: Callable[[], int] | None) -> int | None:
+def _ask(question: Callable[[], Any] | None) -> Any:
     """Megatron's answer; ``None`` if it is not initialised, or too old to know the axis."""
     try:
-        return None if question is None else int(question())
+        return None if question is None else question()
     except (AssertionError, RuntimeError, TypeError):
         return None
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks of a process group; nothing where that is not known."""
+    try:
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    except (AttributeError, RuntimeError, TypeError, ValueError, KeyError):
+        return ()

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from accucompare.bundle.format import Shard
+from accucompare.bundle.format import Role, Shard
 from accucompare.live.around import Dimensions, dimensions_of, is_of_mesh
+from accucompare.live.layouts.megatron import cut_values, flat_part, kept_parts, megatron_parts
 from accucompare.live.modules import Modules
 from accucompare.live.operators import entrances
 from accucompare.live.values import local_part
@@ -26,7 +27,7 @@ class Layouts:
     """The layouts of one rank's tensors, by what PyTorch knows of them.
 
     A ``DTensor`` has its own. A plain tensor that ``to_local`` has made of one is known as long as
-    it lives. The parameters of FSDP1 are parts of a flat one.
+    it lives. The parameters of FSDP1 are parts of a flat one. Megatron's say how they are cut.
 
     Attributes:
         dimensions: of parallelism.
@@ -40,10 +41,21 @@ class Layouts:
         self._known: dict[Any, Shard | None] = {}
         # plain tensors: what gives the layouts of their values, and of their gradients
         self._local: Any = WeakTensorKeyDictionary()
-        self._flat = {
+        # of plain parameters, by their ids
+        self._parts: dict[int, Shard | None] = {
             id(parameter): shard
             for wrapper in modules.wrappers
             for parameter, shard in _parts_of_flat(wrapper, _groups_of(wrapper, self.dimensions))
+        }
+        self._parts |= {
+            id(parameter): shard for parameter, shard in megatron_parts(modules, self.dimensions)
+        }
+        self._cut = cut_values(modules, self._parts)
+        # what a distributed optimizer of Megatron's steps here of a parameter, by its id
+        self._kept = {
+            id(parameter): (start, count, names)
+            for wrapper in modules.wrappers
+            for parameter, start, count, names in kept_parts(wrapper, self.dimensions)
         }
         self._library = _library()
         flattened = sum(_is_flattened(wrapper) for wrapper in modules.wrappers)
@@ -81,6 +93,13 @@ class Layouts:
         known = self._local.get(tensor)
         return None if known is None else known[0]()
 
+    def of_value(self, module: Any, role: Role, path: str, value: torch.Tensor) -> Shard | None:
+        """The layout of what one of Megatron's layers takes or makes."""
+        cut = self._cut.get((module, role))
+        if cut is None or (cut.path is not None and path not in ("", cut.path)):
+            return None
+        return cut.layout(tuple(value.shape))
+
     def of_gradient(self, tensor: torch.Tensor) -> Shard | None:
         """How a plain gradient of this plain tensor lies, as the backward of ``to_local`` takes it;
         ``None`` where it cannot be known."""
@@ -91,13 +110,25 @@ class Layouts:
         """The layout of a value that an update takes or makes of a parameter: of its gradient, its
         state, its difference."""
         found = self.of(value)
-        if found is None and (flat := self._flat.get(id(parameter))) is not None:
-            return flat if value.shape == parameter.shape else None
+        if found is None and (part := self._parts.get(id(parameter))) is not None:
+            return part if value.shape == parameter.shape else None
         return found
 
     def has_none_of(self, parameter: torch.Tensor) -> bool:
         """Whether all of a parameter is on other ranks; FSDP1 gives such a part no gradient."""
-        return id(parameter) in self._flat and not parameter.numel()
+        return id(parameter) in self._parts and not parameter.numel()
+
+    def stepped(self, parameter: torch.Tensor) -> int | None:
+        """How many elements of a parameter an optimizer steps on this rank, if not all of them."""
+        return self._kept[id(parameter)][1] if id(parameter) in self._kept else None
+
+    def steps_instead(self, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+        """An optimizer steps a tensor in place of a parameter, or of those elements of it."""
+        part, local = self._parts.get(id(parameter)), tuple(parameter.shape)
+        if tensor.shape != local:
+            kept = self._kept.get(id(parameter))
+            part = None if kept is None else flat_part(part, local, *kept)
+        self._parts[id(tensor)] = part
 
     def of_weight(self, tensor: torch.Tensor) -> Shard | None:
         """The layout of a parameter or buffer."""

@@ -32,6 +32,7 @@ from accucompare.live.modules.recomputation import (
     witness_no_more,
 )
 from accucompare.live.modules.state import put_together, state_record, take_apart
+from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "generators_of",
     "has_setup",
     "in_backward",
+    "in_trial_call",
     "is_torchs",
     "listens",
     "name_modules",

@@ -16,6 +16,7 @@ from torch import nn
 
 from accucompare.live.modules import unsaved
 from accucompare.live.modules.names import Modules
+from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 from accucompare.live.values import leaves
 
@@ -300,6 +301,8 @@ class Listener(Generic[_C]):
             calls = self._calls[thread] = []
         if calls:
             parent: tuple[str, int] | None = (calls[-1].name, calls[-1].index)
+        elif in_trial_call():
+            return None
         else:
             second = self.second_run()
             parent = None if second is None else second.mark.parent

@@ -16,6 +16,7 @@ from accucompare.text import storable
 #: Classes that keep the module that they wrap under the ordinary name ``module``.
 _WRAPPERS = {
     "DistributedDataParallel",
+    "Float16Module",
     "DataParallel",
     "FullyShardedDataParallel",
     "DeepSpeedEngine",

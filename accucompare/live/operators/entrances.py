@@ -25,12 +25,23 @@ _observers: dict[tuple[Any, str], list[Before]] = {}
 #: The function that each clipper of gradients calls first, and those clippers. From torch 2.6 on
 #: ``clip_grad_norm_`` calls ``_get_total_norm``, which others call without clipping; before, it
 #: grouped the gradients, as the others do.
-CLIPPING = {
+_CLIPPING = {
     (clip_grad, "_get_total_norm"): frozenset(("clip_grad_norm_",)),
     (clip_grad, "_group_tensors_by_device_and_dtype"): frozenset(
         ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
     ),
 }
+
+#: Megatron's optimizers, and the function with which their methods clip gradients.
+_MEGATRON = "megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"
+
+
+def clipping() -> dict[tuple[Any, str], frozenset[str]]:
+    """The functions that clippers of gradients call first, by module and name; their callers."""
+    module = sys.modules.get(_MEGATRON[0])
+    if module is None:
+        return _CLIPPING
+    return {**_CLIPPING, (module, _MEGATRON[1]): frozenset(("step", "clip_grad_norm"))}
 
 
 def observe_function(owner: Any, name: str, before: Before) -> bool:

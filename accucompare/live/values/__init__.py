@@ -16,6 +16,7 @@ from accucompare.live.values.tensors import (
     round_tensor,
     scalar_to_host,
     to_host,
+    with_local_part,
 )
 from accucompare.live.values.values import Scalar, describe_value, is_cache, leaves, replaced
 
@@ -42,4 +43,5 @@ __all__ = [
     "round_tensor",
     "scalar_to_host",
     "to_host",
+    "with_local_part",
 ]

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from accucompare import devices
 from accucompare.bundle.format import Layout
-from accucompare.bundle.writing import BundleWriter, Lease, Sketched
+from accucompare.bundle.writing import LENT, BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe_value
+from accucompare.live.values.values import describe_value, name_of
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ _UNKNOWN_TO_NUMPY = {
 }
 # bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
-_WORTH_A_BLOCK = 8 << 20  # bytes; from here on fresh memory in huge pages is faster to get
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _SHARED = 4 << 20  # bytes; starting a thread takes as long as summarizing one of them
 # bytes; starting a hundred kernels takes as long as copying one of them and sketching it here
@@ -122,6 +121,7 @@ def to_host(
                 if array is None:
                     if type(tensor) in _PLAIN:
                         _refuse_without_memory(tensor)
+                    devices.backend(tensor.device.type).refuse_in_graph(tensor.device)
                     made = None if writer is None or needed else _sketched(tensor, writer)
                     return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
@@ -267,29 +267,32 @@ def outside_transforms() -> Iterator[None]:
         yield
 
 
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of our own on the same device. On the host, in memory faster to get than PyTorch's."""
+def copy_of(tensor: torch.Tensor, lend: Callable[[int], Array]) -> torch.Tensor:
+    """A copy of our own on the same device. ``lend`` gives memory for a large one on the host."""
     tensor = tensor.detach()
     array = _in_place(tensor)
-    if array is None or array.nbytes < _WORTH_A_BLOCK:
+    if array is None or array.nbytes <= _SMALL:
         return tensor.clone()
-    block = devices.backend("cpu").host_memory(array.nbytes)
-    _copy(array, _as_array(block.numpy(), dtype_name(tensor.dtype), array.shape))
-    return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
+    block = lend(array.nbytes)
+    _copy(array, _as_array(block, dtype_name(tensor.dtype), array.shape))
+    return torch.from_numpy(block).view(tensor.dtype).view(tensor.shape)
 
 
 def difference(
-    after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]
+    after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease], spare: bool
 ) -> tuple[torch.Tensor, Lease | None]:
     """``after`` minus ``before``, of one shape and dtype, in float32 if that is wider.
 
     ``take`` gives memory for large results on the host, which is returned with the difference.
+    With ``spare``, nobody reads ``before`` any more, so it may become the difference.
     """
     after = after.detach()
     wide = torch.float32 if before.itemsize < 4 else before.dtype
     nbytes = before.numel() * wide.itemsize
     if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:
         return after.to(wide) - before.to(wide), None
+    if spare and wide is before.dtype:
+        return torch.sub(after, before, out=before), LENT
     lease = take(nbytes)
     assert lease.block is not None
     result = torch.from_numpy(lease.block).view(wide).view(before.shape)
@@ -312,9 +315,10 @@ def scalar_to_host(value: Any) -> HostValue:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string or large int by its digest, else by its name."""
-    comparable = isinstance(value, (str, bytes, int))
-    digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
+    """A value that no array can hold: a string, large int, or what its name tells, by its digest;
+    another by its class."""
+    text = repr(value) if isinstance(value, (str, bytes, int)) else name_of(value)
+    digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 
 
@@ -351,6 +355,22 @@ def local_part(tensor: Any) -> torch.Tensor:
     waits = getattr(local, "trigger_wait", None)  # of an AsyncCollectiveTensor
     found: torch.Tensor = local if waits is None else waits()
     return found
+
+
+def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
+    """A ``DTensor`` that lies as another does, with another part of this rank; ``local`` itself if
+    ``like`` is none. The other ranks are not asked."""
+    if getattr(like, "_local_tensor", None) is None:
+        return local
+    made: torch.Tensor = type(like).from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return made
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

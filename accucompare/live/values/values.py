@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Iterator, Mapping, MutableMapping
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -221,3 +222,16 @@ def describe_value(value: Any) -> str:
     if isinstance(value, int):
         return f"int of {value.bit_length()} bits"
     return name
+
+
+def name_of(value: Any) -> str | None:
+    """The name that says all of a value: of an enumeration's member, a function, a module's method.
+
+    Functions that hold values of their own have none."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    inner = value
+    if isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module):
+        inner = value.__func__
+    plain = isinstance(inner, (FunctionType, BuiltinFunctionType))
+    return inner.__qualname__ if plain and not getattr(inner, "__closure__", None) else None

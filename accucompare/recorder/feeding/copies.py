@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from accucompare.live.values import dressed_as, dtype_name, nested, plainly
+from accucompare.live.values import (
+    dressed_as,
+    dtype_name,
+    local_part,
+    nested,
+    plainly,
+    with_local_part,
+)
 from accucompare.numbers import DTYPES, Kind
 from accucompare.recorder.feeding.lending import Exchange
 
@@ -49,7 +56,10 @@ def copy_like(
 ) -> torch.Tensor:
     """Golden's values in a tensor of another's class, nested or plain. Gradients go to that."""
     with torch.inference_mode(False), torch.no_grad():
-        if tensor.is_nested:
+        local = local_part(tensor)
+        if local is not tensor:
+            new = with_local_part(tensor, _copy_like(local, golden))
+        elif tensor.is_nested:
             new = nested.like(tensor, _cast(golden, tensor.dtype))
         else:
             with plainly():

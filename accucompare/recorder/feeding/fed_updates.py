@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from accucompare.bundle.format import Role
+from accucompare.live.values import local_part
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
@@ -24,9 +25,10 @@ class FedUpdates:
 
         PyTorch does not count the write: graphs made before go on with golden's value.
         """
-        golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
-        if golden is not None and not torch.equal(golden, tensor):
-            tensor.data.copy_(golden)
+        local = local_part(tensor.detach())
+        golden = self.feed.parameter(self.step(), name, update, path, local)
+        if golden is not None and not torch.equal(golden, local):
+            local.data.copy_(golden)
 
     def has_changed(self, name: str, update: int, path: str) -> bool:
         """Whether anything but updates changed golden's parameter. Raises as ``Feeding.inputs``."""
@@ -40,7 +42,7 @@ class FedUpdates:
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
         if isinstance(golden, torch.Tensor):
             with torch.no_grad():
-                tensor.copy_(golden)
+                local_part(tensor).copy_(local_part(golden))
             self.feed.fed += 1
         elif isinstance(golden, str) and self.feed.has(place):
             self.feed.pass_on(place, path, golden)

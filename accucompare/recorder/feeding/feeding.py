@@ -12,6 +12,7 @@ import torch
 
 from accucompare.bundle.format import Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
@@ -37,6 +38,7 @@ class Feeding(GoldenValues):
         fed: how many values were exchanged.
         written, backward, updates: whether golden has writes into buffers and arguments, gradients,
             and what updates took.
+        in_parts: whether this process is one of several ranks, and golden is of one device.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class Feeding(GoldenValues):
         modules: Modules,
         renamings: Sequence[Renaming] = (),
         round_to: str | None = None,
+        parts: GoldenParts | None = None,
     ) -> None:
-        super().__init__(golden, rank, modules, renamings, round_to)
+        super().__init__(golden, rank, modules, renamings, round_to, parts)
         self.fed = 0
+        self.in_parts = parts is not None
         self.written = golden.manifests[rank].options.written
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)

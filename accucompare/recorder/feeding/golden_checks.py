@@ -84,6 +84,7 @@ def check_model(
     renamings: Sequence[Renaming] = (),
     like: str | Place | None = None,
     step: int = 0,
+    cut: bool = False,
 ) -> None:
     """Refuse a golden of another model or of other weights.
 
@@ -93,6 +94,7 @@ def check_model(
         force: accept another class or other weights.
         like: the bundle that the model's weights come from, if any.
         step: the step whose weights the model has.
+        cut: the model is one rank's part of golden's.
 
     Raises:
         UsageError: if golden is refused.
@@ -139,18 +141,11 @@ def check_model(
             f" {with_article(classes[1])}"
             " (force=True, --force, feeds it all the same)"
         )
+    if cut and not _are_of_others(theirs, model):
+        return
     shared_names = SharedNames(theirs, model)
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
-        computed = {
-            name
-            for table in (model, theirs)
-            for name, entry in table.get(kind, {}).items()
-            if entry.get("computed")
-        }
-        ours, of_golden = (
-            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed}
-            for table in (model, theirs)
-        )
+        ours, of_golden = _tables(theirs, model, kind)
         for name in (*of_golden, *(name for name in ours if name not in of_golden)):
             cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in of_golden:
@@ -159,11 +154,47 @@ def check_model(
                 sides = ("golden", "the model") if name in of_golden else ("the model", "golden")
                 which = f"{sides[0]} has it, {sides[1]} lacks it"
                 cure = advice(propose(described, model, renamings)) or cure
+            elif cut and not _is_whole(of_golden[name], ours[name]):
+                continue
             elif same_fingerprint(of_golden[name], ours[name]) is False:
                 which = "it differs"
             else:
                 continue
             raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
+
+
+def _tables(
+    theirs: dict[str, Any], model: dict[str, Any], kind: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's and golden's parameters or buffers, without those that are computed."""
+    computed = {
+        name
+        for table in (model, theirs)
+        for name, entry in table.get(kind, {}).items()
+        if entry.get("computed")
+    }
+    ours, of_golden = (
+        {name: entry for name, entry in table.get(kind, {}).items() if name not in computed}
+        for table in (model, theirs)
+    )
+    return ours, of_golden
+
+
+def _is_whole(golden: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Whether a rank holds all of a parameter of golden's."""
+    return "shard" not in own and own.get("shape") == golden.get("shape")
+
+
+def _are_of_others(golden: dict[str, Any], model: dict[str, Any]) -> bool:
+    """Whether most of the weights that this rank holds whole are not golden's: one that differs may
+    be the fault that is looked for."""
+    ours, theirs = _tables(golden, model, "parameters")
+    same = [
+        same_fingerprint(theirs[name], own)
+        for name, own in ours.items()
+        if name in theirs and _is_whole(theirs[name], own)
+    ]
+    return same.count(False) * 2 > len(same)
 
 
 def _cure(golden: Bundle, like: str | Place | None) -> str:

@@ -19,6 +19,7 @@ from accucompare.bundle.format import (
     display_name,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import (
     Renaming,
     argument_path,
@@ -36,6 +37,7 @@ from accucompare.live.values import (
     from_bits,
     is_plain_class,
     layout_of,
+    local_part,
     nested,
     other_to_host,
     scalar_to_host,
@@ -72,18 +74,23 @@ class GoldenValues:
         modules: Modules,
         renamings: Sequence[Renaming] = (),
         round_to: str | None = None,
+        parts: GoldenParts | None = None,
     ) -> None:
         """
         Args:
-            renamings: of golden's layers, see ``compare.pairing.align.counterparts``.
+            rank: whose records of golden are taken.
+            renamings: of golden's layers, see ``compare.pairing.renames.counterparts``.
             round_to: the type to which golden's floating values are rounded; they keep their own.
+            parts: of golden's tensors, for one of several ranks where golden is of one device.
         """
         self._rounded = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
         self._modules = modules
+        self._parts = parts
         self._step: int | None = None
+        self._first: int | None = None  # the first step that was loaded
         theirs = golden.manifests[rank].model
         self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
         self._parameters = other_names(theirs, modules.outline(), renamings)
@@ -133,19 +140,24 @@ class GoldenValues:
         self._calls.clear()
         self._noted.clear()
         self._golden.close()
+        if self._parts is not None:
+            self._parts.close()
 
     def parameter(
         self, step: int, name: str, update: int, path: str, tensor: torch.Tensor
     ) -> torch.Tensor | None:
         """Golden's parameter after ``update`` updates of the step; ``None`` if no more came.
 
-        It is what something else made of it, or else what the next update took.
+        It is what something else made of it, or else what the next update took. With ``parts``, the
+        first one is left as it is: a wrong shard may be the fault.
 
         Args:
             name, path: of the module, and of the parameter in it.
             tensor: the value must fit it.
         """
         self.load(step)
+        if self._parts is not None and not update and step == self._first:
+            return None
         # such as an average that is swapped in for a call
         changed = self._records.get((name, update, Role.PARAM_CHANGED, path))
         if changed is not None:
@@ -221,7 +233,8 @@ class GoldenValues:
         record = record or self._by_argument(place, path, seen or {})
         record = record or self._in_a_tuple(place, path)
         if record is None:
-            return f"golden has no such {'value' if self.has(place) else 'call'}"
+            missing = f"golden has no such {'value' if self.has(place) else 'call'}"
+            return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
         if (why := _misfit(record, value)) is not None:
@@ -321,9 +334,13 @@ class GoldenValues:
                 )
                 self._arguments[name, record.call, path] = record
         self._step = step
+        self._first = step if self._first is None else self._first
 
     def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
         """Golden's records of a step by the model's module names; ``None`` without such a step."""
+        if self._parts is not None:
+            own = self._parts.records(step)
+            return None if own is None else [(record.name, record) for record in own]
         entries = [
             entry
             for rank, entry in self._golden.steps()
@@ -349,6 +366,7 @@ class GoldenValues:
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     """Why golden's record cannot take a tensor's place; ``None`` if it can."""
+    tensor = local_part(tensor)
     layout = layout_of(tensor)
     if layout is Layout.NESTED:
         return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.live.autograd import PASSING_ON
-from accucompare.live.values import dressed_as, nested, plainly
+from accucompare.live.values import dressed_as, local_part, nested, plainly
 
 #: Returns golden's gradient for another.
 Exchange = Callable[[torch.Tensor], torch.Tensor]
@@ -184,6 +184,7 @@ _ALIKE = 0.1
 
 def _memory(tensor: torch.Tensor) -> int:
     """A key that is equal for two tensors in one piece of memory."""
+    tensor = local_part(tensor)
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
     return int(held.untyped_storage()._cdata)
 
@@ -202,11 +203,12 @@ def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values; a nested tensor's joined into one."""
-    return nested.joined(tensor)[0] if tensor.is_nested else tensor
+    return nested.joined(tensor)[0] if tensor.is_nested else local_part(tensor)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors share elements; for different types, whether their memory overlaps."""
+    one, other = local_part(one), local_part(other)
     if any(
         each.is_nested or each.layout is not torch.strided or not each.numel()
         for each in (one, other)

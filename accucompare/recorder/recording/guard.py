@@ -9,6 +9,7 @@ import torch
 
 from accucompare.bundle.format import Role
 from accucompare.bundle.writing import Lease
+from accucompare.numbers import Array
 from accucompare.recorder.recording.making import PLAINLY, How
 
 
@@ -36,6 +37,9 @@ class UpdateSink(Guard, Protocol):
 
     def room(self, nbytes: int) -> Lease:
         """Host memory for a value to be recorded; waits until there is some."""
+
+    def lend(self, nbytes: int) -> Array:
+        """Host memory for what is kept until nobody refers to it any more."""
 
     def add_update(
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY

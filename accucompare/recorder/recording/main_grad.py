@@ -6,6 +6,8 @@ import torch
 
 #: Where Megatron keeps gradients, instead of ``grad``.
 MAIN_GRAD = "main_grad"
+#: Where Megatron keeps the copy of a parameter, or of a part of it, that the optimizer steps.
+MAIN_PARAMETER = "main_param"
 
 
 def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:

@@ -77,6 +77,8 @@ class RecordMaker:
         needed, bits, shard = how.model_input or how.by_digest, how.bits, None
         if self.layouts is not None and isinstance(value, torch.Tensor):
             shard = self.layouts.of(value) or how.shard
+            if shard is None and call.module is not None:
+                shard = self.layouts.of_value(call.module, role, path, value)
             if shard is not None and self.writer.sketch_size is not None:
                 # its place in the whole makes a sketch of its own, here
                 needed, bits = True, Bits.NEW if bits is Bits.ANY else bits

@@ -31,6 +31,7 @@ from accucompare.live.modules import (
     witness_no_more,
 )
 from accucompare.live.values import leaves
+from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.backward import Backward
@@ -289,7 +290,8 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is None or (self._operators and not self._is_selected(call)):
             self._gave(call, span, leaves(output))
             return None
-        if call.returned and call.returned[0] is not output:
+        # hooks of a parallel plan make what the ranks' modules return, in the layout's capture, too
+        if call.returned and call.returned[0] is not output and not self._feed.in_parts:
             name = call.name or "(root)"
             raise CaptureError(
                 f"a forward hook on {name} replaces what the module returns, as feeding does; take"
@@ -437,6 +439,9 @@ class Recorder(Listener[RecordedCall]):
 
     def room(self, nbytes: int) -> Lease:
         return self._writer.take(nbytes, devices.backend("cpu").host_memory)
+
+    def lend(self, nbytes: int) -> Array:
+        return self._writer.lend(nbytes, devices.backend("cpu").host_memory)
 
     def _note_gradients(
         self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]

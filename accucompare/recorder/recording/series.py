@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from accucompare.bundle.format import Record, StepSeries
+from accucompare.live.modules import in_trial_call
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, Statistics, digest, summarize
 
@@ -64,6 +65,8 @@ class SeriesRecorder:
 
     def backward_begins(self, roots: Iterable[Any]) -> None:
         """Keep the roots that are losses: floating, one element."""
+        if in_trial_call():
+            return
         self.backwards += 1
         self._now.begun = True
         for root in roots:

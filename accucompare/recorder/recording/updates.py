@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
+from accucompare.bundle.writing import LENT
 from accucompare.live.autograd import (
     Observer,
     Parameter,
@@ -30,13 +33,26 @@ from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, local_part
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
-from accucompare.recorder.recording.main_grad import gradient_of
+from accucompare.recorder.recording.main_grad import MAIN_PARAMETER, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
+
+
+@dataclass
+class _Before:
+    """A parameter's copy from before its update; ``spare``: nobody else reads it any more."""
+
+    tensor: torch.Tensor
+    spare: bool = False
+
+    def written(self, then: Callable[[Record], None] | None, record: Record) -> None:
+        if then is not None:
+            then(record)
+        self.spare = True
 
 
 class Updates:
@@ -60,6 +76,7 @@ class Updates:
         self._golden = golden
         self._series = SeriesRecorder()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
+        self._steps_copies = False
         self._count = 0  # of updates in this step
         self._started = -1  # the update count at the model's last call
         self._between = Between()
@@ -70,7 +87,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         # ids of parameters whose gradient was clipped for the next update
         self._clipped: set[int] = set()
-        self._before: dict[int, torch.Tensor] = {}
+        self._before: dict[int, _Before] = {}
         self._after_hooks: Any = None  # of the running update, after the user's own
         self._held = {
             id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
@@ -90,7 +107,7 @@ class Updates:
         self._observer = Observer(self._backward_begins)
         self._observed: list[tuple[Any, str, entrances.Before]] = [
             (*place, functools.partial(self._clipping, callers))
-            for place, callers in entrances.CLIPPING.items()
+            for place, callers in entrances.clipping().items()
         ]
         for kind in entrances.scalers(training.scaler):
             self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
@@ -238,6 +255,40 @@ class Updates:
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         guarded(self._sink, act, "an update", *arguments)
 
+    def _find_copies(self, optimizer: Any) -> None:
+        """An optimizer steps copies or parts of parameters, as Megatron's do: take these instead.
+
+        The parameters that a distributed one steps on other ranks only are none of this rank's."""
+        given = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if any(id(tensor) in self._parameters for tensor in given):
+            return
+        found: dict[int, torch.Tensor] = {}
+        copies = {
+            id(copied): key
+            for key, each in self._parameters.items()
+            if (copied := getattr(each.tensor, MAIN_PARAMETER, None)) is not None
+        }
+        starts = sorted((each.tensor.data_ptr(), key) for key, each in self._parameters.items())
+        for tensor in given:
+            at = bisect.bisect(starts, (tensor.data_ptr(), math.inf)) - 1
+            key = copies.get(id(tensor), starts[at][1] if at >= 0 else 0)
+            own = self._parameters.get(key)
+            if own is not None and (id(tensor) in copies or _shares(tensor, own.tensor)):
+                found[key] = tensor
+        if not found:
+            return
+        kept: dict[int, Parameter] = {}
+        for key, each in self._parameters.items():
+            tensor = found.get(key, each.tensor)
+            stepped = None if self._layouts is None else self._layouts.stepped(each.tensor)
+            if key in found and self._layouts is not None:
+                self._layouts.steps_instead(tensor, each.tensor)
+            if key in found or stepped != 0:
+                kept[id(tensor)] = each._replace(tensor=tensor)
+        self._parameters = kept
+        self._versions = self._written()
+        self._steps_copies = True
+
     def _of(self, optimizer: Any) -> Iterator[Parameter]:
         for group in optimizer.param_groups:
             for tensor in group["params"]:
@@ -254,12 +305,12 @@ class Updates:
         self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if caller in callers:
-            self._guarded(self._clips, {id(grad) for _, grad in leaves(args)})
+            self._guarded(self._clips, {id(each) for _, each in leaves(args)})
 
     def _clips(self, grads: Collection[int]) -> None:
-        """The gradients with these ids are about to be clipped."""
+        """The gradients with these ids, or of parameters with these, are about to be clipped."""
         for key, each in self._parameters.items():
-            if each.tensor.grad is not None and id(each.tensor.grad) in grads:
+            if each.tensor.grad is not None and {id(each.tensor.grad), key} & {*grads}:
                 self._gradient(each, None)
                 self._clipped.add(key)
 
@@ -297,6 +348,7 @@ class Updates:
         return functools.partial(self._guarded, stepped)
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._find_copies(optimizer)
         parameters = list(self._of(optimizer))
         self._begun[id(optimizer)] += 1
         self._any_update = True
@@ -314,7 +366,9 @@ class Updates:
         self._groups(optimizer)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
-        first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
+        # golden's digest of the weights is of other numbers than copies or parts have
+        first = self._series.wants_weights and not self._steps_copies
+        scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
             if not closure:  # a closure computes gradients later
@@ -379,7 +433,9 @@ class Updates:
                 self._gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
-                update, lease = difference(each.tensor, before, self._sink.room)
+                update, lease = difference(
+                    each.tensor, before.tensor, self._sink.room, before.spare
+                )
                 self._give(
                     each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease)
                 )
@@ -465,13 +521,19 @@ class Updates:
         tensor = parameter.tensor.detach()
         wanted = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is both recorded and kept
-            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
+            kept = _Before(copy_of(tensor, self._sink.lend))
+            self._before[id(parameter.tensor)] = kept
             self._give(
                 parameter,
                 Role.PARAM_BEFORE,
                 parameter.own,
-                tensor,
-                How(written=written, bits=Bits.OURS, by_digest=written is not None),
+                kept.tensor,
+                How(
+                    written=functools.partial(kept.written, written),
+                    bits=Bits.OURS,
+                    lease=LENT,
+                    by_digest=written is not None,
+                ),
             )
         elif self._golden is not None:
             self._take(
@@ -482,7 +544,9 @@ class Updates:
                 How(written=written, by_digest=written is not None),
             )
             if wanted:
-                self._before[id(parameter.tensor)] = copy_of(tensor)
+                self._before[id(parameter.tensor)] = _Before(
+                    copy_of(tensor, self._sink.lend), spare=True
+                )
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What to call with a gradient's record for its norm. Without a record, read it now."""
@@ -531,3 +595,10 @@ class Updates:
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
         self._sink.add_update(parameter.owner, number, role, path, value, how)
+
+
+def _shares(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a flat tensor is part of a parameter's memory."""
+    start = part.data_ptr() - whole.data_ptr()
+    size = part.numel() * part.element_size()
+    return part.dtype == whole.dtype and 0 <= start <= whole.nbytes - size

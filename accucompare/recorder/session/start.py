@@ -13,6 +13,7 @@ from torch import nn
 
 from accucompare.bundle.format import Manifest, Started, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.layouts import GoldenParts, check_layout
 from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.errors import UsageError
 from accucompare.live.around import ShardOf, describe_model, device_of
@@ -173,8 +174,9 @@ class Start:
         start.model = describe_model(modules, subject.shard_of)
         if options.feed is not None:
             start.golden = stack.enter_context(open_bundle(options.feed))
-            check_golden(start.golden, out, start.steps, subject.ranks)
-            start.feed = start._fed_by(start.golden, options, subject)
+            layout = _layout_of(options, start.golden, subject, stack)
+            check_golden(start.golden, out, start.steps, subject.ranks if layout is None else None)
+            start.feed = start._fed_by(start.golden, options, subject, layout)
             if not start.feed.backward:
                 stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
         if options.level == Level.OP and not start.selection.only:
@@ -200,15 +202,27 @@ class Start:
         ]
         self._take_over(source.manifest, modules)
 
-    def _fed_by(self, golden: Bundle, options: CaptureOptions, subject: Subject) -> Feeding:
+    def _fed_by(
+        self, golden: Bundle, options: CaptureOptions, subject: Subject, layout: Bundle | None
+    ) -> Feeding:
         """What golden feeds, out of what it holds. Its seed, steps, selection are the defaults."""
-        rank, modules = subject.rank, subject.modules
+        rank, modules = 0 if layout is not None else subject.rank, subject.modules
+        parts = (
+            None if layout is None else GoldenParts(golden, layout, subject.rank, self.renamings)
+        )
         check_model(
-            golden, rank, self.model, options.force, self.renamings, options.like, self.step
+            golden,
+            rank,
+            self.model,
+            options.force,
+            self.renamings,
+            options.like,
+            self.step,
+            layout is not None,
         )
         self._take_over(golden.manifest, modules)
         self.steps = self.steps or held_steps(golden.manifests[rank])
-        feed = Feeding(golden, rank, modules, self.renamings, options.round_feed)
+        feed = Feeding(golden, rank, modules, self.renamings, options.round_feed, parts)
         feed.backward = feed.backward and options.trains
         feed.updates = feed.updates and feed.backward
         held = golden.manifest.options
@@ -332,6 +346,37 @@ class Start:
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,
         )
+
+
+def _layout_of(
+    options: CaptureOptions, golden: Bundle, subject: Subject, stack: contextlib.ExitStack
+) -> Bundle | None:
+    """The bundle that tells how the ranks of this capture share golden, which is of one device.
+
+    Raises:
+        UsageError: if it cannot tell, or is needed and was not named.
+    """
+    if golden.manifest.ranks > 1 or subject.ranks == 1:
+        if options.layout_of is not None:
+            raise UsageError(
+                f"--layout-of: golden {golden.path} is of {golden.manifest.ranks} rank(s), and this"
+                f" capture has {subject.ranks}; it is for a golden of one device and a capture of"
+                " several ranks: leave it out"
+            )
+        return None
+    if options.layout_of is None:
+        raise UsageError(
+            f"{golden.path}: was captured by 1 rank, but this capture has {subject.ranks}; name a"
+            " free-running capture of these ranks, which tells each one's part (--layout-of BUNDLE)"
+        )
+    if options.level == Level.OP:
+        raise UsageError(
+            "--layout-of: operators of several ranks cannot be fed from one device; leave --level"
+            " op out"
+        )
+    layout = stack.enter_context(open_bundle(options.layout_of))
+    check_layout(golden, layout, subject.ranks)
+    return layout
 
 
 @overload

@@ -118,7 +118,7 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
 
 def _point(place: int, row: Row) -> _Point:
     error = math.nan if row.metrics is None or row.metrics.nothing_finite else row.metrics.rel_l2
-    return _Point(place + 1, row, error, limit_on_error(row), row.baseline)
+    return _Point(place + 1, row, error, limit_on_error(row), row.baseline_error)
 
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:

@@ -69,7 +69,12 @@ def group_columns(name: str, groups: Groups) -> list[Column]:
         Column("layers failing", counted(groups.layers_failing), COUNT, 10, "verdict"),
         Column("not compared", counted(groups.not_compared), COUNT, 10, "verdict"),
         Column(
-            "worst x limit", measured(groups.worst.used), EXCESS, 10, "judgement", scale=Scale.BAR
+            "worst x limit",
+            measured(groups.worst.over_limit),
+            EXCESS,
+            10,
+            "judgement",
+            scale=Scale.BAR,
         ),
         Column("worst excess", measured(groups.worst.excess), EXCESS, 10, "baseline", sparse=True),
         Column(
@@ -107,7 +112,7 @@ def _groups(comparison: Result, layers: Table, found: Overview, name: str, group
     )
     rows: Sequence[int] = range(len(groups.names))
     if len(rows) > MOST_ROWS:
-        rows = np.sort(np.argsort(-groups.worst.used, kind="stable")[:MOST_ROWS]).tolist()
+        rows = np.sort(np.argsort(-groups.worst.over_limit, kind="stable")[:MOST_ROWS]).tolist()
         note += f"; {len(groups.names) - MOST_ROWS:,} layers, none of them worse, are left out"
     failing = groups.failing.tolist()
     return Table(

@@ -39,7 +39,13 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
+from accucompare.report.words import (
+    decision_words,
+    limit_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -264,7 +270,7 @@ def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
         numbers_in_words.append(
             f"relative L2 {first.metrics.rel_l2:.2e}, max abs diff {first.metrics.max_abs:.2e}"
         )
-    if judged := verdict_words.limit_words(first.verdict.limit):
+    if judged := limit_words.judging_limits(first.verdict.limit):
         numbers_in_words.append(f"tolerance {judged}")
     if first.verdict.needed:
         numbers_in_words.append(f"would pass at {first.verdict.needed}")

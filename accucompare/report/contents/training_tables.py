@@ -95,7 +95,7 @@ def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, L
         yield (
             (
                 f"The candidate {words.acceptance_sentence(comparison.acceptance)}"
-                f" ({comparison.acceptance.preset.source})"
+                f" ({words.STANDARD_SOURCES[comparison.acceptance.standard]})"
             ),
             BOLD,
         )

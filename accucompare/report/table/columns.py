@@ -17,7 +17,7 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import Statistics
-from accucompare.report.words import layout_words, verdict_words
+from accucompare.report.words import layout_words, limit_words, verdict_words
 
 if TYPE_CHECKING:
     import pandas
@@ -86,10 +86,10 @@ def limit_on_error(row: Row) -> float | None:
     """The limit on the relative L2 error: the one in force, else error divided by multiple."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
-    used = row.verdict.used
-    if row.metrics is None or not used or not math.isfinite(used):
+    over_limit = row.verdict.over_limit
+    if row.metrics is None or not over_limit or not math.isfinite(over_limit):
         return None
-    implied = row.metrics.rel_l2 / used
+    implied = row.metrics.rel_l2 / over_limit
     return implied if implied > 0 and math.isfinite(implied) else None
 
 
@@ -188,7 +188,7 @@ COLUMNS: tuple[Column, ...] = (
         "relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
     ),
     Column("excess", attrgetter("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
-    Column("x limit", attrgetter("verdict.used"), EXCESS, 10, "judgement", scale=Scale.BAR),
+    Column("x limit", attrgetter("verdict.over_limit"), EXCESS, 10, "judgement", scale=Scale.BAR),
     Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
     Column("detail", verdict_words.detail, TEXT, 48, "judgement"),
     Column(
@@ -210,7 +210,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "tolerance",
-        lambda row: verdict_words.limit_words(row.verdict.limit),
+        lambda row: limit_words.judging_limits(row.verdict.limit),
         TEXT,
         24,
         "judgement",
@@ -218,12 +218,12 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("status", attrgetter("status.value"), TEXT, 13, "judgement", folded=2),
     Column(
-        "rule", lambda row: verdict_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
+        "rule", lambda row: limit_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
     ),
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
     Column(
         "baseline relative L2",
-        attrgetter("baseline"),
+        attrgetter("baseline_error"),
         SCIENTIFIC,
         12,
         "baseline",

@@ -17,14 +17,14 @@ class Extremes(NamedTuple):
 
     Attributes:
         groups: their numbers, in order.
-        used: the largest error as a multiple of its limit; infinite if a row fails without a
+        over_limit: the largest error as a multiple of its limit; infinite if a row fails without a
             number; ``NONE`` if none was measured.
         places: of the first rows with that error.
         rel_l2, excess: the largest ones, in any row.
     """
 
     groups: Array
-    used: Array
+    over_limit: Array
     places: Array
     rel_l2: Array
     excess: Array
@@ -32,7 +32,7 @@ class Extremes(NamedTuple):
     def by(self, groups: Array) -> Extremes:
         """Merged into larger groups; ``groups`` gives the new number of each."""
         order = np.argsort(groups, kind="stable")
-        groups, used, places = groups[order], self.used[order], self.places[order]
+        groups, over_limit, places = groups[order], self.over_limit[order], self.places[order]
         starts = (
             np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
             if len(groups)
@@ -40,10 +40,11 @@ class Extremes(NamedTuple):
         )
         if not len(starts):
             return self._replace(groups=groups)
-        worst = np.maximum.reduceat(used, starts)
+        worst = np.maximum.reduceat(over_limit, starts)
         lengths = np.diff(np.r_[starts, len(groups)])
         first = np.minimum.reduceat(
-            np.where(used == np.repeat(worst, lengths), places, np.iinfo(np.int64).max), starts
+            np.where(over_limit == np.repeat(worst, lengths), places, np.iinfo(np.int64).max),
+            starts,
         )
         rel_l2, excess = (
             np.maximum.reduceat(each[order], starts) for each in (self.rel_l2, self.excess)

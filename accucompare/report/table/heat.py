@@ -62,7 +62,7 @@ def heat_note(heat: HeatMap) -> str:
 
 
 def _heat_map(across: str, groups: Groups, pairs: Extremes, layers: Groups) -> HeatMap:
-    worst = layers.worst.used
+    worst = layers.worst.over_limit
     compared = np.flatnonzero(worst > NONE)
     shown = np.sort(compared[np.argsort(-worst[compared], kind="stable")[:MOST_LAYERS]])
     line_of = np.full(len(worst), -1)
@@ -74,7 +74,7 @@ def _heat_map(across: str, groups: Groups, pairs: Extremes, layers: Groups) -> H
     np.maximum.at(
         sizes,
         (lines[lines >= 0], second_of(pairs.groups)[lines >= 0] // together),
-        pairs.used[lines >= 0],
+        pairs.over_limit[lines >= 0],
     )
     ends = [
         (groups.names[start], groups.names[min(start + together, len(groups.names)) - 1])

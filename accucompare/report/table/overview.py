@@ -265,7 +265,7 @@ class _Columns(NamedTuple):
     ranks: Array
     steps: Array
     outputs: Array
-    used: Array
+    over_limit: Array
     excess: Array
     measured: Array
     nothing_finite: Array
@@ -296,7 +296,7 @@ class _Pass:
             np.array(
                 [record is not None and record.role is Role.OUTPUT for record in records], np.bool_
             ),
-            np.array([verdict.used for verdict in verdicts], np.float64),
+            np.array([verdict.over_limit for verdict in verdicts], np.float64),
             np.array([verdict.excess for verdict in verdicts], np.float64),
             *_measured(metrics),
         )
@@ -309,16 +309,16 @@ class _Pass:
         fails, not_compared = _FAILS[rows.codes], _NOT_COMPARED[rows.codes]
         failing, one_sided = np.flatnonzero(fails), np.flatnonzero(_ONE_SIDE[rows.codes])
         near = np.flatnonzero(
-            ~(fails | not_compared) & ((rows.used > NEAR) | _TOO_PRECISE[rows.codes])
+            ~(fails | not_compared) & ((rows.over_limit > NEAR) | _TOO_PRECISE[rows.codes])
         )
         near_count = len(near)
-        near = _largest(near, np.nan_to_num(rows.used[near], nan=0.0), MOST_ROWS)
+        near = _largest(near, np.nan_to_num(rows.over_limit[near], nan=0.0), MOST_ROWS)
         errors = np.where(np.isnan(rows.measured), np.inf, rows.measured)
         off = np.flatnonzero(errors > 0)
         furthest = _largest(off, _fails_first(errors[off], fails[off]), _FURTHEST)
         extremes = Extremes(
             rows.layers,
-            _sizes(rows.used, fails, not_compared),
+            _sizes(rows.over_limit, fails, not_compared),
             np.arange(self.total),
             np.where(rows.nothing_finite, NONE, errors),
             np.where(np.isnan(rows.excess), NONE, rows.excess),
@@ -392,7 +392,7 @@ class _Pass:
 
 def _chosen(failing: Array, near: Array, links: Array, worst: Extremes) -> Array:
     """The places of the rows held: failing, near their limit, or linked to."""
-    of_layers = worst.places[np.argsort(-worst.used, kind="stable")]
+    of_layers = worst.places[np.argsort(-worst.over_limit, kind="stable")]
     led_to = np.r_[links, of_layers[of_layers >= 0]].astype(np.int64)
     led_to = led_to[np.sort(np.unique(led_to, return_index=True)[1])][: MOST_ROWS // 2]
     fails = np.isin(led_to, failing)
@@ -420,7 +420,7 @@ def _of(numbers: Array, masks: tuple[Array, Array], known: Extremes) -> tuple[Gr
     """By rank or step, in the order of their numbers; and by pairs of layer and rank or step."""
     names, groups = np.unique(numbers, return_inverse=True)
     pairs = known.by(known.groups << 32 | groups)
-    over = np.bincount(second_of(pairs.groups)[pairs.used > 1], minlength=len(names))
+    over = np.bincount(second_of(pairs.groups)[pairs.over_limit > 1], minlength=len(names))
     return (
         Groups(
             names.tolist(),
@@ -456,8 +456,10 @@ def _measured(metrics: Sequence[Metrics | None]) -> tuple[Array, Array]:
     return errors, nothing_finite
 
 
-def _sizes(used: Array, fails: Array, not_compared: Array) -> Array:
+def _sizes(over_limit: Array, fails: Array, not_compared: Array) -> Array:
     """The errors as multiples of their limits: over 1 for what fails, infinite if it fails without
     a number; ``NONE`` for what was not compared."""
-    passing = np.where(used > 0, np.minimum(used, 1.0), 0.0)
-    return np.where(fails, np.where(used > 1, used, np.inf), np.where(not_compared, NONE, passing))
+    passing = np.where(over_limit > 0, np.minimum(over_limit, 1.0), 0.0)
+    return np.where(
+        fails, np.where(over_limit > 1, over_limit, np.inf), np.where(not_compared, NONE, passing)
+    )

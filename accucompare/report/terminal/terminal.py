@@ -29,7 +29,7 @@ from accucompare.report.table import (
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, preflight_words, verdict_words
+from accucompare.report.words import decision_words, limit_words, preflight_words, verdict_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -209,8 +209,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)}"
-                f" ({verdict_words.rule(verdict.limit)})"
+                f"  limit: {limit_words.judging_limits(verdict.limit)}"
+                f" ({limit_words.rule(verdict.limit)})"
             )
         )
     elif metrics is not None:
@@ -229,8 +229,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
         console.print(
             safe_text(
-                f"  limit: {verdict_words.limit_words(verdict.limit)}"
-                f" ({verdict_words.rule(verdict.limit)}){needed}"
+                f"  limit: {limit_words.judging_limits(verdict.limit)}"
+                f" ({limit_words.rule(verdict.limit)}){needed}"
             )
         )
 
@@ -241,7 +241,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
     failing = bool(rows)
     if not comparison.counts_by_status()[Status.FAIL]:
         near = (row for row in but_plain(comparison.rows) if row.verdict.near and row.metrics)
-        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
+        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.over_limit or 0.0)
     if not rows:
         return
 
@@ -303,7 +303,7 @@ def _ranks_and_steps(comparison: Result) -> str:
     ranks, steps = found.ranks, found.steps
     parts = []
     if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
-        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
+        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.over_limit[failing]))[-1]]
         at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
         parts.append(
             f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank"

@@ -3,6 +3,7 @@
 from accucompare.report.words import (
     culprit_words,
     decision_words,
+    limit_words,
     preflight_words,
     rank_words,
     training_words,
@@ -27,6 +28,7 @@ __all__ = [
     "decision_words",
     "error_words",
     "failure",
+    "limit_words",
     "nan_on_both",
     "place_words",
     "preflight_words",

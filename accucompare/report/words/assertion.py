@@ -11,7 +11,13 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.numbers import DTYPES
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
+from accucompare.report.words import (
+    decision_words,
+    limit_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words.culprit_place import culprit_hints, error_words
 from accucompare.text import printable
 
@@ -90,7 +96,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
     if measured:
         error, row = max(measured, key=lambda each: each[0])
         size, limit = f"{culprits.how_known(row)}{error:.2e}", row.verdict.limit
-        at = f"{comparison.place(row)} (limit: {verdict_words.limit_words(limit)})"
+        at = f"{comparison.place(row)} (limit: {limit_words.judging_limits(limit)})"
         yield f"Greatest relative L2 error: {size} at {at}"
 
 
@@ -155,7 +161,7 @@ def _culprits(comparison: Result) -> Iterator[str]:
         parts = [culprits.kind(culprit)]
         parts += [f"relative L2 {error:.2e}"] if error is not None else []
         verdict = culprit.row.verdict
-        limit = verdict_words.limit_words(verdict.limit)
+        limit = limit_words.judging_limits(verdict.limit)
         parts += [f"{over:.3g} x limit ({limit})"] if over is not None else []
         parts += [f"would pass at {verdict.needed}"] if verdict.needed else []
         yield f"  {number}. {culprits.place_words(comparison, culprit)}: {', '.join(parts)}"

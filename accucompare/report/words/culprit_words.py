@@ -10,7 +10,7 @@ from accucompare.compare.origins import Culprit, is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.numbers import DTYPES
-from accucompare.report.words import verdict_words
+from accucompare.report.words import limit_words, verdict_words
 from accucompare.report.words.culprit_place import culprit_hints, culprit_place, error_words
 from accucompare.report.words.decision_words import trust
 from accucompare.text import first_few
@@ -47,10 +47,10 @@ def tolerance(comparison: Result) -> str:
     """What judged: the user's limits, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
     if comparison.baseline is None or limits.otherwise.has_limit:
-        return verdict_words.tolerances(limits)
+        return limit_words.tolerances(limits)
     parts = [
-        verdict_words.by_rules(limits),
-        f"the baseline; where it has no such record, {verdict_words.by_dtype(limits)}",
+        limit_words.by_rules(limits),
+        f"the baseline; where it has no such record, {limit_words.by_dtype(limits)}",
     ]
     return ", then ".join(filter(None, parts))
 

@@ -24,7 +24,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, Reason, Row
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
-from accucompare.report.words import preflight_words, training_words, verdict_words
+from accucompare.report.words import limit_words, preflight_words, training_words, verdict_words
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
 from accucompare.text import counted, first_few
 
@@ -234,7 +234,7 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.StandardMet(standard):
             return f"within tolerance: meets the standard {standard.value}"
         case facts.WithinGiven(tolerance):
-            return f"within tolerance ({verdict_words.tolerance_words(tolerance)})"
+            return f"within tolerance ({limit_words.tolerance_words(tolerance)})"
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
         case facts.MadeOtherwise(how, findings):

@@ -25,6 +25,8 @@ def layout(row: Row) -> str | None:
         parts.append(f"{len(boxes)} parts on {ranks_in_words(record.ranks)}")
     elif not parts:
         parts.append(f"on {ranks_in_words(record.ranks)}")
+    if record.padding is not None:
+        parts.append("without {1} of padding in dim {0}".format(*record.padding))
     return f"{'; '.join(parts)}; {record.evidence.value}"
 
 

@@ -20,7 +20,8 @@ from accucompare.compare.runs import (
     TrainingResult,
     Wander,
 )
-from accucompare.report.words import preflight_words, verdict_words
+from accucompare.report.words import limit_words, preflight_words
+from accucompare.selection import Standard
 from accucompare.text import counted
 
 _SETTINGS_SHOWN = 5
@@ -98,7 +99,7 @@ def evidence(parting: Parting) -> str:
         metrics = parting.row.metrics
         known = metrics is not None and not metrics.nothing_finite
         error = f", relative L2 {metrics.rel_l2:.2e}" if metrics is not None and known else ""
-        judged = verdict_words.limit_words(parting.row.verdict.limit)
+        judged = limit_words.judging_limits(parting.row.verdict.limit)
         return f"{parting.row.place}{error}" + (f" (limit {judged})" if judged else "")
     return f"other digests of the {'batch' if parting.rung is Rung.DATA else 'parameters'}"
 
@@ -254,6 +255,12 @@ def _trouble(
             least, steps = acceptance.preset.least_steps, counted(acceptance.steps, "step")
             return f"meets the standard {name} over {steps} so far, but that asks for {least:,}"
     return ""
+
+
+#: Where each standard is written.
+STANDARD_SOURCES = {
+    Standard.MINDFORMERS: "MindSpore Transformers, migration standard (docs, acc_optimize)"
+}
 
 
 def acceptance_sentence(acceptance: Acceptance) -> str:

@@ -1,4 +1,4 @@
-"""A row's verdict in every report: further details, and what judged it."""
+"""A row's verdict in every report: what each reason means, and the text of the detail cell."""
 
 from __future__ import annotations
 
@@ -8,23 +8,9 @@ from decimal import ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.format import Layout, Record
 from accucompare.compare import remarks
-from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
-from accucompare.compare.limits import LimitsInForce, SmallestLimit, Tolerance
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
-from accucompare.compare.remarks import (
-    BareRemark,
-    DefaultOfDtype,
-    DumpGap,
-    JudgedLimit,
-    LimitKind,
-    LimitOfKind,
-    LimitOrigin,
-    LimitsOfPair,
-    LimitSource,
-    OneSideWhy,
-    PairRemark,
-    RuleOfFile,
-)
+from accucompare.compare.remarks import BareRemark, DumpGap, OneSideWhy, PairRemark
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
 from accucompare.report.words.layout_words import ranks_in_words
@@ -347,6 +333,11 @@ def _of_ranks(remark: PairRemark) -> str:
                 f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"
                 " computed after that; a fed capture (--feed) judges it"
             )
+        case remarks.CalledInParts(golden, candidate):
+            return (
+                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
+                " sequence"
+            )
         case remarks.RanksDiffer(ranks, ()):
             return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
@@ -480,89 +471,3 @@ def _of_numbers(remark: PairRemark) -> str:
                 " on all elements is no rounding"
             )
     return ""
-
-
-def limit_words(judged: JudgedLimit | None) -> str:
-    """The limits that judged a row: ``rel_l2 0.0001``, ``excess 3.11``; ``""`` if none did."""
-    match judged:
-        case LimitsOfPair():
-            return tolerance_words(judged)
-        case LimitOfKind(kind, most):
-            return _OF_KIND[kind].format(most=most)
-    return ""
-
-
-_OF_KIND = {
-    LimitKind.EXCESS: "excess {most:.3g}",
-    LimitKind.CEILING: "rel_l2 {most:g}",
-    LimitKind.APART: "{most:.3g} apart",
-    LimitKind.DIFFERENT: "{most:.0f} different",
-    LimitKind.LAST_PLACE: "{most:.0f} elements beyond their last place",
-    LimitKind.FACTOR: "factor within {most:.2g}",
-    LimitKind.ENVELOPE: "rel_l2 {most:.3g}",
-}
-
-
-def rule(judged: JudgedLimit | None) -> str:
-    """Where those limits come from, and why no baseline judges."""
-    match judged:
-        case LimitsOfPair():
-            return "; ".join([source(judged.source), *map(remark_words, judged.unjudged)])
-        case LimitOfKind(LimitKind.EXCESS | LimitKind.APART | LimitKind.DIFFERENT):
-            return "baseline"
-        case LimitOfKind(kind):
-            return kind.value
-    return ""
-
-
-_SOURCE = {
-    LimitSource.UNKNOWN: "",
-    LimitSource.GIVEN: "given for all layers",
-    LimitSource.FED: "fed",
-    LimitSource.EXACT: "integers and booleans are compared exactly",
-    LimitSource.BASELINE: "baseline",
-}
-
-
-def source(origin: LimitOrigin) -> str:
-    match origin:
-        case DefaultOfDtype(dtype, before, of_step):
-            number = "a number of a step in " if of_step else ""
-            passed = ", which values before have passed through" if before else ""
-            return f"default for {number}{dtype}{passed}"
-        case RuleOfFile(file, number):
-            return f"{file}, rule {number}"
-    return _SOURCE[origin]
-
-
-def tolerance_words(limits: Tolerance | LimitsOfPair) -> str:
-    """``atol 0.001, rel_l2 0.01``, a user's own as given; ``exact`` if there are none."""
-    values = {name: getattr(limits, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
-    shown = "{:.3g}".format if limits.by_default else _exact
-    known = (f"{name} {shown(value)}" for name, value in values.items() if value is not None)
-    return ", ".join(known) or "exact"
-
-
-def _exact(value: float) -> str:
-    """A number in six digits, or as many as it needs to be exact."""
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
-
-
-def by_rules(limits: LimitsInForce) -> str:
-    """The rules of a file; ``""`` if there are none."""
-    return f"{len(limits.rules)} rule(s) from {limits.rules[0].file}" if limits.rules else ""
-
-
-def by_dtype(limits: LimitsInForce) -> str:
-    if limits.fed:
-        return (
-            f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums"
-            " make most of the error)"
-        )
-    return "default relative L2 limit of each dtype"
-
-
-def tolerances(limits: LimitsInForce) -> str:
-    rest = tolerance_words(limits.otherwise) if limits.otherwise.has_limit else by_dtype(limits)
-    return ", then ".join(filter(None, [by_rules(limits), rest]))

@@ -90,7 +90,7 @@ class VitalSigns:
         self._use = GradientUse(watcher.gradients.parameters, watcher.meter)
         self._clippings = [
             (*place, functools.partial(self._clipping, callers))
-            for place, callers in entrances.CLIPPING.items()
+            for place, callers in entrances.clipping().items()
         ]
         self._running = [
             (name, tensor)

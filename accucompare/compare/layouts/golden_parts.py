@@ -1,0 +1,342 @@
+"""Golden's tensors as one rank of a parallel run takes them: cut as a capture of that run tells."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from accucompare.bundle.format import (
+    GRADIENT_ROLES,
+    OPERATOR_ROLES,
+    UPDATE_ROLES,
+    Box,
+    GlobalRecord,
+    Key,
+    Layout,
+    Record,
+    Role,
+)
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.layouts.arrange import box_of
+from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.unify import (
+    FUSED,
+    RankRecords,
+    interleaved,
+    scaled,
+    unify,
+    with_replicas,
+    with_sums,
+)
+from accucompare.compare.pairing import Renaming, other_names, pair_records, signatures_of
+from accucompare.errors import UsageError
+from accucompare.numbers import DTYPES, Float64, Kind, widen
+
+#: Elements of a tensor that are read to tell its layout, in so many stretches of it.
+_SAMPLED, _STRETCHES = 1 << 14, 8
+
+
+class GoldenParts:
+    """What golden, made on one device, gives one rank of a parallel run.
+
+    The layouts are those of a free-running capture of the same ranks. Where it tells several, that
+    which puts golden's values together counts.
+    """
+
+    def __init__(
+        self, golden: Bundle, layout: Bundle, rank: int, renamings: Sequence[Renaming] = ()
+    ) -> None:
+        """Args: ``renamings``: of golden's layers."""
+        self._golden = golden
+        self._layout = layout
+        self._rank = rank
+        self._renamings = renamings
+        models = golden.manifest.model, layout.manifest.model
+        self._names = signatures_of(*models), other_names(*models, renamings)
+        self._known: dict[int, list[Record] | None] = {}
+
+    def close(self) -> None:
+        """Close the files of the layout's bundle."""
+        self._layout.close()
+
+    def records(self, step: int) -> list[Record] | None:
+        """Golden's records of a step, under this rank's names and cut for it; ``None`` without that
+        step. Those that fit no layout are left out."""
+        if step not in self._known:
+            self._known = {at: held for at, held in self._known.items() if at >= step - 1}
+            self._known[step] = self._records(step)
+        return self._known[step]
+
+    def _records(self, step: int) -> list[Record] | None:
+        ours, theirs = (_of_step(bundle, step) for bundle in (self._golden, self._layout))
+        if not ours or not theirs:
+            return None
+        _, rows = rows_of_ranks((self._golden, ours), (self._layout, theirs))
+        ranks = RankRecords.of(self._layout, theirs, rows)
+        signatures, parameters = self._names
+        pairs = pair_records(ours, ranks.first(), self._renamings, signatures, parameters)
+        unified = unify(pairs, None, ranks)
+        arranged: list[tuple[Record, GlobalRecord]] = []
+        ways = {
+            place: _Ways(pair.golden, (pair.candidate, *unified.others.get(place, ())))
+            for place, pair in enumerate(unified.pairs)
+            if place not in unified.unknown
+            and pair.golden is not None
+            and isinstance(pair.candidate, GlobalRecord)
+        }
+        for each in ways.values():
+            each.look(self._golden, self._layout, unified.means)
+        factor, left = _factor(ways.values()), _left_as_terms(ways.values())
+        fused = {
+            each.golden.name: each.sizes
+            for each in ways.values()
+            if each.golden.role is Role.PARAM_BEFORE and each.sizes
+        }
+        for each in ways.values():
+            if each in left:
+                continue
+            if (chosen := each.chosen(factor, fused.get(each.golden.name, ()))) is not None:
+                arranged.append((each.golden, chosen))
+        return [record for pair in arranged for record in self._own(*pair)]
+
+    def _own(self, golden: Record, arranged: GlobalRecord) -> Iterator[Record]:
+        """Golden's record as this rank has it, once for each of its records."""
+        boxes: dict[Key, list[Box]] = defaultdict(list)
+        terms: dict[Key, Record] = {}
+        for box in arranged.boxes:
+            for addends in (box.terms, *box.replicas):
+                for term in addends:
+                    if term.rank == self._rank:
+                        terms[term.key] = term
+                        boxes[term.key].append(_turned(box, golden, len(addends)))
+        for key, term in terms.items():
+            yield _cut(golden, term, boxes[key])
+
+
+def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
+    """Refuse a bundle whose ranks cannot tell how this capture's share golden.
+
+    Args:
+        ranks: how many processes capture.
+
+    Raises:
+        UsageError: if it has other ranks, lacks one, is incomplete or fed itself, or has other
+            steps.
+    """
+    held, path = layout.manifest.ranks, layout.path
+    if held != ranks:
+        raise UsageError(
+            f"--layout-of: {path} was captured by {held} rank(s), but this capture has {ranks};"
+            " name a free-running capture of the same command"
+        )
+    if layout.missing_ranks:
+        raise UsageError(
+            f"--layout-of: {path} lacks rank {layout.missing_ranks[0]}; capture it again"
+        )
+    if not layout.complete:
+        raise UsageError(
+            f"--layout-of: {path} is incomplete; capture it again, and wait until all ranks have"
+            " ended it"
+        )
+    if layout.manifest.fed:
+        raise UsageError(
+            f"--layout-of: {path} is itself fed; name a free-running capture of the same ranks"
+        )
+    steps = {entry.step for _, entry in layout.steps()}
+    if not steps & {entry.step for _, entry in golden.steps()}:
+        raise UsageError(
+            f"--layout-of: {path} has none of the steps of golden {golden.path}; capture the same"
+            " steps (--steps)"
+        )
+
+
+class _Ways:
+    """The ways in which ranks may hold one of golden's tensors, and how far each is from golden."""
+
+    def __init__(self, golden: Record, arranged: Iterable[Record]) -> None:
+        self.golden = golden
+        self._ways = [each for each in arranged if isinstance(each, GlobalRecord)]
+        self._fused: dict[tuple[int, ...], int] = {}  # by the widths of the layers
+        # by way and factor
+        self._distances: dict[tuple[int, float], float] = {}
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.golden.role in GRADIENT_ROLES
+
+    @property
+    def factors(self) -> set[float]:
+        return {factor for _, factor in self._distances}
+
+    @property
+    def bits(self) -> frozenset[tuple[int, str | None]]:
+        """What each rank holds, as digests."""
+        return frozenset(
+            (term.rank, term.digest)
+            for box in self._ways[0].boxes
+            for terms in (box.terms, *box.replicas)
+            for term in terms
+        )
+
+    def look(self, golden: Bundle, ranks: Bundle, means: Sequence[float]) -> None:
+        """Measure the ways, if there are several."""
+        first = self._ways[0]
+        if self.golden.role not in UPDATE_ROLES or self.golden.role is Role.PARAM_GRAD:
+            uneven = [way for way in self._ways if not way.same]
+            self._ways += [each for way in uneven for each in with_sums(way, means)]
+        for sizes in FUSED:
+            for _, way in interleaved(first, [sizes]):
+                self._fused[sizes] = len(self._ways)
+                self._ways.append(way)
+        factors = (1.0, *means) if self.is_gradient else (1.0,)
+        numeric = self.golden.dtype in DTYPES and self.golden.member is not None
+        if not numeric or len(self._ways) == len(factors) == 1 or first.member is None:
+            return
+        values = _sample(golden, _whole(self.golden))
+        norm = float(np.linalg.norm(values))
+        if not norm or not math.isfinite(norm):
+            return
+        for number, way in enumerate(self._ways):
+            held = [_sample(ranks, each) for each in with_replicas(way)]
+            for factor in factors:
+                distance = min(float(np.linalg.norm(values - each / factor)) for each in held)
+                if not math.isnan(distance):
+                    self._distances[number, factor] = distance / norm
+
+    def best(self, factors: Iterable[float]) -> tuple[float, int, float]:
+        """The least distance, with its way and factor; infinite, and the likeliest way, if nothing
+        tells."""
+        known = [
+            (distance, number, factor)
+            for (number, factor), distance in self._distances.items()
+            if factor in factors
+        ]
+        least = min(known, default=(math.inf, 0, 1.0))
+        first = self._distances.get((0, least[2]), math.inf)
+        tells = least[0] < TELLS_LAYOUT * (1.0 if least[1] == 0 else min(1.0, first))
+        return least if tells else (math.inf, 0, least[2])
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the ranks hold terms of it, as this comparison alone shows."""
+        return bool(self._ways[self.best(self.factors)[1]].reduced)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The widths of the layers that are fused in it, of which each rank has a part."""
+        number = self.best(self.factors)[1]
+        return next((sizes for sizes, way in self._fused.items() if way == number), ())
+
+    def chosen(self, factor: float, fused: tuple[int, ...]) -> GlobalRecord | None:
+        """The way that counts, if calls' gradients are ``factor`` times golden's; ``None`` where
+        nothing tells.
+
+        Args:
+            fused: the widths of the layers that are fused in the module's parameters.
+        """
+        if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
+            return self._ways[0] if self._ways[0].same else None
+        own = factor if self.is_gradient else 1.0
+        distance, number, _ = self.best([own])
+        if math.isinf(distance):
+            number = self._fused.get(fused, 0)
+        if self._ways[number].reduced and self.golden.role is Role.PARAM_GRAD:
+            number = 0  # each rank's update takes the sum
+        return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
+
+
+def _factor(ways: Iterable[_Ways]) -> float:
+    """How many times golden's the gradients of most calls are: ranks may differentiate the mean
+    loss of their own rows."""
+    found = (each.best(each.factors) for each in ways if each.is_gradient)
+    times = Counter(factor for distance, _, factor in found if not math.isinf(distance))
+    return max(times, key=lambda factor: times[factor], default=1.0)
+
+
+def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
+    """Gradients of which ranks hold terms that nothing sums: an update was given terms for them, as
+    in ``judging.rank_verdicts.left_as_terms``. They stay as they are, so that the diff sees that.
+    """
+    terms = [each for each in ways if each.is_sum]
+    updates = {each.golden.name for each in terms if each.golden.role is Role.PARAM_GRAD}
+    given = [
+        each
+        for each in terms
+        if each.golden.role is Role.GRAD_OUTPUT and each.golden.name in updates
+    ]
+    left, names = {each.bits for each in given}, {each.golden.name for each in given}
+    return {
+        each
+        for each in terms
+        if each.is_gradient and (each.bits in left or each.golden.name in names)
+    }
+
+
+def _of_step(bundle: Bundle, step: int) -> list[Record]:
+    """The records of a step, of all ranks, without those of operators."""
+    return [
+        record
+        for rank, entry in bundle.steps()
+        if entry.step == step
+        for record in bundle.step_records(rank, entry)
+        if record.role not in OPERATOR_ROLES
+    ]
+
+
+def _whole(record: Record) -> GlobalRecord:
+    """A record of one device as a tensor of the global model."""
+    fields = {name: getattr(record, name) for name in Record.__struct_fields__}
+    return GlobalRecord(**fields, boxes=(box_of(record),))
+
+
+def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
+    """Values of a tensor, from stretches that lie apart."""
+    size, stored = math.prod(record.shape), bundle.stored(record)
+    if size <= _SAMPLED:
+        stretches = [(0, size)]
+    else:
+        each, apart = _SAMPLED // _STRETCHES, size // _STRETCHES
+        stretches = [(number * apart, number * apart + each) for number in range(_STRETCHES)]
+    found = []
+    for start, stop in stretches:
+        for block in stored.blocks(start, stop):
+            wide = widen(block, DTYPES[record.dtype])
+            found.append(wide.view(wide.real.dtype).astype(np.float64))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _turned(box: Box, golden: Record, terms: int) -> Box:
+    """A box of golden's tensor as a box of the rank's own, which golden's values fill."""
+    own = box.where or tuple((0, length) for length in box.part)
+    there = tuple(
+        (start, start + length) for start, length in zip(box.start, box.shape, strict=True)
+    )
+    share = 1.0 / (box.factor * terms) if box.factor * terms != 1.0 else 1.0
+    return Box(tuple(start for start, _ in own), (golden,), share, (), there, box.flat)
+
+
+def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
+    """Golden's record under the name that a rank has for it, and as the rank's own part of it."""
+    own_fields = ("name", "call", "role", "path", "type", "parent")
+    names = {name: getattr(own, name) for name in own_fields}
+    if DTYPES.get(golden.dtype) is None or golden.layout is not Layout.STRIDED:
+        return replace(golden, **names)
+    if len(boxes) == 1 and boxes[0].factor == 1.0 and own.shape == golden.shape == boxes[0].shape:
+        return replace(golden, **names)
+    if DTYPES[golden.dtype].kind not in (Kind.FLOAT, Kind.COMPLEX):
+        boxes = [replace(box, factor=1.0) for box in boxes]
+    place = [(box.start, box.where, box.factor) for box in boxes]
+    fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names
+    fields |= {
+        "shape": own.shape,
+        "digest": f"{golden.digest} {place}",
+        "statistics": None,
+        "sketch": None,
+        "shard": own.shard,
+    }
+    return GlobalRecord(**fields, boxes=tuple(boxes))

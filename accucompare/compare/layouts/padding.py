@@ -1,0 +1,98 @@
+"""A vocabulary that is padded for the candidate's ranks, and golden's is not, or less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import (
+    UPDATE_ROLES,
+    Box,
+    GlobalRecord,
+    Key,
+    LayoutEvidence,
+    Record,
+    Role,
+)
+from accucompare.compare.layouts.arrange import Arrangement, box_of, whole_shapes
+from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.pairing import Pair
+
+#: Makes a global tensor of a record, a shape and its parts.
+_Make = Callable[[Record, tuple[int, ...], Arrangement], GlobalRecord]
+#: In the class's name of a layer with a vocabulary.
+_EMBEDDING = "Embedding"
+#: What must be zero where golden has nothing; of a weight and of logits, padding may be anything.
+_ZERO = frozenset((Role.CALL_GRAD, *UPDATE_ROLES)) - {Role.PARAM_BEFORE, Role.PARAM_CHANGED}
+
+
+def paddings(
+    pairs: Iterable[Pair], groups: Mapping[Key, Mapping[Holder, Record]]
+) -> set[tuple[int, int]]:
+    """Golden's number of words, and the candidate's larger one, of embeddings.
+
+    Args:
+        groups: the candidate's records by the key of golden's.
+    """
+    found = set()
+    for pair in pairs:
+        ours, theirs = pair.golden, pair.candidate
+        if ours is None or theirs is None or _EMBEDDING not in theirs.type:
+            continue
+        shards = [each.shard for each in groups.get(theirs.key, {}).values()]
+        if ours.role not in UPDATE_ROLES or not ours.shape or not shards or None in shards:
+            continue
+        shape = shards[0].shape if shards[0] is not None else ()
+        if shape[1:] == ours.shape[1:] and shape[0] > ours.shape[0]:
+            found.add((ours.shape[0], shape[0]))
+    return found
+
+
+def padded_shape(
+    ours: Record, group: Mapping[Holder, Record], mesh: Mesh, known: Iterable[tuple[int, int]]
+) -> tuple[int, tuple[int, ...]] | None:
+    """The axis that is padded, and the candidate's shape; ``None`` if none is."""
+    for shape in whole_shapes(group, mesh):
+        if len(shape) == len(ours.shape):
+            axes = [each for each in range(len(shape)) if shape[each] != ours.shape[each]]
+            if len(axes) == 1 and (ours.shape[axes[0]], shape[axes[0]]) in known:
+                return axes[0], shape
+    return None
+
+
+def with_padding(ours: Record, shape: tuple[int, ...], make: _Make) -> Record:
+    """Golden's tensor as large as the candidate's, with zeros in the padding, if it must be zero
+    there; else golden's own."""
+    if ours.role not in _ZERO:
+        return ours
+    arranged = Arrangement((box_of(ours),), LayoutEvidence.RECORDED)
+    return replace(make(ours, shape, arranged), digest=None, statistics=None, sketch=None)
+
+
+def without_padding(theirs: GlobalRecord, ours: Record, axis: int) -> GlobalRecord:
+    """The candidate's tensor as far as golden's goes."""
+    length = ours.shape[axis]
+    boxes = [box for each in theirs.boxes if (box := _cut(each, ours.shape, axis)) is not None]
+    return replace(
+        theirs,
+        shape=ours.shape,
+        boxes=tuple(boxes),
+        digest=None,
+        statistics=None,
+        sketch=None,
+        padding=(axis, theirs.shape[axis] - length),
+    )
+
+
+def _cut(box: Box, shape: tuple[int, ...], axis: int) -> Box | None:
+    own = 0 if box.flat else axis
+    end = math.prod(shape) if box.flat else shape[axis]
+    count = min(box.shape[own], end - box.start[own])
+    if count <= 0 or (box.flat and axis):
+        return None
+    where = list(box.where or ((0, length) for length in box.part))
+    where[own] = where[own][0], where[own][0] + count
+    return replace(box, where=tuple(where))

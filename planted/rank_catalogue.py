@@ -1,0 +1,7 @@
+"""All faults of training on several ranks."""
+
+from planted.megatron_faults import MEGATRON_FAULTS
+from planted.pipeline_faults import PIPELINE_FAULTS
+from planted.rank_faults import CATALOGUE
+
+ALL_FAULTS = (*CATALOGUE, *PIPELINE_FAULTS, *MEGATRON_FAULTS)

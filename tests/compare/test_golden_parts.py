@@ -1,0 +1,154 @@
+"""What a golden of one device gives each rank of a parallel run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import accucompare as ac
+from accucompare.bundle.format import Shard
+from accucompare.compare.layouts import GoldenParts, check_layout
+from accucompare.errors import UsageError
+from tests.compare.builder import Item, edit_manifest, item, write
+
+VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
+OTHER = np.random.default_rng(1).standard_normal((6, 8)).astype("f4")
+
+
+def held(name: str, values: Sequence[np.ndarray], shard: Any = None, **fields: Any) -> list[Item]:
+    """One record on each rank; ``shard``: gives a rank's."""
+    found = []
+    for rank, each in enumerate(values):
+        made = item(name, each, rank=rank, **fields)
+        own = shard and shard(rank)
+        found.append(made._replace(record=replace(made.record, shard=own)))
+    return found
+
+
+def given(
+    tmp_path: Path, golden: Sequence[Item], layout: Sequence[Item], mesh: str = "tp"
+) -> list[dict[tuple[str, str], np.ndarray]]:
+    """What each of two ranks is given of golden's values, by name and role."""
+    write(tmp_path / "one", golden)
+    free = write(tmp_path / "free", layout, ranks=2)
+    for rank in range(2):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        place = {mesh: [rank, 2]}
+        edit_manifest(free, lambda manifest, place=place: manifest.update(mesh=place), name)
+    found = []
+    for rank in range(2):
+        with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(free) as theirs:
+            parts = GoldenParts(ours, theirs, rank).records(0)
+            assert parts is not None
+            found.append({(each.name, each.role.value): ours.values(each) for each in parts})
+    return found
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_rank_is_given_its_part_wherever_the_free_run_has_gone_wrong(
+    tmp_path: Path, axis: int
+) -> None:
+    parts = np.split(OTHER, [2], axis)
+    found = given(tmp_path, [item(values=VALUES)], held("fc", parts))
+    for rank, part in enumerate(np.split(VALUES, [2], axis)):
+        assert np.array_equal(found[rank]["fc", "output"], part)
+
+
+def test_a_recorded_layout_tells_the_place(tmp_path: Path) -> None:
+    def shard(rank: int) -> Shard:
+        return Shard((6, 8), (3 - 3 * rank, 0), mesh=("tp",))
+
+    found = given(tmp_path, [item(values=VALUES)], held("fc", [OTHER[3:], OTHER[:3]], shard))
+    assert np.array_equal(found[0]["fc", "output"], VALUES[3:])
+
+
+def test_a_replica_is_given_whole_though_one_is_wrong(tmp_path: Path) -> None:
+    found = given(tmp_path, [item(values=VALUES)], held("fc", [VALUES, 1.05 * VALUES]))
+    assert [np.array_equal(each["fc", "output"], VALUES) for each in found] == [True, True]
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.2], ids=["right", "the free run is wrong"])
+def test_terms_of_a_sum_are_given_as_equal_shares(tmp_path: Path, wrong: float) -> None:
+    terms = [OTHER, VALUES - (1 - wrong) * OTHER]
+    found = given(tmp_path, [item(values=VALUES)], held("fc", terms))
+    assert [np.array_equal(each["fc", "output"], VALUES / 2) for each in found] == [True, True]
+
+
+def test_values_far_from_goldens_tell_no_layout(tmp_path: Path) -> None:
+    """The terms' sum is just near enough to golden, and just too far from it."""
+    error = OTHER[::-1] * np.linalg.norm(VALUES) / np.linalg.norm(OTHER)
+    for off, share in ((0.97, 0.5), (1.03, 1.0)):
+        terms = [2 * OTHER, VALUES - 2 * OTHER + off * 0.5 * error]
+        (tmp_path / str(off)).mkdir()
+        found = given(tmp_path / str(off), [item(values=VALUES)], held("fc", terms))
+        assert np.array_equal(found[0]["fc", "output"], share * VALUES)
+
+
+def test_a_gradient_of_each_ranks_own_mean_is_given_as_such(tmp_path: Path) -> None:
+    one, many = [], []
+    batch = np.arange(18).reshape(6, 3)
+    for rows, rank in ((range(6), None), (range(3), 0), (range(3, 6), 1)):
+        own, times = list(rows), 1 if rank is None else 2
+        made = [
+            item("", batch[own], role="input", path="0", parent=None, rank=rank or 0),
+            item("fc", times * VALUES[own], role="grad_output", rank=rank or 0),
+        ]
+        (one if rank is None else many).extend(made)
+    found = given(tmp_path, one, many, "dp")
+    assert np.array_equal(found[1]["fc", "grad_output"], 2 * VALUES[3:])
+
+
+def test_fused_layers_are_cut_as_their_weights_are_where_values_tell_nothing(
+    tmp_path: Path,
+) -> None:
+    def cut(values: np.ndarray, axis: int) -> list[np.ndarray]:
+        halves = [np.split(each, 2, axis) for each in np.split(values, 2, axis)]
+        return [np.concatenate([half[rank] for half in halves], axis) for rank in range(2)]
+
+    weight = np.random.default_rng(2).standard_normal((8, 4)).astype("f4")
+    before = {"role": "param_before", "path": "weight", "parent": None}
+    golden = [item(values=VALUES), item("fc", weight, **before)]
+    layout = [*held("fc", cut(OTHER, 1)), *held("fc", cut(weight, 0), **before)]
+    found = given(tmp_path, golden, layout)
+    for rank in range(2):
+        assert np.array_equal(found[rank]["fc", "output"], cut(VALUES, 1)[rank])
+
+
+def test_a_gradient_that_nothing_sums_is_not_given(tmp_path: Path) -> None:
+    """The update of the norm was given terms, too: its own gradient was left as them."""
+    weight = np.random.default_rng(2).standard_normal((8,)).astype("f4")
+    roles = {"fc": "grad_input", "norm": "grad_output"}
+    golden = [item(name, VALUES, role=role) for name, role in roles.items()]
+    golden.append(item("norm", weight, role="param_grad", path="weight", parent=None))
+    layout = [
+        each
+        for name, role in roles.items()
+        for each in held(name, [OTHER, VALUES - OTHER], role=role)
+    ]
+    terms = [0.3 * weight[::-1], weight - 0.3 * weight[::-1]]
+    layout += held("norm", terms, role="param_grad", path="weight", parent=None)
+    found = given(tmp_path, golden, layout)
+    assert [*found[0]] == [("norm", "param_grad")]
+    assert np.array_equal(found[0]["norm", "param_grad"], weight)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "said"),
+    [
+        (2, {"complete": False}, "is incomplete"),
+        (4, {}, r"was captured by 2 rank\(s\), but this capture has 4"),
+    ],
+)
+def test_a_bundle_of_other_ranks_tells_nothing(
+    tmp_path: Path, ranks: int, changes: dict[str, Any], said: str
+) -> None:
+    write(tmp_path / "one", [item(values=VALUES)])
+    write(tmp_path / "free", held("fc", [VALUES, VALUES]), ranks=2, **changes)
+    with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(tmp_path / "free") as theirs:  # noqa: SIM117
+        with pytest.raises(UsageError, match=said):
+            check_layout(ours, theirs, ranks)
