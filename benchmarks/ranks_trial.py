@@ -15,7 +15,7 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import decide
 from accucompare.compare.facts import BareFact
 from accucompare.compare.origins import Culprit, Stage
-from accucompare.compare.remarks import RanksDiffer, Swapped
+from accucompare.compare.remarks import RanksDiffer, Swapped, TokensElsewhere
 from accucompare.compare.rows import Row, Status
 from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
@@ -194,6 +194,8 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
+        if isinstance(remark, TokensElsewhere) and remark.ranks:
+            return remark.ranks
         if isinstance(remark, Swapped):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics

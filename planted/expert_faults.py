@@ -253,7 +253,7 @@ def _one_stacked(run: Run) -> None:
 
 def _of_experts() -> Iterator[RankFault]:
     router = f"{_MOE}.router"
-    for layout in ("named_ep2", "stacked_ep2"):
+    for layout in ("experts_ep2", "named_ep2", "stacked_ep2"):
         for title, change, stages in (
             ("experts' neighbours", _neighbours, _FORWARD),
             ("rows not sorted by expert", _not_sorted, _FORWARD),
@@ -281,7 +281,7 @@ def _of_experts() -> Iterator[RankFault]:
         title = "gradient of the results not exchanged"
         yield RankFault(title, layout, (_MOE,), _BACKWARD, _moe(_results_stay))
         inside = (f"{_MOE}.experts",)
-        if layout == "named_ep2":
+        if layout != "stacked_ep2":
             inside = tuple(
                 f"{_MOE}.experts.{number}.{part}"
                 for number in range(EXPERTS)

@@ -149,12 +149,14 @@ class TokensElsewhere(_Fact, frozen=True):
         candidate: how many of the candidate's golden has elsewhere.
         of: how many golden has.
         by_rounding: whether the router sent them elsewhere, within its rounding.
+        ranks: those that hold such rows of the candidate.
     """
 
     golden: int
     candidate: int
     of: int
     by_rounding: bool
+    ranks: tuple[int, ...] = ()
 
 
 class RoutedOtherwise(_Fact, frozen=True):

@@ -1,4 +1,4 @@
-"""PairedTokens that travel to experts: their rows are paired by identity, and their routing is judged."""
+"""Tokens that travel to experts: rows are paired by identity, and routing is judged."""
 
 from accucompare.compare.tokens.chosen_rows import ChosenRows
 from accucompare.compare.tokens.paired_sides import PairedSides

@@ -26,8 +26,8 @@ class TokensOfRows(NamedTuple):
     Attributes:
         given: what golden gave to the expert.
         around: what it gave to the call whose tokens these are.
-        labels: of the rows that are compared, in their order.
-        of_tokens: of all tokens.
+        labels: of all of golden's rows.
+        of_tokens: the labels of all tokens.
     """
 
     given: Record
@@ -35,8 +35,14 @@ class TokensOfRows(NamedTuple):
     labels: Numbers
     of_tokens: Numbers
 
-    def rows_of(self, bundle: Bundle, records: Mapping[Key, Record]) -> Numbers | None:
-        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere."""
+    def rows_of(
+        self, bundle: Bundle, records: Mapping[Key, Record], rows: Numbers
+    ) -> Numbers | None:
+        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere.
+
+        Args:
+            rows: golden's.
+        """
         given, around = records.get(self.given.key), records.get(self.around.key)
         if given is None or around is None or None in (given.member, around.member):
             return None
@@ -46,7 +52,9 @@ class TokensOfRows(NamedTuple):
         own = RowLabels(len(self.of_tokens), [held], [held]).golden(row_digests(bundle.raw(given)))
         own = np.where(own < 0, -1, self.of_tokens[own])
         ours, theirs = paired_rows(self.labels, own)
-        return theirs[np.argsort(ours)] if len(ours) == len(self.labels) else None
+        found = np.full(len(self.labels), -1)
+        found[ours] = theirs
+        return None if (found[rows] < 0).any() else found[rows]
 
 
 class ChosenRows(NamedTuple):
@@ -69,7 +77,7 @@ class ChosenRows(NamedTuple):
             return None
         rows: Numbers | None = self.rows
         if self.tokens is not None:
-            rows = self.tokens.rows_of(bundle, records)
+            rows = self.tokens.rows_of(bundle, records, self.rows)
             given = records.get(self.tokens.given.key)
             if given is None or row_count(given) != row_count(record):
                 return None

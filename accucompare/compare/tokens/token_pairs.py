@@ -41,11 +41,18 @@ from accucompare.compare.tokens.row_labels import (
     paired_rows,
     row_digests,
 )
+from accucompare.numbers import DTYPES
 
 #: What has a row for each token of a call.
 _WITH_ROWS = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
 #: How many calls around an expert's are looked at for its tokens.
 _MOST_AROUND = 3
+#: How many records after an expert's first input are looked at for its others.
+_MOST_BESIDE = 8
+
+
+#: A rank's call.
+_Holder = tuple[int, int]
 
 
 class PairedTokens(NamedTuple):
@@ -70,9 +77,9 @@ class PairedTokens(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """Ranks that were given the same rows, and where these lie among all of the candidate's."""
+    """Ranks' calls that were given the same rows; where these lie among all of the candidate's."""
 
-    ranks: tuple[int, ...]
+    holders: tuple[_Holder, ...]
     rows: int
     start: int
 
@@ -257,10 +264,10 @@ def _width(sides: PairedSides, place: int) -> int:
     return record.shape[-1]
 
 
-def _counts(sides: PairedSides, place: int) -> tuple[set[int], dict[int, int]]:
+def _counts(sides: PairedSides, place: int) -> tuple[set[int], dict[_Holder, int]]:
     """How many rows golden has, and how many each rank of the candidate."""
     ours, theirs = sides.held(place)
-    return set(map(row_count, ours)), {each.rank: row_count(each) for each in theirs}
+    return set(map(row_count, ours)), {(each.rank, each.call): row_count(each) for each in theirs}
 
 
 def _same_bits(sides: PairedSides, place: int, above: int) -> bool:
@@ -309,11 +316,10 @@ def _matched(
     for record in theirs:
         alike.setdefault(record.digest if row_count(record) else None, []).append(record)
     for records in alike.values():
-        found = labels.candidate(_digests(sides.candidate, records[:1]))
-        ranks = tuple(record.rank for record in records)
-        units.append(_Unit(ranks, len(found), start))
-        parts.append(found)
-        start += len(found)
+        parts.append(labels.candidate(_digests(sides.candidate, records[:1])))
+        holders = tuple((record.rank, record.call) for record in records)
+        units.append(_Unit(holders, len(parts[-1]), start))
+        start += len(parts[-1])
     candidate = np.concatenate(parts) if parts else np.empty(0, np.int64)
     padding = [
         _is_padding(bundle, records)
@@ -328,10 +334,17 @@ def _matched(
     away = np.empty(0, np.int64)
     if routing is not None and routing.remark.by_rounding:
         away = np.unique(labels.of_tokens[routing.tokens])
-    chosen = golden, candidate
-    if len(away) and _are_stacked(labels, golden):  # a token's rows are its experts'
-        chosen = tuple(np.where(np.isin(each, away), -1, each) for each in chosen)  # type: ignore[assignment]
-    first, second = paired_rows(*chosen)
+    keys: Sequence[Numbers] = golden, candidate
+    numbers = _expert_numbers(sides, place, ours, units)
+    if numbers is not None:
+        most = 1 + max(int(each.max(initial=0)) for each in numbers)
+        keys = [
+            np.where(each < 0, -1, each * most + own)
+            for each, own in zip(keys, numbers, strict=True)
+        ]
+    elif len(away) and _are_stacked(labels, golden):  # a token's rows are its experts'
+        keys = [np.where(np.isin(each, away), -1, each) for each in keys]
+    first, second = paired_rows(*keys)
     left = [
         np.flatnonzero(~np.isin(np.arange(len(each)), held) & ~zeros)
         for each, held, zeros in zip((golden, candidate), (first, second), padding, strict=True)
@@ -340,12 +353,62 @@ def _matched(
     if any(map(len, left)):
         lost = np.concatenate([golden[left[0]], candidate[left[1]]])
         explained = bool(len(away)) and bool(np.isin(lost, away).all())
-        told = TokensElsewhere(len(left[0]), len(left[1]), len(golden), explained)
+        on = {
+            rank
+            for unit in units
+            if ((left[1] >= unit.start) & (left[1] < unit.start + unit.rows)).any()
+            for rank, _ in unit.holders
+        }
+        several = sides.ranks[1] is not None
+        ranks = tuple(sorted(on)) if several else ()
+        told = TokensElsewhere(len(left[0]), len(left[1]), len(golden), explained, ranks)
     around_it = sides.unified.pairs[first_inputs_of[above]].golden
     tokens = None
     if ours and around_it is not None:
-        tokens = TokensOfRows(ours[0], around_it, golden[first], labels.of_tokens)
+        tokens = TokensOfRows(ours[0], around_it, golden, labels.of_tokens)
     return _Experts(above, place, len(golden), tuple(units), first, second, told, tokens)
+
+
+def _expert_numbers(
+    sides: PairedSides, place: int, ours: Sequence[Record], units: Sequence[_Unit]
+) -> tuple[Numbers, Numbers] | None:
+    """Each row's expert, on both sides, if the call was told how many rows each expert has."""
+    call = call_of_pair(sides.pairs[place])
+    beside = (
+        other
+        for other in range(place + 1, min(place + 1 + _MOST_BESIDE, len(sides.pairs)))
+        if sides.pairs[other].record.role is Role.INPUT and call_of_pair(sides.pairs[other]) == call
+    )
+    for other in beside:
+        golden, candidate = sides.held(other)
+        known = {(record.rank, record.call): record for record in candidate}
+        found = [_by_count(sides.golden, golden, row_count(ours[0]))] if ours else []
+        for unit in units:
+            record = known.get(unit.holders[0])
+            held = [] if record is None else [record]
+            found.append(_by_count(sides.candidate, held, unit.rows))
+        counted = [each for each in found if each is not None]
+        if not ours or len(counted) < len(found):
+            continue
+        (own, experts), *theirs = counted
+        parts, start = [], 0
+        for numbers, count in theirs:
+            parts.append(numbers + start)
+            start += count if count < experts else 0
+        if start in (0, experts):
+            return own, np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return None
+
+
+def _by_count(bundle: Bundle, records: Sequence[Record], rows: int) -> tuple[Numbers, int] | None:
+    """Each row's expert, by how many rows each has, and how many experts there are."""
+    for record in records:
+        if record.member is None or len(record.shape) != 1 or DTYPES[record.dtype].digits:
+            continue
+        counts = bundle.values(record).astype(np.int64)
+        if counts.min(initial=0) >= 0 and counts.sum() == rows:
+            return np.repeat(np.arange(len(counts)), counts), len(counts)
+    return None
 
 
 def _digests(bundle: Bundle, records: Sequence[Record]) -> RowDigests:
@@ -385,7 +448,7 @@ class _PairOfRows(NamedTuple):
 def _paired(sides: PairedSides, place: int, experts: _Experts) -> _PairOfRows | None:
     """A pair of an expert's rows; ``None`` if it has no such rows."""
     ours, theirs = sides.held(place)
-    by_rank = {record.rank: record for record in theirs}
+    by_holder = {(record.rank, record.call): record for record in theirs}
     if not all(map(has_rows, (*ours, *theirs))) or any(
         row_count(record) != experts.golden for record in ours
     ):
@@ -401,7 +464,7 @@ def _paired(sides: PairedSides, place: int, experts: _Experts) -> _PairOfRows | 
     boxes, every, done = [], [], 0
     width = theirs[0].shape[-1]
     for unit in experts.units:
-        held = [by_rank.get(rank) for rank in unit.ranks]
+        held = [by_holder.get(holder) for holder in unit.holders]
         records = [record for record in held if record is not None]
         if len(records) < len(held) or any(
             (row_count(record), record.shape[-1]) != (unit.rows, width) for record in records

@@ -322,8 +322,9 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
         case remarks.TokensElsewhere(0, 0):
             return "no token came here"
-        case remarks.TokensElsewhere(golden, candidate, of, by_rounding):
-            came = f"; {candidate:,} came from elsewhere" if candidate else ""
+        case remarks.TokensElsewhere(golden, candidate, of, by_rounding, ranks):
+            on = f" on {ranks_in_words(ranks)}" if ranks else ""
+            came = f"; {candidate:,} came from elsewhere{on}" if candidate else ""
             why = ", by the router's rounding" if by_rounding else ""
             return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
         case remarks.RoutedOtherwise():
