@@ -9,7 +9,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from accucompare.numbers import Array
+from accucompare.numbers import Array, Float64
+
+#: Along how many directions rows are looked for by their values.
+_DIRECTIONS = 24
 
 #: Numbers of rows or tokens.
 Numbers = NDArray[np.int64]
@@ -129,3 +132,38 @@ def _numbered(labels: Numbers, most: int) -> Numbers:
     times = np.empty(len(run), np.int64)
     times[order] = np.arange(len(run)) - np.repeat(first, lengths)
     return labels * most + times
+
+
+def near_rows(golden: Float64, candidate: Float64, most: float) -> tuple[Numbers, Numbers]:
+    """The places of golden's rows, and of the candidate's, whose values are alike, in the
+    candidate's order.
+
+    Rows are sorted by what they are along a direction, and those in one place are compared; what
+    is not alike is tried along others.
+
+    Args:
+        most: the largest distance of two rows, relative to golden's.
+    """
+    made = np.random.default_rng(0)
+    left = [np.arange(len(golden)), np.arange(len(candidate))]
+    pairs: list[tuple[Numbers, Numbers]] = []
+    for _ in range(_DIRECTIONS):
+        along = made.standard_normal(golden.shape[1])
+        ours, theirs = (
+            held[np.argsort(values[held] @ along, kind="stable")]
+            for held, values in zip(left, (golden, candidate), strict=True)
+        )
+        count = min(len(ours), len(theirs))
+        ours, theirs = ours[:count], theirs[:count]
+        apart = np.linalg.norm(candidate[theirs] - golden[ours], axis=1)
+        near = apart <= most * np.linalg.norm(golden[ours], axis=1)
+        pairs.append((ours[near], theirs[near]))
+        left = [
+            np.setdiff1d(held, own, assume_unique=True)
+            for held, own in zip(left, pairs[-1], strict=True)
+        ]
+        if not all(map(len, left)):
+            break
+    first, second = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    order = np.argsort(second)
+    return first[order], second[order]

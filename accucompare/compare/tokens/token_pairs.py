@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import Box, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import BY_DIGITS
 from accucompare.compare.layouts import Unified
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, TokensElsewhere
@@ -38,6 +39,7 @@ from accucompare.compare.tokens.row_labels import (
     Numbers,
     RowDigests,
     RowLabels,
+    near_rows,
     paired_rows,
     row_digests,
 )
@@ -208,6 +210,11 @@ def _experts(
         if (above := _above(sides, call, place, inputs, callers)) is not None
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
+    choosing = {  # calls that are told which experts tokens go to
+        call_of_pair(pair)
+        for pair in sides.pairs
+        if pair.record.role is Role.INPUT and may_be_choice(pair.golden)
+    }
     known: dict[CallOfStep, _Experts] = {}
     labels: dict[CallOfStep, RowLabels | None] = {}
     for call in callers:
@@ -216,13 +223,14 @@ def _experts(
         if found is None and call in inputs and _pattern(call) in alike | {_named(call)}:
             place = inputs[call]
             above = _above(sides, call, place, inputs, callers)
-            if above is None or _same_bits(sides, place, inputs[above]):
-                continue
-            if above not in labels:
-                labels[above] = _labels(sides, inputs[above])
-            table = labels[above]
-            if table is not None:
-                found = _matched(sides, place, above, inputs, table, flipped.get(above))
+            if above is not None and not _same_bits(sides, place, inputs[above]):
+                if above not in labels:
+                    labels[above] = _labels(sides, inputs[above])
+                table = labels[above]
+                if table is not None:
+                    found = _matched(sides, place, above, inputs, table, flipped.get(above))
+        if found is None and call in inputs and caller in choosing:
+            found = _matched_by_values(sides, inputs[call], caller)
         if found is not None:
             known[call] = found
             yield call, found
@@ -311,22 +319,12 @@ def _matched(
     if any(each.member is None for each in (*ours, *theirs)) or len(ours) > 1:
         return None
     golden = labels.golden(_digests(sides.golden, ours))
-    units, parts, start = [], [], 0
-    alike: dict[str | None, list[Record]] = {}
-    for record in theirs:
-        alike.setdefault(record.digest if row_count(record) else None, []).append(record)
-    for records in alike.values():
-        parts.append(labels.candidate(_digests(sides.candidate, records[:1])))
-        holders = tuple((record.rank, record.call) for record in records)
-        units.append(_Unit(holders, len(parts[-1]), start))
-        start += len(parts[-1])
-    candidate = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    units = _units(theirs)
+    firsts = _firsts(theirs, units)
+    candidate = labels.candidate(_digests(sides.candidate, firsts))
     padding = [
         _is_padding(bundle, records)
-        for bundle, records in (
-            (sides.golden, ours),
-            (sides.candidate, [records[0] for records in alike.values()]),
-        )
+        for bundle, records in ((sides.golden, ours), (sides.candidate, firsts))
     ]
     for found, zeros in zip((golden, candidate), padding, strict=True):
         if 2 * int(((found < 0) & ~zeros).sum()) > len(found):
@@ -366,7 +364,53 @@ def _matched(
     tokens = None
     if ours and around_it is not None:
         tokens = TokensOfRows(ours[0], around_it, golden, labels.of_tokens)
-    return _Experts(above, place, len(golden), tuple(units), first, second, told, tokens)
+    return _Experts(above, place, len(golden), units, first, second, told, tokens)
+
+
+def _units(records: Sequence[Record]) -> tuple[_Unit, ...]:
+    """The calls of ranks that were given the same rows, together."""
+    alike: dict[str | None, list[Record]] = {}
+    for record in records:
+        alike.setdefault(record.digest if row_count(record) else None, []).append(record)
+    units: list[_Unit] = []
+    start = 0
+    for held in alike.values():
+        holders = tuple((record.rank, record.call) for record in held)
+        units.append(_Unit(holders, row_count(held[0]), start))
+        start += row_count(held[0])
+    return tuple(units)
+
+
+def _firsts(records: Sequence[Record], units: Iterable[_Unit]) -> list[Record]:
+    """The first record of each unit."""
+    known = {(record.rank, record.call): record for record in records}
+    return [known[unit.holders[0]] for unit in units]
+
+
+def _matched_by_values(
+    sides: PairedSides, place: int, caller: CallOfStep | None
+) -> _Experts | None:
+    """The rows of a call inside an expert's own code, whose inputs are no token's, by their values;
+    ``None`` unless each row of golden's is one of the ranks'."""
+    ours, theirs = sides.held(place)
+    units = _units(theirs)
+    rows = sum(unit.rows for unit in units)
+    if sides.ranks[1] is None or caller is None or len(ours) != 1 or row_count(ours[0]) != rows:
+        return None
+    every = (*ours, *theirs)
+    if not all(map(has_rows, every)) or len({each.shape[-1] for each in every}) > 1:
+        return None
+    limit = BY_DIGITS[min(DTYPES[each.dtype].digits for each in every)][0]
+    golden, candidate = (
+        np.concatenate(
+            [bundle.values(each).reshape(-1, each.shape[-1]).astype(np.float64) for each in records]
+        )
+        for bundle, records in ((sides.golden, ours), (sides.candidate, _firsts(theirs, units)))
+    )
+    first, second = near_rows(golden, candidate, limit)
+    if len(first) < rows or are_all(first, ours[0].shape):
+        return None
+    return _Experts(caller, place, rows, units, first, second, None, None)
 
 
 def _expert_numbers(
