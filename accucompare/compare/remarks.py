@@ -159,6 +159,14 @@ class TokensElsewhere(_Fact, frozen=True):
     ranks: tuple[int, ...] = ()
 
 
+class RowsAlike(_Fact, frozen=True):
+    """So many rows of a gradient are left out: their calls were given values too near each other
+    to tell the rows apart."""
+
+    rows: int
+    of: int
+
+
 class RoutedOtherwise(_Fact, frozen=True):
     """A router chose other experts than golden's.
 
@@ -371,6 +379,7 @@ PairRemark: TypeAlias = (
     PartsMissing
     | UnknownLayout
     | TokensElsewhere
+    | RowsAlike
     | RoutedOtherwise
     | AfterRouting
     | CalledInParts

@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import EXACT, why_not
-from accucompare.compare.remarks import AfterRouting, PairRemark, RoutedOtherwise, TokensElsewhere
+from accucompare.compare.remarks import (
+    AfterRouting,
+    PairRemark,
+    RoutedOtherwise,
+    RowsAlike,
+    TokensElsewhere,
+)
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
 from accucompare.compare.tokens import PairedTokens, Routing
 from accucompare.errors import BundleError
@@ -49,8 +55,9 @@ def settle_tokens(
     for place, remark in tokens.elsewhere.items():
         outcome = outcomes[place]
         if isinstance(outcome, PairOutcome):
-            explained = remark.by_rounding and place not in faulty
-            remark = replace(remark, by_rounding=explained)
+            if isinstance(remark, TokensElsewhere):
+                explained = remark.by_rounding and place not in faulty
+                remark = replace(remark, by_rounding=explained)
             outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
     if first is not None and not fed:
         _excuse_later(tasks, outcomes, *first)
@@ -76,13 +83,15 @@ def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> 
     outcomes[place] = replace(outcome, verdict=verdict)
 
 
-def _with_rest(outcome: PairOutcome, remark: TokensElsewhere, begins: bool) -> PairOutcome:
+def _with_rest(
+    outcome: PairOutcome, remark: TokensElsewhere | RowsAlike, begins: bool
+) -> PairOutcome:
     """The outcome of the rows that have partners, and what the others mean for it.
 
     Args:
         begins: whether it is what the expert was given.
     """
-    if begins and not remark.by_rounding:
+    if begins and isinstance(remark, TokensElsewhere) and not remark.by_rounding:
         used = outcome.verdict.over_limit or math.inf
         lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
         return replace(outcome, verdict=lost)

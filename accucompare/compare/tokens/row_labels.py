@@ -167,3 +167,17 @@ def near_rows(golden: Float64, candidate: Float64, most: float) -> tuple[Numbers
     first, second = (np.concatenate(each) for each in zip(*pairs, strict=True))
     order = np.argsort(second)
     return first[order], second[order]
+
+
+def alike_rows(values: Float64, most: float) -> NDArray[np.bool_]:
+    """Which rows have a near one, relative to their length: neighbours along some directions."""
+    made = np.random.default_rng(1)
+    found = np.zeros(len(values), bool)
+    lengths = np.linalg.norm(values, axis=1)
+    for _ in range(_DIRECTIONS):
+        order = np.argsort(values @ made.standard_normal(values.shape[1]))
+        apart = np.linalg.norm(values[order[1:]] - values[order[:-1]], axis=1)
+        near = order[:-1][apart <= most * lengths[order[:-1]]]
+        found[near] = True
+        found[order[1:][apart <= most * lengths[order[1:]]]] = True
+    return found

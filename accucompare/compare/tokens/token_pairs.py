@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from accucompare.bundle.format import Box, Record, Role
+from accucompare.bundle.format import GRADIENT_ROLES, Box, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import BY_DIGITS
 from accucompare.compare.layouts import Unified
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import RanksDiffer, TokensElsewhere
+from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import (
     ChosenRows,
     TokensOfRows,
@@ -39,6 +40,7 @@ from accucompare.compare.tokens.row_labels import (
     Numbers,
     RowDigests,
     RowLabels,
+    alike_rows,
     near_rows,
     paired_rows,
     row_digests,
@@ -71,7 +73,7 @@ class PairedTokens(NamedTuple):
     """
 
     unified: Unified
-    elsewhere: Mapping[int, TokensElsewhere] = {}
+    elsewhere: Mapping[int, TokensElsewhere | RowsAlike] = {}
     forward: Sequence[frozenset[int]] = ()
     routings: Sequence[Routing] = ()
     begins: frozenset[int] = frozenset()
@@ -97,6 +99,7 @@ class _Experts(NamedTuple):
         ours, theirs: the rows that belong together.
         elsewhere: what has no partner.
         tokens: what tells the rows of another run.
+        alike: which of these rows another may be taken for.
     """
 
     around: CallOfStep
@@ -107,6 +110,7 @@ class _Experts(NamedTuple):
     theirs: Numbers
     elsewhere: TokensElsewhere | None
     tokens: TokensOfRows | None
+    alike: NDArray[np.bool_] | None = None
 
 
 def with_tokens(sides: PairedSides) -> PairedTokens:
@@ -410,7 +414,8 @@ def _matched_by_values(
     first, second = near_rows(golden, candidate, limit)
     if len(first) < rows or are_all(first, ours[0].shape):
         return None
-    return _Experts(caller, place, rows, units, first, second, None, None)
+    alike = alike_rows(golden, 2 * limit)[first]
+    return _Experts(caller, place, rows, units, first, second, None, None, alike)
 
 
 def _expert_numbers(
@@ -484,7 +489,7 @@ class _PairOfRows(NamedTuple):
     """A pair of chosen rows, and what has no partner; ``alone``: whether nothing has one."""
 
     pair: Pair
-    elsewhere: TokensElsewhere | None
+    elsewhere: TokensElsewhere | RowsAlike | None
     alone: bool = False
     chosen: ChosenRows | None = None
 
@@ -497,7 +502,12 @@ def _paired(sides: PairedSides, place: int, experts: _Experts) -> _PairOfRows | 
         row_count(record) != experts.golden for record in ours
     ):
         return None
-    told = experts.elsewhere
+    told: TokensElsewhere | RowsAlike | None = experts.elsewhere
+    gradient = sides.pairs[place].record.role in GRADIENT_ROLES
+    if gradient and experts.alike is not None and experts.alike.any():
+        apart = ~experts.alike
+        told = RowsAlike(int(experts.alike.sum()), len(apart))
+        experts = experts._replace(ours=experts.ours[apart], theirs=experts.theirs[apart])
     if not ours or not theirs:
         # with no rows, it may as well not be called
         lost = experts.golden if ours else sum(unit.rows for unit in experts.units)

@@ -327,6 +327,8 @@ def _of_ranks(remark: PairRemark) -> str:
             came = f"; {candidate:,} came from elsewhere{on}" if candidate else ""
             why = ", by the router's rounding" if by_rounding else ""
             return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
+        case remarks.RowsAlike(rows, of):
+            return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
         case remarks.RoutedOtherwise():
             return _routed(remark)
         case remarks.AfterRouting(tokens, of, router):
