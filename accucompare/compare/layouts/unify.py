@@ -301,8 +301,8 @@ def unify(
             )
             continue
         if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
-            held = {rank for rank, _ in candidate.groups[pair.candidate.key]}
-            unified.unknown[place] = PartsMissing(tuple(sorted(held)), lacking)
+            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
+            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
             unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
