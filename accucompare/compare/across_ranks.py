@@ -19,9 +19,10 @@ from accucompare.compare.layouts import (
 )
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
-from accucompare.compare.pairing import Pair
+from accucompare.compare.pairing import Pair, Renaming
 from accucompare.compare.preflight_facts import (
     About,
+    LeadsNowhere,
     NamesPutBack,
     OddMicrobatches,
     PreflightFinding,
@@ -61,8 +62,22 @@ def weights_in_parts_of(
     return tuple(name for name in left_out if name not in compared)
 
 
-def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
-    """Findings about the names of ranks that were put back, and about their microbatches."""
+def on_stages(
+    named: UnderGoldenNames, renamings: Sequence[Renaming] = ()
+) -> list[PreflightFinding]:
+    """Findings about the names of ranks that were put back, about maps that gave none, and about
+    microbatches."""
+    unused = (
+        renaming
+        for renaming in renamings
+        if named.names
+        and not any(
+            (renaming.apply(each.golden) or "").removeprefix(f"rank{rank}:") == each.own
+            for rank, names in named.names.items()
+            for each in names.put_back
+            if each.evidence is NameEvidence.GIVEN
+        )
+    )
     alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
     for rank, names in named.names.items():
         for evidence in NameEvidence:
@@ -79,6 +94,7 @@ def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
         places.setdefault(what, []).append((each.rank, each.step))
     first = named.holders.begins.get("", frozenset())
     return [
+        *(PreflightFinding(LeadsNowhere(each.text), serious=False) for each in unused),
         *(
             PreflightFinding(
                 OddMicrobatches(

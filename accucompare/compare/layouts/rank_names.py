@@ -413,8 +413,15 @@ class _Own:
         return RankNames(changed, self._parameters(modules), stages, self._shown())
 
     def _shown(self) -> tuple[PutBack, ...]:
+        """The names that do not follow from that of the module around."""
         return tuple(
-            PutBack(own, name, how) for own, (name, how) in self.prefixes.items() if own != name
+            PutBack(own, name, how)
+            for own, (name, how) in self.prefixes.items()
+            if own != name
+            and (
+                self.prefixes.get(_parent(own)) != (_parent(name), how)
+                or own.rpartition(".")[2] != name.rpartition(".")[2]
+            )
         )
 
     def _lacks_layers(self, name: str, here: Collection[str], anywhere: Collection[str]) -> bool:

@@ -18,6 +18,7 @@ from accucompare.bundle.format import (
     GlobalRecord,
     Key,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
@@ -70,6 +71,8 @@ class RankRecords(NamedTuple):
         holders: which ranks hold what, if not all do.
         rows: of golden's batch, by golden's step.
         parts: the meshes of some of the ranks, and of their calls, made when they are needed.
+        manifests: of the ranks.
+        updating: which ranks hold each value of updates in any step: by name, role and path.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
@@ -78,6 +81,8 @@ class RankRecords(NamedTuple):
     holders: Holders
     rows: RowsOfRanks
     parts: dict[tuple[frozenset[int], Holder | None], Mesh]
+    manifests: Mapping[int, Manifest]
+    updating: Mapping[tuple[str, Role, str], set[int]]
 
     @classmethod
     def of(
@@ -90,7 +95,13 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
         rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
@@ -106,16 +117,20 @@ class RankRecords(NamedTuple):
                 rows[step] = {}
         times = _calls_of_model(records)
         groups: dict[Key, dict[Holder, Record]] = {}
+        updating: dict[tuple[str, Role, str], set[int]] = {}
         for record in records:
             key, holder = record.key._replace(rank=0), (record.rank, 0)
-            if record.role not in UPDATE_ROLES and rows.get(record.step):
+            if record.role in UPDATE_ROLES:
+                place = record.name, record.role, record.path
+                updating.setdefault(place, set()).add(record.rank)
+            elif rows.get(record.step):
                 call, own = divmod(record.call, times[record.step, record.name])
                 held_rows = rows[record.step].get((record.rank, call))
                 if held_rows is not None:
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches, holders, rows, {})
+        return cls(groups, mesh, batches, holders, rows, {}, bundle.manifests, updating)
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -129,6 +144,20 @@ class RankRecords(NamedTuple):
                 )
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
+
+    def lacking(self, record: Record) -> tuple[int, ...]:
+        """The ranks that finished the step without the update that they made in another step."""
+        if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
+            return ()
+        updating = self.updating[record.name, record.role, record.path]
+        lacking = updating - {rank for rank, _ in self.groups[record.key]}
+        return tuple(
+            sorted(
+                rank
+                for rank in lacking
+                if any(entry.step == record.step for entry in self.manifests[rank].steps)
+            )
+        )
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -271,6 +300,11 @@ def unify(
                     candidate=_alone(pair.candidate, candidate),
                 )
             )
+            continue
+        if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
+            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
+            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
