@@ -301,7 +301,9 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
     title = "gradient of the input not summed"
     for layout, name in (("tp2", first + qkv), ("tp4", second + fc1)):
         plant = _on_module(name, _unreduced_gradient)
-        yield RankFault(title, f"megatron_{layout}", (name,), _BACKWARD, plant)
+        # the sum is missing between the two
+        where = name, name.rpartition(".")[0], name[: len(first) - 1]
+        yield RankFault(title, f"megatron_{layout}", where, _BACKWARD, plant)
     for layout in ("tp2", "sp2"):
         yield RankFault(
             "sink not marked",
