@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from planted.megatron_models import forward_step, has_megatron, without_padding
+from planted.megatron_models import (
+    MegatronLayout,
+    forward_step,
+    has_megatron,
+    megatron_optimizer,
+    without_padding,
+)
 from planted.rank_faults import Plant, RankFault
 from planted.rank_training import Batch, Run
 from planted.training_faults import changed, wrap
@@ -243,20 +249,11 @@ def _own_norm(run: Run) -> None:
     """Each rank clips by the norm of its own parts."""
     from megatron.core import parallel_state
 
-    build = run.layout.optimizer
-
-    def make(model: Any) -> Any:
-        made = build(model)
-        for each in made.chained_optimizers:
-            each.get_grad_stats_parallel_group = lambda: (
-                parallel_state.get_pipeline_model_parallel_group()
-            )
-        made.get_grad_stats_parallel_group = lambda: (
-            parallel_state.get_pipeline_model_parallel_group()
-        )
-        return made
-
-    run.optimizer = make(run.model)
+    layout = run.layout
+    assert isinstance(layout, MegatronLayout)
+    run.optimizer = megatron_optimizer(layout, run.clip)(run.model)
+    for each in (run.optimizer, *run.optimizer.chained_optimizers):
+        each.get_grad_stats_parallel_group = parallel_state.get_pipeline_model_parallel_group
 
 
 def _not_gathered(run: Run) -> None:
