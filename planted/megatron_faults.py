@@ -440,7 +440,7 @@ def _of_stages() -> Iterator[RankFault]:
             "tied gradient not summed", f"megatron_{layout}", tied, _GRADIENT, _finalize(_not_tied)
         )
     name = _LAYER.format(1) + "self_attention.core_attention"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", ())):
         plant = _attribute(name, "softmax_scale", lambda scale: scale * 2)
         yield RankFault(
             "scaled by the stage's own number",
@@ -451,8 +451,8 @@ def _of_stages() -> Iterator[RankFault]:
             ranks,
         )
     name = _LAYER.format(1) + "mlp.linear_fc2"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
-        plant = _output(name, lambda value: value * 1.01)
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2,))):
+        plant = _on(ranks, _output(name, lambda value: value * 1.01))
         yield RankFault(
             "x 1.01", f"megatron_{layout}", (name,), _FORWARD, plant, ranks, arithmetic=True
         )

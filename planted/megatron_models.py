@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -133,6 +134,8 @@ def _initialized(layout: MegatronLayout) -> None:
         for group in _GROUPS:  # else their threads stay, some forty of each training
             if group in groups:
                 dist.destroy_process_group(group)
+        _GROUPS.clear()
+        gc.collect()  # the last model has them, too
     before = set(groups)
     parallel_state.initialize_model_parallel(layout.size("tp"), layout.size("pp"))
     _GROUPS[:] = [group for group in groups if group not in before]
