@@ -91,6 +91,10 @@ class CaptureOptions(AskedOfCapture):
                 "--round-feed: rounds golden's values before layers are given them; name golden"
                 " (--feed)"
             )
+        if self.layout_of is not None and self.feed is None:
+            raise UsageError(
+                "--layout-of: tells which part of golden each rank is fed; name golden (--feed)"
+            )
         renamings, auto = read_maps(self.map)
         if (renamings or auto) and self.like is None and self.feed is None:
             raise UsageError(
