@@ -30,6 +30,11 @@ class Holders:
     begins: Mapping[str, frozenset[int]] = field(default_factory=dict)
     ends: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
+    def groups(self) -> set[frozenset[int]]:
+        """The ranks that hold something together."""
+        tables = self.modules, self.parameters, self.begins, self.ends
+        return {ranks for table in tables for ranks in table.values()}
+
     def of(self, record: Record) -> frozenset[int] | None:
         """The ranks that hold a record's value; ``None``: all."""
         if not self.modules or record.is_of_group:

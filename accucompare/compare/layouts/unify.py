@@ -18,6 +18,7 @@ from accucompare.bundle.format import (
     GlobalRecord,
     Key,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
@@ -32,7 +33,7 @@ from accucompare.compare.layouts.arrange import (
 )
 from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.padding import (
     padded_shape,
     paddings,
@@ -90,11 +91,12 @@ class RankRecords(NamedTuple):
         if rows:
             mesh = mesh.told_apart(next(iter(rows.values())))
         holders = holders or Holders()
-        first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        first = holders.begins.get("") or frozenset(bundle.manifests)
+        base = _own_mesh(bundle.manifests, first) if holders.modules else None
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: mesh.of_ranks(first).of_rows(_of_call(held, call, first))
+                call: (base or mesh.of_ranks(first)).of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -112,7 +114,11 @@ class RankRecords(NamedTuple):
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches, holders, rows, {})
+        parts: dict[tuple[frozenset[int], Holder | None], Mesh] = {}
+        for ranks in holders.groups():
+            if (described := _own_mesh(bundle.manifests, ranks)) is not None:
+                parts[ranks, None] = described
+        return cls(groups, mesh, batches, holders, rows, parts)
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -170,6 +176,13 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _own_mesh(manifests: Mapping[int, Manifest], ranks: frozenset[int]) -> Mesh | None:
+    """The mesh of the ranks of one stage, if their manifests describe one without the stages."""
+    own = {rank: manifest for rank, manifest in manifests.items() if rank in ranks}
+    mesh = Mesh.of(own, len(ranks))
+    return None if UNKNOWN in mesh.sizes else mesh
 
 
 def _of_call(
