@@ -30,11 +30,6 @@ class Holders:
     begins: Mapping[str, frozenset[int]] = field(default_factory=dict)
     ends: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
-    def groups(self) -> set[frozenset[int]]:
-        """The ranks that hold something together."""
-        tables = self.modules, self.parameters, self.begins, self.ends
-        return {ranks for table in tables for ranks in table.values()}
-
     def of(self, record: Record) -> frozenset[int] | None:
         """The ranks that hold a record's value; ``None``: all."""
         if not self.modules or record.is_of_group:
@@ -159,7 +154,9 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
 
     def parameter(own: str) -> str:
         around, _, leaf = own.rpartition(".")
-        return f"{module(around)}.{leaf}".removeprefix(".")
+        name = f"{module(around)}.{leaf}".removeprefix(".")
+        known = any(name in (golden.get(kind) or {}) for kind in ("parameters", "buffers", "tied"))
+        return name if known else names.parameters.get(own, name)
 
     model: dict[str, Any] = {**manifest.model}
     stages = {stage.name for stage in names.stages.values()}

@@ -228,15 +228,35 @@ class _Own:
         self.modules: Mapping[str, str] = model.get("modules") or {}
         self.entries = _own_entries(model)
         self.prefixes: dict[str, tuple[str, NameEvidence]] = {}
+        self.copies: dict[str, str] = {}  # modules whose weight is another one's of golden's
         self._by_weights()
         for old in golden.modules if renamings else ():
             new = (rename(old, renamings) or "").removeprefix(f"rank{rank}:")
             if new in self.modules and (new or not old):
                 self.prefixes[new] = old, NameEvidence.GIVEN
 
+    def _copy_of(self, module: str, entries: Mapping[str, Any]) -> str | None:
+        """The embedding of golden's whose weight a rank's last layer has a copy of: golden's own
+        last layer has no weight, but is given that one."""
+        same_class = self.golden.modules.get(module) == self.modules.get(module)
+        if not same_class or self.golden.entries.get(module) or list(entries) != ["weight"]:
+            return None
+        rows, *width = (entries["weight"].get("shard") or entries["weight"])["shape"]
+        found = [
+            name
+            for name, held in self.golden.entries.items()
+            if "Embedding" in self.golden.modules.get(name, "")
+            and [leaf for leaf, each in held.items() if each["shape"][1:] == width] == ["weight"]
+            and held["weight"]["shape"][0] <= rows
+        ]
+        return found[0] if len(found) == 1 else None
+
     def _by_weights(self) -> None:
         votes: dict[str, Counter[str]] = defaultdict(Counter)
         for module, entries in self.entries.items():
+            if copied := self._copy_of(module, entries):
+                self.copies[module] = copied
+                continue
             if any("shard" in entry for entry in entries.values()):
                 continue
             same = self.golden.like(self.modules.get(module), entries)
@@ -421,7 +441,8 @@ class _Own:
         found = {}
         for module, entries in self.entries.items():
             for leaf in entries:
-                own, new = _joined(module, leaf), _joined(modules.get(module, module), leaf)
+                own = _joined(module, leaf)
+                new = _joined(self.copies.get(module, modules.get(module, module)), leaf)
                 if (first := self.golden.tied.get(new, new)) != own:
                     found[own] = first
         return found

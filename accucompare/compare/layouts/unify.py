@@ -52,6 +52,8 @@ from accucompare.compare.remarks import (
 )
 from accucompare.numbers import Statistics
 
+#: The dimension of stages.
+_STAGES = "pp"
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
@@ -69,6 +71,8 @@ class RankRecords(NamedTuple):
         holders: which ranks hold what, if not all do.
         rows: of golden's batch, by golden's step.
         parts: the meshes of some of the ranks, and of their calls, made when they are needed.
+        manifests: of the ranks.
+        updating: which ranks hold each value of updates in any step: by name, role and path.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
@@ -77,6 +81,8 @@ class RankRecords(NamedTuple):
     holders: Holders
     rows: RowsOfRanks
     parts: dict[tuple[frozenset[int], Holder | None], Mesh]
+    manifests: Mapping[int, Manifest]
+    updating: Mapping[tuple[str, Role, str], set[int]]
 
     @classmethod
     def of(
@@ -89,14 +95,21 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         holders = holders or Holders()
-        first = holders.begins.get("") or frozenset(bundle.manifests)
-        base = _own_mesh(bundle.manifests, first) if holders.modules else None
+        first = holders.begins.get("")
+        base = mesh if first is None else _of_stage(first, mesh, bundle.manifests)
+        rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: (base or mesh.of_ranks(first)).of_rows(_of_call(held, call, first))
+                call: base.of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -105,20 +118,20 @@ class RankRecords(NamedTuple):
                 rows[step] = {}
         times = _calls_of_model(records)
         groups: dict[Key, dict[Holder, Record]] = {}
+        updating: dict[tuple[str, Role, str], set[int]] = {}
         for record in records:
             key, holder = record.key._replace(rank=0), (record.rank, 0)
-            if record.role not in UPDATE_ROLES and rows.get(record.step):
+            if record.role in UPDATE_ROLES:
+                place = record.name, record.role, record.path
+                updating.setdefault(place, set()).add(record.rank)
+            elif rows.get(record.step):
                 call, own = divmod(record.call, times[record.step, record.name])
                 held_rows = rows[record.step].get((record.rank, call))
                 if held_rows is not None:
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        parts: dict[tuple[frozenset[int], Holder | None], Mesh] = {}
-        for ranks in holders.groups():
-            if (described := _own_mesh(bundle.manifests, ranks)) is not None:
-                parts[ranks, None] = described
-        return cls(groups, mesh, batches, holders, rows, parts)
+        return cls(groups, mesh, batches, holders, rows, {}, bundle.manifests, updating)
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -132,6 +145,20 @@ class RankRecords(NamedTuple):
                 )
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
+
+    def lacking(self, record: Record) -> tuple[int, ...]:
+        """The ranks that finished the step without the update that they made in another step."""
+        if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
+            return ()
+        updating = self.updating[record.name, record.role, record.path]
+        lacking = updating - {rank for rank, _ in self.groups[record.key]}
+        return tuple(
+            sorted(
+                rank
+                for rank in lacking
+                if any(entry.step == record.step for entry in self.manifests[rank].steps)
+            )
+        )
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -161,7 +188,7 @@ class RankRecords(NamedTuple):
         if ranks is None:
             return self.mesh
         if (ranks, None) not in self.parts:
-            self.parts[ranks, None] = self.mesh.of_ranks(ranks)
+            self.parts[ranks, None] = _of_stage(ranks, self.mesh, self.manifests)
         return self.parts[ranks, None]
 
     def _of_calls(
@@ -178,18 +205,37 @@ class RankRecords(NamedTuple):
         return mesh
 
 
-def _own_mesh(manifests: Mapping[int, Manifest], ranks: frozenset[int]) -> Mesh | None:
-    """The mesh of the ranks of one stage, if their manifests describe one without the stages."""
+def _of_stage(ranks: frozenset[int], mesh: Mesh, manifests: Mapping[int, Manifest]) -> Mesh:
+    """The mesh of the ranks of one stage, which their manifests may describe without the stages."""
     own = {rank: manifest for rank, manifest in manifests.items() if rank in ranks}
-    mesh = Mesh.of(own, len(ranks))
-    return None if UNKNOWN in mesh.sizes else mesh
+    described = Mesh.of(own, len(ranks))
+    return mesh.of_ranks(ranks) if UNKNOWN in described.sizes else described
+
+
+def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
+    """The rows of each rank's calls; those of another stage are its first stage's."""
+    others = mesh.without([_STAGES])
+    known: dict[tuple[int, ...], dict[int, GivenRows]] = {}
+    for (rank, call), rows in held.items():
+        known.setdefault(mesh.along((rank, 0), others), {})[call] = rows
+    if _STAGES not in mesh.sizes:
+        return dict(held)
+    return {
+        (rank, call): rows
+        for rank, _ in mesh.places
+        for call, rows in known.get(mesh.along((rank, 0), others), {}).items()
+    }
 
 
 def _of_call(
-    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int]
+    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int] | None
 ) -> dict[Holder, GivenRows]:
-    """Those of one of golden's calls, of some ranks."""
-    return {at: each for at, each in rows.items() if each.call == call and at[0] in ranks}
+    """Those of one of golden's calls, of some ranks or all."""
+    return {
+        at: each
+        for at, each in rows.items()
+        if each.call == call and (ranks is None or at[0] in ranks)
+    }
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
@@ -265,6 +311,11 @@ def unify(
                     candidate=_alone(pair.candidate, candidate),
                 )
             )
+            continue
+        if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
+            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
+            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accucompare.bundle.format import GlobalRecord
-from accucompare.compare.remarks import NotRecordedOn, RanksDiffer
+from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, TokensElsewhere
 from accucompare.compare.rows import Row
 
 
@@ -46,6 +46,8 @@ def wrong_on(row: Row) -> tuple[str, ...]:
             return (f"wrong on {ranks_in_words(remark.wrong)}",)
         if isinstance(remark, NotRecordedOn):
             return (f"on {ranks_in_words(remark.ranks)}",)
+        if isinstance(remark, TokensElsewhere) and remark.ranks:
+            return (f"wrong on {ranks_in_words(remark.ranks)}",)
     record, on = row.candidate, largest_error_on(row)
     if not isinstance(record, GlobalRecord) or not on or record.reduced:
         return ()
