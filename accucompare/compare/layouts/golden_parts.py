@@ -24,8 +24,8 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.rank_names import names_of_ranks
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.unify import (
     FUSED,

@@ -33,7 +33,7 @@ from accucompare.compare.layouts.arrange import (
 )
 from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.padding import (
     padded_shape,
     paddings,
@@ -103,12 +103,13 @@ class RankRecords(NamedTuple):
                 }
             )
         holders = holders or Holders()
-        first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        first = holders.begins.get("")
+        base = mesh if first is None else _of_stage(first, mesh, bundle.manifests)
         rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: mesh.of_ranks(first).of_rows(_of_call(held, call, first))
+                call: base.of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -188,7 +189,7 @@ class RankRecords(NamedTuple):
         if ranks is None:
             return self.mesh
         if (ranks, None) not in self.parts:
-            self.parts[ranks, None] = self.mesh.of_ranks(ranks)
+            self.parts[ranks, None] = _of_stage(ranks, self.mesh, self.manifests)
         return self.parts[ranks, None]
 
     def _of_calls(
@@ -203,6 +204,13 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _of_stage(ranks: frozenset[int], mesh: Mesh, manifests: Mapping[int, Manifest]) -> Mesh:
+    """The mesh of the ranks of one stage, which their manifests may describe without the stages."""
+    own = {rank: manifest for rank, manifest in manifests.items() if rank in ranks}
+    described = Mesh.of(own, len(ranks))
+    return mesh.of_ranks(ranks) if UNKNOWN in described.sizes else described
 
 
 def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
@@ -221,10 +229,14 @@ def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder,
 
 
 def _of_call(
-    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int]
+    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int] | None
 ) -> dict[Holder, GivenRows]:
-    """Those of one of golden's calls, of some ranks."""
-    return {at: each for at, each in rows.items() if each.call == call and at[0] in ranks}
+    """Those of one of golden's calls, of some ranks or all."""
+    return {
+        at: each
+        for at, each in rows.items()
+        if each.call == call and (ranks is None or at[0] in ranks)
+    }
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:

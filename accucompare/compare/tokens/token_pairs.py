@@ -214,10 +214,18 @@ def _experts(
         if (above := _above(sides, call, place, inputs, callers)) is not None
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
-    choosing = {  # calls that are told which experts tokens go to
+    inputs_of_model = {
+        pair.golden.digest
+        for pair in sides.pairs
+        if pair.golden is not None and not pair.golden.name and pair.golden.role is Role.INPUT
+    }
+    choosing = {  # calls that are told which experts tokens go to; a model is given tokens
         call_of_pair(pair)
         for pair in sides.pairs
-        if pair.record.role is Role.INPUT and may_be_choice(pair.golden)
+        if pair.record.role is Role.INPUT
+        and pair.golden is not None
+        and pair.golden.digest not in inputs_of_model
+        and may_be_choice(pair.golden)
     }
     known: dict[CallOfStep, _Experts] = {}
     labels: dict[CallOfStep, RowLabels | None] = {}
