@@ -102,6 +102,8 @@ class GoldenParts:
             if place not in unified.unknown
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
+            # golden has no values for what the ranks' vocabulary is padded with
+            and not (pair.candidate.padding or isinstance(pair.golden, GlobalRecord))
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)
