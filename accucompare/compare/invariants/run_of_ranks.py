@@ -186,6 +186,31 @@ class RunOfRanks:
         return found
 
     @cached_property
+    def one_weight(self) -> dict[str, str]:
+        """The same with weights that ranks hold under other names, as the first and the last stage
+        of a pipeline do: matrices that began with the same values, and never on one rank."""
+        held: dict[Any, dict[str, set[int]]] = {}
+        for rank, manifest in self.bundle.manifests.items():
+            for name, entry in (manifest.model.get("parameters") or {}).items():
+                digest = entry["digests"].get(entry["dtype"])
+                if digest is not None and len(entry["shape"]) > 1 and "shard" not in entry:
+                    names = held.setdefault((*entry["shape"], digest), {})
+                    names.setdefault(self.tied.get(name, name), set()).add(rank)
+        found = {**self.tied}
+        for names in held.values():
+            if len(names) == 2 and not set.intersection(*names.values()):
+                first, other = names
+                found[other] = first
+        return found
+
+    @cached_property
+    def stages_weights(self) -> frozenset[str]:
+        """Those of ``one_weight`` that no rank ties, under all their names."""
+        return frozenset(
+            name for pair in self.one_weight.items() if pair[0] not in self.tied for name in pair
+        )
+
+    @cached_property
     def of_replicas(self) -> tuple[str, ...]:
         """The dimensions along which a parameter without a layout must be the same: those of data,
         and those along which the framework lays out others."""
