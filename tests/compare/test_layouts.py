@@ -474,6 +474,29 @@ def test_of_parts_of_sequences(tmp_path: Path, whole: np.ndarray, parts: list[np
     assert found.metrics.max_abs == 0
 
 
+def test_alike_tokens_of_parts_of_sequences_are_not_exchanged(tmp_path: Path) -> None:
+    """Where another tensor is odd, experts are looked for; integers may be their numbers."""
+    embedded = np.eye(4, dtype="f4")[TOKENS]
+
+    def side(cut: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Item]:
+        found = with_sequence(cut)
+        for rank, place in enumerate(cut):
+            fields = {"role": "input", "parent": ("", 0), "rank": rank}
+            own = np.ix_(*place)
+            odd = HIDDEN if len(cut) == 1 else HIDDEN[:, : 2 + rank]
+            found += [
+                item("block", embedded[own], path="0", **fields),
+                item("block", HIDDEN[own], path="1", **fields),
+                item("odd", odd, path="0", **fields),
+            ]
+        return found
+
+    zigzag = [(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))]
+    comparison = compared(tmp_path, side([ALL]), side(zigzag))
+    told = [each.status.value for each in comparison.rows if each.module == "block"]
+    assert told == ["pass", "pass"]
+
+
 def test_a_chunk_given_twice_is_told_of_its_rank(tmp_path: Path) -> None:
     zigzag = [(ALL[0], (0, 1, 6, 7)), (ALL[0], (0, 1, 6, 7))]
     found = row(compared(tmp_path, WHOLE, with_sequence(zigzag)), "fc")
