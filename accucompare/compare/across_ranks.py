@@ -125,7 +125,7 @@ def with_layouts(
     tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
 ) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if ranks is None and not unified.unknown:
+    if ranks is None and not unified.unknown and not unified.means:
         return tasks
     alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
     return [

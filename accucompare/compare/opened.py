@@ -191,8 +191,11 @@ def _spread_otherwise(
 
 
 def _on_other_ranks(golden: Bundle, candidate: Bundle) -> bool:
+    """Whether the sides have other ranks, or these were given other parts of a batch."""
+    several = golden.manifest.ranks > 1
     return golden.manifest.ranks != candidate.manifest.ranks or any(
         manifest.mesh != candidate.manifests[rank].mesh
+        or (several and manifest.inputs != candidate.manifests[rank].inputs)
         for rank, manifest in golden.manifests.items()
         if rank in candidate.manifests
     )

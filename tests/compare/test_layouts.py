@@ -336,6 +336,25 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
     assert TimesRanks(2) in found.verdict.remarks
 
 
+@pytest.mark.parametrize("spread", [True, False], ids=["parts", "one device"])
+def test_golden_may_have_parts_of_sequences(tmp_path: Path, spread: bool) -> None:
+    def side(cut: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Item]:
+        items = with_sequence(cut)
+        for rank, (_, part) in enumerate(cut):
+            loss = len(cut) * HIDDEN[:, list(part)]  # of the rank's own mean
+            items.append(item("fc", loss, role="grad_output", rank=rank))
+        return items
+
+    zigzag = side([(range(3), (0, 1, 6, 7)), (range(3), (2, 3, 4, 5))])
+    chunks = [(range(3), range(4)), (range(3), range(4, 8))]
+    golden = write(tmp_path / "golden", zigzag, ranks=2)
+    other = side(chunks if spread else [(range(3), range(8))])
+    candidate = write(tmp_path / "candidate", other, ranks=1 + spread)
+    edit_manifest(candidate, lambda manifest: manifest.update(inputs={"0": {}}))  # not golden's
+    comparison = ac.diff(golden, candidate)
+    assert [each.status.value for each in comparison.rows] == ["pass"] * 3
+
+
 def test_a_rank_that_recorded_fewer_steps_is_told(tmp_path: Path) -> None:
     shard = Shard((6, 8), (0, 0), mesh=("tp",))
     steps = [item("fc", VALUES, rank=rank, step=step) for rank, step in ((0, 0), (0, 1), (1, 0))]
@@ -453,6 +472,29 @@ def test_of_parts_of_sequences(tmp_path: Path, whole: np.ndarray, parts: list[np
     found = row(comparison, "mixed")
     assert found.metrics is not None
     assert found.metrics.max_abs == 0
+
+
+def test_alike_tokens_of_parts_of_sequences_are_not_exchanged(tmp_path: Path) -> None:
+    """Where another tensor is odd, experts are looked for; integers may be their numbers."""
+    embedded = np.eye(4, dtype="f4")[TOKENS]
+
+    def side(cut: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Item]:
+        found = with_sequence(cut)
+        for rank, place in enumerate(cut):
+            fields = {"role": "input", "parent": ("", 0), "rank": rank}
+            own = np.ix_(*place)
+            odd = HIDDEN if len(cut) == 1 else HIDDEN[:, : 2 + rank]
+            found += [
+                item("block", embedded[own], path="0", **fields),
+                item("block", HIDDEN[own], path="1", **fields),
+                item("odd", odd, path="0", **fields),
+            ]
+        return found
+
+    zigzag = [(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))]
+    comparison = compared(tmp_path, side([ALL]), side(zigzag))
+    told = [each.status.value for each in comparison.rows if each.module == "block"]
+    assert told == ["pass", "pass"]
 
 
 def test_a_chunk_given_twice_is_told_of_its_rank(tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ _MOST_REORDERED = 4
 FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
+#: What a gradient is of.
+_VALUES = {Role.GRAD_INPUT: Role.INPUT, Role.GRAD_OUTPUT: Role.OUTPUT}
+
+
 class RankRecords(NamedTuple):
     """The records of all ranks of a bundle.
 
@@ -291,6 +295,7 @@ def unify(
         return unified._replace(pairs=list(pairs))
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
+    shapes: dict[Key, tuple[int, ...]] = {}
     for place, pair in enumerate(pairs):
         of_step = pair.record.step, pair.record.name
         if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
@@ -320,7 +325,7 @@ def unify(
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
-            _both_sides(pair.golden, pair.candidate, golden, candidate)
+            _both_sides(pair.golden, pair.candidate, golden, candidate, shapes)
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
@@ -331,6 +336,7 @@ def unify(
             unified.pairs.append(pair)
             continue
         ours, theirs, others = found
+        shapes[pair.golden.key] = ours.shape
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
             unified.others[place] = others
@@ -390,18 +396,30 @@ def _as_given(
 
 
 def _both_sides(
-    ours: Record, theirs: Record, golden: RankRecords | None, candidate: RankRecords | None
+    ours: Record,
+    theirs: Record,
+    golden: RankRecords | None,
+    candidate: RankRecords | None,
+    known: Mapping[Key, tuple[int, ...]],
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
-    Golden of several ranks is trusted: its replicas are equal, or terms of a mean."""
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean.
+
+    Args:
+        known: the global tensors' shapes; a gradient has that of its value.
+    """
     groups = [
         None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
         for record, ranks in ((ours, golden), (theirs, candidate))
     ]
     found: list[tuple[list[Record], list[Record]]] = []
     missing: PairRemark | None = None
+    role = _VALUES.get(ours.role, ours.role)
+    of_value = known.get(ours.key._replace(role=role))
     for shape in _shapes((ours, theirs), groups):
+        if of_value is not None and golden and candidate and shape != of_value:
+            continue
         sides: list[list[Record]] = []
         for record, group in zip((ours, theirs), groups, strict=True):
             try:
