@@ -16,7 +16,13 @@ from accucompare.compare.decide import decide
 from accucompare.compare.facts import BareFact, GivenDifferently
 from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.preflight_facts import OddMicrobatches
-from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, ReducedHere, Swapped
+from accucompare.compare.remarks import (
+    NotRecordedOn,
+    RanksDiffer,
+    ReducedHere,
+    Swapped,
+    TokensElsewhere,
+)
 from accucompare.compare.rows import Row, Status
 from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
@@ -201,6 +207,8 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
+        if isinstance(remark, TokensElsewhere) and remark.ranks:
+            return remark.ranks
         if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics

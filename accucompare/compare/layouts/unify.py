@@ -52,6 +52,8 @@ from accucompare.compare.remarks import (
 )
 from accucompare.numbers import Statistics
 
+#: The dimension of stages.
+_STAGES = "pp"
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
@@ -93,9 +95,16 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
@@ -191,6 +200,21 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
+    """The rows of each rank's calls; those of another stage are its first stage's."""
+    others = mesh.without([_STAGES])
+    known: dict[tuple[int, ...], dict[int, GivenRows]] = {}
+    for (rank, call), rows in held.items():
+        known.setdefault(mesh.along((rank, 0), others), {})[call] = rows
+    if _STAGES not in mesh.sizes:
+        return dict(held)
+    return {
+        (rank, call): rows
+        for rank, _ in mesh.places
+        for call, rows in known.get(mesh.along((rank, 0), others), {}).items()
+    }
 
 
 def _of_call(
@@ -431,12 +455,13 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         calls = len({call for _, call in rows.places})
-        many = {len({rank for rank, _ in rows.places}), calls}
+        several = len({rank for rank, _ in rows.places})
+        many = {several, calls, several * calls}
         if ranks.holders.modules:  # a schedule may run several times before an update
             many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
-        return {1, *many, *own, math.prod(many)}
+        return {1, *many, *own}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record
