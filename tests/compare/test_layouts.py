@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard, StepSeries
+from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
     Interleaved,
@@ -150,6 +151,17 @@ def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None
     assert comparison.training is not None
     assert [each.ranks for each in comparison.training.settings] == [(1,), (1,)]
     assert "on rank 1" in training_words.settings(comparison.training)[0]
+
+
+def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
+    out = write(tmp_path / "ranks", held("fc", [VALUES] * 3), ranks=3)
+    for rank, run in enumerate(("1234", "5678", "1234")):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        edit_manifest(out, lambda manifest, run=run: manifest["capture"].update(run=run), name)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
+    (found,) = [each for each in comparison.preflight if isinstance(each.fact, SeveralRuns)]
+    assert found.serious
+    assert found.fact.ranks == ((0, 2), (1,))
 
 
 def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:
