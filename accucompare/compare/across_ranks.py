@@ -163,5 +163,4 @@ def with_layouts(
 def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
     """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
     made_as = baseline.manifest.options.as_layout
-    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
-    return alike or baseline.manifest.ranks > 1
+    return made_as is not None and made_as.mesh == ranks.mesh.sizes
