@@ -113,6 +113,7 @@ def open_sides(
     ranks: list[RankRecords | None] = [None, None]
     named = UnderGoldenNames(theirs, candidate_records)
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
+        chosen = chosen.on_one_device()
         named = UnderGoldenNames.of(ours, theirs, candidate_records, options.renamings)
         theirs, candidate_records = named.bundle, named.records
         sides = (ours, golden_records), (theirs, candidate_records)

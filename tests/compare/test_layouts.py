@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard, StepSeries
+from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
     Interleaved,
@@ -24,6 +25,7 @@ from accucompare.compare.remarks import (
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
 from accucompare.report.words import training_words
+from accucompare.selection import Mode
 from tests.compare.builder import Item, edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
@@ -150,6 +152,34 @@ def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None
     assert comparison.training is not None
     assert [each.ranks for each in comparison.training.settings] == [(1,), (1,)]
     assert "on rank 1" in training_words.settings(comparison.training)[0]
+
+
+def test_a_baseline_of_several_ranks_is_refused_with_the_cure(tmp_path: Path) -> None:
+    out, baseline = (
+        write(tmp_path / name, held("fc", [VALUES, VALUES]), ranks=2) for name in ("tp2", "base")
+    )
+    golden = write(tmp_path / "one", [item(values=VALUES)])
+    with pytest.raises(UsageError, match=r"a baseline of 2 ranks cannot judge .*--as-layout"):
+        ac.diff(golden, out, baseline=baseline)
+
+
+def test_digests_of_parts_are_no_pass(tmp_path: Path) -> None:
+    parts = held("fc", np.split(VALUES, 2))
+    out = write(tmp_path / "ranks", parts, ranks=2, mode=Mode.DIGEST)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
+    assert row(comparison).reason is Reason.NOT_COMPARABLE
+    assert comparison.exit_code == 2
+
+
+def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
+    out = write(tmp_path / "ranks", held("fc", [VALUES] * 3), ranks=3)
+    for rank, run in enumerate(("1234", "5678", "1234")):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        edit_manifest(out, lambda manifest, run=run: manifest["capture"].update(run=run), name)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
+    (found,) = [each for each in comparison.preflight if isinstance(each.fact, SeveralRuns)]
+    assert found.serious
+    assert found.fact.ranks == ((0, 2), (1,))
 
 
 def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:

@@ -150,19 +150,17 @@ class RankRecords(NamedTuple):
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
 
-    def lacking(self, record: Record) -> tuple[int, ...]:
+    def lacking(self, record: Record) -> PartsMissing | None:
         """The ranks that finished the step without the update that they made in another step."""
         if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
-            return ()
-        updating = self.updating[record.name, record.role, record.path]
-        lacking = updating - {rank for rank, _ in self.groups[record.key]}
-        return tuple(
-            sorted(
-                rank
-                for rank in lacking
-                if any(entry.step == record.step for entry in self.manifests[rank].steps)
-            )
-        )
+            return None
+        held = {rank for rank, _ in self.groups[record.key]}
+        lacking = [
+            rank
+            for rank in sorted(self.updating[record.name, record.role, record.path] - held)
+            if any(entry.step == record.step for entry in self.manifests[rank].steps)
+        ]
+        return PartsMissing(tuple(sorted(held)), tuple(lacking)) if lacking else None
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -319,8 +317,7 @@ def unify(
             )
             continue
         if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
-            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
-            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.unknown[place] = lacking
             unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
