@@ -141,7 +141,7 @@ def train(
         model: Any = megatron_model(layout, dtypes, seed)
         layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
     elif kind := layout.transformer:
-        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks, layout.experts)
         model = _rounded(model, dtypes)
     else:
         model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)

@@ -11,10 +11,11 @@ import numpy as np
 
 from accucompare.bundle.format import Box, GlobalRecord, Record
 from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTensor, ThreadBuffer
+from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
 from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
-#: The most blocks of the whole that are put together at once: half as many as there are parts, so
-#: that pieces of parts are not too small.
+#: The most blocks of the whole that are put together at once: half as many as parts have a share in
+#: a block, so that pieces of parts are not too small.
 _MOST_AT_ONCE = 16
 
 
@@ -47,10 +48,14 @@ class PartsMemory:
         self.part = ThreadBuffer()
 
 
+#: What holds a box's values, or a term of their sum.
+_Part = StoredTensor | TakenRows
+
+
 class _Held(NamedTuple):
     """Where the values of some terms lie in the whole, and what their sum is multiplied by."""
 
-    terms: tuple[StoredTensor, ...]
+    terms: tuple[_Part, ...]
     factor: float
     places: list[Placed]
 
@@ -60,7 +65,7 @@ class _Held(NamedTuple):
 
 
 #: The readings of one pass, by their tensors.
-_Readings = dict[StoredTensor, Reading]
+_Readings = dict[_Part, Reading | RowReading]
 
 
 class GlobalTensor:
@@ -78,13 +83,14 @@ class GlobalTensor:
         self._size = math.prod(record.shape)
         self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
-        parts: dict[int, StoredTensor] = {}
-        held: dict[tuple[float, tuple[int, ...]], _Held] = {}
+        parts: dict[tuple[int, bytes], _Part] = {}
+        held: dict[tuple[float, tuple[tuple[int, bytes], ...]], _Held] = {}
         for box in record.boxes:
-            for term in box.terms:
-                if id(term) not in parts:
-                    parts[id(term)] = stored(term)
-            terms = tuple(map(id, box.terms))
+            terms = tuple((id(term), box.taken) for term in box.terms)
+            for term, known in zip(box.terms, terms, strict=True):
+                if known not in parts:
+                    part = stored(term)
+                    parts[known] = TakenRows(term, part, box.taken) if box.taken else part
             own = held.setdefault(
                 (box.factor, terms), _Held(tuple(parts[each] for each in terms), box.factor, [])
             )
@@ -99,7 +105,9 @@ class GlobalTensor:
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
         """As ``StoredTensor.blocks``; what a pass does not read in order, ``verify`` reads."""
         readings: _Readings = {part: part.reading() for part in self._parts}
-        step = elements * min(max(len(self._parts) // 2, 1), _MOST_AT_ONCE)
+        block = start, start + elements
+        share = sum(any(each.meets(*block) for each in held.places) for held in self._held)
+        step = elements * min(max(share // 2, 1), _MOST_AT_ONCE)
         for first in range(start, stop, step):
             last = min(first + step, stop)
             room = self._memory.whole.of((last - first) * self._storage.itemsize)
@@ -213,9 +221,13 @@ class Placed(NamedTuple):
         whole = (math.prod(shape),) if box.flat else shape
         return _placed(whole, box.start, box.shape, box.part, box.where)
 
+    def meets(self, start: int, stop: int) -> bool:
+        """Whether its extent and the elements from ``start`` to ``stop`` overlap."""
+        return start < self.last and self.first < stop
+
     def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
         """Those between two elements of the whole, in order."""
-        if start < self.last and self.first < stop:
+        if self.meets(start, stop):
             yield from _spans(self.levels, self.length, self.first, self.own, start, stop)
 
 

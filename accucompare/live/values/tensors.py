@@ -21,7 +21,7 @@ from accucompare.bundle.format import Layout
 from accucompare.bundle.writing import LENT, BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe_value, name_of
+from accucompare.live.values.values import describe_value, telling_name
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ def scalar_to_host(value: Any) -> HostValue:
 def other_to_host(value: Any) -> HostValue:
     """A value that no array can hold: a string, large int, or what its name tells, by its digest;
     another by its class."""
-    text = repr(value) if isinstance(value, (str, bytes, int)) else name_of(value)
+    text = repr(value) if isinstance(value, (str, bytes, int)) else telling_name(value)
     digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 
