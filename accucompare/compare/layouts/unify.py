@@ -168,10 +168,11 @@ class RankRecords(NamedTuple):
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
-        ranks = self.holders.of(record)
+        ranks, group = self.holders.of(record), self.groups[record.key]
+        if ranks is not None:
+            ranks |= {rank for rank, _ in group}
         if record.role in UPDATE_ROLES:
             return self._of_ranks(ranks)
-        group = self.groups[record.key]
         if ranks is not None:
             return self._of_calls(record, ranks, group)
         return next(
