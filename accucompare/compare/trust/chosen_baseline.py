@@ -64,16 +64,13 @@ class ChosenBaseline:
         Raises:
             UsageError: if the user named it.
         """
-        if self.bundle is None or self.bundle.manifest.ranks == 1:
-            return self
-        unfit = (
-            f"{self.bundle.path}: a baseline of {self.bundle.manifest.ranks} ranks cannot judge"
-            " tensors that are put together; capture one on one device (accucompare capture"
-            " --as-layout CANDIDATE: it computes as the candidate's ranks do)"
-        )
-        if self.asked:
-            raise UsageError(unfit)
-        return replace(self, bundle=None, unfit=unfit)
+        try:
+            _check_one_device(self.bundle)
+        except UsageError as error:
+            if self.asked:
+                raise
+            return replace(self, bundle=None, unfit=str(error))
+        return self
 
     def with_records(
         self,
@@ -185,3 +182,12 @@ def choose_baseline(
             chosen, refused=RefusedBaseline(bundle.path, why, suggested(golden, candidate))
         )
     return replace(chosen, bundle=bundle)
+
+
+def _check_one_device(baseline: Bundle | None) -> None:
+    if baseline is not None and baseline.manifest.ranks > 1:
+        raise UsageError(
+            f"{baseline.path}: a baseline of {baseline.manifest.ranks} ranks cannot judge tensors"
+            " that are put together; capture one on one device (accucompare capture --as-layout"
+            " CANDIDATE: it computes as the candidate's ranks do)"
+        )
