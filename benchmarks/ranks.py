@@ -142,7 +142,7 @@ def try_clean(bench: Bench, setup: Setup) -> CleanPair:
 def clean_setups() -> Iterator[Setup]:
     """The trainings without a fault."""
     for layout, known in ALL_LAYOUTS.items():
-        if known.ranks == 1 or layout == "tp2_bfloat16":
+        if known.ranks == 1 or layout in ("tp2_bfloat16", "cp2_bfloat16"):
             continue
         dtypes = ["float32", "bfloat16"]
         if layout == "fsdp2_bfloat16":

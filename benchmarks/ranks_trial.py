@@ -13,9 +13,16 @@ import accucompare as ac
 from accucompare.bundle.format import GlobalRecord, Record, Role
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import decide
-from accucompare.compare.facts import BareFact
+from accucompare.compare.facts import BareFact, GivenDifferently
 from accucompare.compare.origins import Culprit, Stage
-from accucompare.compare.remarks import RanksDiffer, Swapped, TokensElsewhere
+from accucompare.compare.preflight_facts import OddMicrobatches
+from accucompare.compare.remarks import (
+    NotRecordedOn,
+    RanksDiffer,
+    ReducedHere,
+    Swapped,
+    TokensElsewhere,
+)
 from accucompare.compare.rows import Row, Status
 from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
@@ -140,6 +147,11 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
     if parting is not None and parting.setting is not None:
         trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
         trial.module = bool({"update", "between"} & {*fault.stages})
+    given = next(
+        (each for each in decide(result).facts if isinstance(each, GivenDifferently)), None
+    )
+    if given is not None and isinstance(odd := given.finding.fact, OddMicrobatches):
+        trial.named, trial.ranks, trial.module = str(odd), odd.ranks, "input" in fault.stages
     trial.rank = not fault.ranks or {*trial.ranks} == {*fault.ranks}
     trial.naive, trial.naive_right = naive(golden, faulty, fault)
     return trial
@@ -196,7 +208,7 @@ def ranks_of(row: Row) -> tuple[int, ...]:
             return remark.wrong
         if isinstance(remark, TokensElsewhere) and remark.ranks:
             return remark.ranks
-        if isinstance(remark, Swapped):
+        if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics
     if isinstance(candidate, GlobalRecord):

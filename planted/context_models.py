@@ -166,7 +166,7 @@ class CoreAttention(nn.Module):
         if self.group is not None:
             keys, known = self.gathered(positions), self.gathered(real)
         if self.way == "gather":
-            k, v = (self.natural(applied(Gathered, each, self.group)) for each in (k, v))
+            k, v = self.joined(k), self.joined(v)
         if self.way == "heads":
             ranks = dist.get_world_size(self.group)
             if k.shape[1] % ranks:
@@ -174,19 +174,25 @@ class CoreAttention(nn.Module):
             q, k, v = (self.scattered(each) for each in (q, k, v))
             positions = keys
         mixed: torch.Tensor = self.part(q, k, v, self.seen(positions, keys, known))[0]
-        return applied(TokensForHeads, mixed, self.group) if self.way == "heads" else mixed
+        return self.back(mixed) if self.way == "heads" else mixed
 
     def seen(self, queries: torch.Tensor, keys: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Which keys each query looks at."""
         return (keys[:, None] <= queries[..., None]) & real[:, None]
 
+    def joined(self, value: torch.Tensor) -> torch.Tensor:
+        return self.natural(applied(Gathered, value, self.group))
+
     def scattered(self, value: torch.Tensor) -> torch.Tensor:
         return self.natural(applied(HeadsForTokens, value, self.group))
 
+    def back(self, value: torch.Tensor) -> torch.Tensor:
+        return applied(TokensForHeads, value, self.group)
+
     def gathered(self, value: torch.Tensor) -> torch.Tensor:
-        return self.natural(applied(Gathered, value.to(torch.int64)[..., None], self.group))[
-            ..., 0
-        ].to(value.dtype)
+        """Positions, or a mask, of all ranks' tokens."""
+        numbers = value.long()[..., None]
+        return self.natural(applied(Gathered, numbers, self.group))[..., 0].to(value.dtype)
 
     def natural(self, value: torch.Tensor) -> torch.Tensor:
         """All ranks' tokens, in the order of the whole sequence."""
@@ -402,6 +408,7 @@ CONTEXT_LAYOUTS: dict[str, Layout] = {
     "context_ids_one": ContextLayout(ids=True),
     "cp2": _layout({"cp": 2}, "gather"),
     "cp2_zigzag": _layout({"cp": 2}, "gather", zigzag=True),
+    "cp2_bfloat16": _layout({"cp": 2}, "gather", zigzag=True, dtype=torch.bfloat16),
     "ring2_ids": _layout({"cp": 2}, "ring", zigzag=True, ids=True),
     "ring4": _layout({"cp": 4}, "ring", zigzag=True),
     "ulysses2_ids": _layout({"cp": 2}, "heads", ids=True),

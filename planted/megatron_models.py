@@ -98,7 +98,10 @@ def on_cpu() -> None:
 
     def as_on_gpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         found: Any = kind(self, *args, **kwargs)
-        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+        if not isinstance(found, str):
+            return found
+        # its optimizers would refuse float64
+        return found.replace("torch.", "torch.cuda.", 1).replace("Double", "Float")
 
     torch.Tensor.type = as_on_gpu  # type: ignore[method-assign]
     import megatron.core.tensor_parallel.random as random
@@ -326,10 +329,12 @@ def megatron_optimizer(layout: MegatronLayout, clip: float | None) -> Any:
     return make
 
 
-def microbatches(tokens: torch.Tensor, labels: torch.Tensor) -> Iterator[SimpleNamespace]:
+def microbatches(
+    tokens: torch.Tensor, labels: torch.Tensor, rows: int = _MICRO
+) -> Iterator[SimpleNamespace]:
     """What Megatron's data loader gives: the label of padding is any, its mask is 0."""
     places = torch.arange(LENGTH)
-    for given, wanted in zip(tokens.split(_MICRO), labels.split(_MICRO), strict=True):
+    for given, wanted in zip(tokens.split(rows), labels.split(rows), strict=True):
         yield SimpleNamespace(
             tokens=given,
             labels=wanted.clamp(min=0),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accucompare.live.modules import in_trial_call
 from fixtures.parallel import Layout
 from planted.pipeline_models import Counted, Pipeline
 from planted.rank_faults import Plant, RankFault
@@ -98,7 +99,7 @@ class _Received:
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         many = len(self._order)
-        if not torch.is_grad_enabled() or float(value.detach().abs().max()) == 0.0:
+        if in_trial_call():
             return value
         self._held.append(value.detach().clone())
         call = len(self._held) - 1
@@ -177,7 +178,7 @@ def _one_late(layout: Layout) -> Layout:
 
                 self.layers[0] = copy.deepcopy(model.blocks[blocks[0] - 1])
 
-    made: Any = replace(layout, stage=Late)  # type: ignore[call-arg]
+    made: Any = replace(layout, stage=Late)
     from planted.pipeline_models import cut
 
     return replace(made, spread=lambda model, mesh: cut(model, mesh, made))
@@ -318,7 +319,7 @@ def _of_microbatches() -> Iterator[RankFault]:
     twice, order = _Received((0, 0, 2, 3)), _Received((0, 1, 1, 3))
     for layout, name, received in (("counted_pp2", "blocks.2", twice), ("pp2", "blocks.1", order)):
         plant = _on_ranks((1,), _stage_input(received))
-        yield RankFault("a microbatch received twice", layout, (name,), _FORWARD, plant, (1,))
+        yield RankFault("a microbatch received twice", layout, ("", name), _FORWARD, plant, (1,))
 
 
 def _of_gradients() -> Iterator[RankFault]:
@@ -338,18 +339,18 @@ def _of_gradients() -> Iterator[RankFault]:
     plant = _on_ranks((2, 3), _unreduced)
     yield RankFault("a stage's gradients not reduced", "pp2dp2", ("*",), _GRADIENT, plant, (2, 3))
     plant = _on_ranks((1,), _stage_input(lambda x: changed(x, lambda grad: grad * 0.5)))
-    where = ("blocks.0", "blocks.1")
+    where = ("", "blocks.0", "blocks.1")
     yield RankFault("gradient sent back x 0.5", "pp2", where, _BACKWARD, plant)
 
 
 def _of_layers() -> Iterator[RankFault]:
-    for layout, ranks in (("counted_pp2", (1,)), ("pp2dp2", (2, 3))):
-        plant, where = _on_ranks(ranks, _exchanged(0, 1)), ("blocks.2", "blocks.3")
+    for layout, ranks in (("counted_pp2", (1,)), ("pp2dp2", (3,))):
+        plant = _on_ranks(ranks, _exchanged(0, 1))
         yield RankFault("layers in the wrong order", layout, ("*",), _FORWARD, plant, ranks)
     plant = _on_ranks(
         (1,), lambda run: wrap(run.model, lambda own: _called_backwards(run.model, own))
     )
-    where = ("blocks.1", "blocks.2", "blocks.3")
+    where = ("", "blocks.1", "blocks.2", "blocks.3")
     yield RankFault("layers called backwards", "pp2", where, _FORWARD, plant, (1,))
     yield RankFault(
         "a stage begins one layer early",
@@ -362,16 +363,16 @@ def _of_layers() -> Iterator[RankFault]:
     )
     for layout, block, rank, factor in (("counted_pp2", 2, 1, 3.0), ("pp4", 3, 3, 4.0)):
         attention = f"blocks.{block}.attention"
-        plant = _forward(attention, _scaled_scores(factor))
-        title, where = "scores by the stage's layer number", (attention, f"{attention}.o")
-        yield RankFault(title, layout, where, _FORWARD, plant, (rank,))
+        plant, title = _forward(attention, _scaled_scores(factor)), "scores by the stage's number"
+        own = (attention, f"{attention}.o")
+        yield RankFault(title, layout, own, _FORWARD, plant, (rank,))
     for layout, block, rank in (("counted_pp2", 2, 1), ("chunks_pp2", 3, 1)):
         plant, name = _forward(f"blocks.{block}", _without_residual), f"blocks.{block}"
-        where = (name, f"{name}.norm2")
-        yield RankFault("no residual between stages", layout, where, _FORWARD, plant, (rank,))
+        own = (name, f"{name}.norm2")
+        yield RankFault("no residual between stages", layout, own, _FORWARD, plant, (rank,))
     plant = _on_ranks((0,), _stage_output(lambda x: x.bfloat16().float()))
     for layout, name in (("pp2", "blocks.1"), ("counted_pp2", "blocks.2")):
-        yield RankFault("sent in bfloat16", layout, (name,), _FORWARD, plant)
+        yield RankFault("sent in bfloat16", layout, ("", name), _FORWARD, plant)
     for layout, ranks, names in (
         ("pp2", (1,), ("blocks.1.norm1",)),
         ("pp4", (2,), ("blocks.2.norm1",)),
@@ -386,9 +387,10 @@ def _of_updates() -> Iterator[RankFault]:
         yield RankFault("stale weight", layout, (name,), _UPDATE, plant, ranks)
     for layout, ranks, name in (
         ("wrapped_pp2", (1,), "blocks.3.attention.o"),
-        ("pp2dp2", (2, 3), "blocks.2.mlp.down"),
+        ("pp2dp2", (3,), "blocks.2.mlp.down"),
     ):
-        yield RankFault("other weights", layout, (name,), _FORWARD, _older(name), ranks)
+        plant = _on_ranks(ranks, _older(name))
+        yield RankFault("other weights", layout, (name,), _FORWARD, plant, ranks)
     for layout in ("pp2", "chunks_pp2"):
         plant = _on_ranks((1,), _not_updated)
         yield RankFault("a stage misses an update", layout, ("*",), _UPDATE, plant, (1,))
@@ -415,7 +417,7 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[int, ...], Plant], ...] = (
         "x 1.001",
         "pp2dp2",
         "blocks.3.mlp.down",
-        (2, 3),
+        (3,),
         _output("blocks.3.mlp.down", lambda x: x * 1.001),
     ),
     (
@@ -446,7 +448,7 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[int, ...], Plant], ...] = (
         (1,),
         _forward("blocks.2.attention.q", _in_bfloat16),
     ),
-    ("eps 1e-3", "pp2dp2", "blocks.2.norm1", (2, 3), _forward("blocks.2.norm1", _eps(1e-3))),
+    ("eps 1e-3", "pp2dp2", "blocks.2.norm1", (3,), _forward("blocks.2.norm1", _eps(1e-3))),
     (
         "one microbatch x 1.02",
         "counted_pp2",
@@ -459,7 +461,8 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[int, ...], Plant], ...] = (
 
 def _of_arithmetic() -> Iterator[RankFault]:
     for title, layout, name, ranks, plant in _ARITHMETIC:
-        yield RankFault(title, layout, (name,), _FORWARD, plant, ranks, arithmetic=True)
+        own = _on_ranks(ranks, plant)
+        yield RankFault(title, layout, (name,), _FORWARD, own, ranks, arithmetic=True)
 
 
 PIPELINE_FAULTS = (

@@ -40,15 +40,15 @@ class Kept(nn.Module):
         super().__init__()
         self.embed = model.embed if 0 in blocks else None
         self.blocks = nn.ModuleDict({str(number): model.blocks[number] for number in blocks})
-        last = BLOCKS - 1 in blocks
-        self.norm, self.head = (model.norm, model.head) if last else (None, None)
+        self.norm = model.norm if BLOCKS - 1 in blocks else None
+        self.head = model.head if BLOCKS - 1 in blocks else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
             x = block(x)
-        return x if self.head is None else self.head(self.norm(x))  # type: ignore[misc,no-any-return]
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
 class Counted(nn.Module):
@@ -67,7 +67,7 @@ class Counted(nn.Module):
             x = self.embed(x)
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x)) if hasattr(self, "head") else x  # type: ignore[no-any-return]
+        return self.head(self.norm(x)) if hasattr(self, "head") else x
 
 
 class Wrapped(nn.Module):
@@ -83,7 +83,7 @@ class Wrapped(nn.Module):
 
 
 @dataclass(frozen=True)
-class PipelineLayout(Layout):
+class PipelineLayout(Layout):  # type: ignore[misc]
     """A layout whose ranks along ``pp`` have stages of the model.
 
     Attributes:
@@ -172,7 +172,7 @@ class Pipeline:
             ScheduleInterleaved1F1B,
         )
 
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 part,
                 number,
@@ -182,7 +182,7 @@ class Pipeline:
             )
             for part, number in zip(self.parts, self.layout.stages_of(self.mesh), strict=True)
         ]
-        options = {"loss_fn": self._loss, "scale_grads": self.scale_grads}
+        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": self.scale_grads}
         many = len(range(self.layout.micro)[self.rows]) // self.layout.schedules
         if self.layout.chunks > 1:
             return ScheduleInterleaved1F1B(stages, many, **options)

@@ -20,7 +20,12 @@ from accucompare.compare.layouts import (
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
 from accucompare.compare.pairing import Pair
-from accucompare.compare.preflight_facts import NamesPutBack, OddMicrobatches, PreflightFinding
+from accucompare.compare.preflight_facts import (
+    About,
+    NamesPutBack,
+    OddMicrobatches,
+    PreflightFinding,
+)
 from accucompare.compare.rows import Row, Task
 
 
@@ -40,10 +45,12 @@ def described_as_one(opened: Opened, pairs: Sequence[Pair]) -> Opened:
     return replace(opened, golden=golden, candidate=candidate, baseline=baseline)
 
 
-def weights_in_parts_of(whole: Opened, opened: Opened, rows: Sequence[Row]) -> tuple[str, ...]:
+def weights_in_parts_of(
+    as_captured: Opened, opened: Opened, rows: Sequence[Row]
+) -> tuple[str, ...]:
     """The parameters that ``described_as_one`` left out of the manifests, and no row compares."""
     names = (opened.models[0].get("parameters") or {}).keys()
-    left_out = [name for name in whole.models[0].get("parameters") or {} if name not in names]
+    left_out = [name for name in as_captured.models[0].get("parameters") or {} if name not in names]
     if not left_out:
         return ()
     compared = {
@@ -70,9 +77,18 @@ def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
     for each in named.schedule.odd:
         fact = OddMicrobatches((), each.step, each.doubled, each.dropped, each.order)
         odd.setdefault(fact, []).append(each.rank)
+    first = named.holders.begins.get("", frozenset())
     return [
         *(
-            PreflightFinding(msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))))
+            PreflightFinding(
+                msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))),
+                serious=not (fact.order and first.issuperset(ranks)),
+                about=(
+                    About.GIVEN
+                    if first.issuperset(ranks) and (fact.dropped or fact.doubled)
+                    else About.OTHER
+                ),
+            )
             for fact, ranks in odd.items()
         ),
         *(

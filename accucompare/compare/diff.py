@@ -124,9 +124,9 @@ def compare(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_looking_for_cycles())
-        opened = open_sides(stack, golden, candidate, baseline, options, cluster)
-        paired = _pair(opened, options)
-        whole, opened = opened, described_as_one(opened, paired.selected)
+        as_captured = open_sides(stack, golden, candidate, baseline, options, cluster)
+        paired = _pair(as_captured, options)
+        opened = described_as_one(as_captured, paired.selected)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -174,7 +174,7 @@ def compare(
                 if options.standard is None
                 else accept(options.standard, training.pairs if training is not None else ())
             ),
-            weights_in_parts=weights_in_parts_of(whole, opened, rows),
+            weights_in_parts=weights_in_parts_of(as_captured, opened, rows),
         )
 
 

@@ -135,6 +135,12 @@ class PartsMissing(_Fact, frozen=True):
     ranks: tuple[int, ...]
 
 
+class NotRecordedOn(_Fact, frozen=True):
+    """Of all ranks these alone have what it is of, and they did not record it."""
+
+    ranks: tuple[int, ...]
+
+
 class UnknownLayout(_Fact, frozen=True):
     """The ranks' tensors, of these shapes, fill golden's in no way that is known."""
 
@@ -377,6 +383,7 @@ class BaselineDtype(_Fact, frozen=True):
 
 PairRemark: TypeAlias = (
     PartsMissing
+    | NotRecordedOn
     | UnknownLayout
     | TokensElsewhere
     | RowsAlike

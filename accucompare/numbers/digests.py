@@ -11,20 +11,26 @@ import xxhash
 
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
+from accucompare.numbers.sharing import shared
 from accucompare.numbers.sums import BLOCK
 
 
-def digest(raw: Array) -> str:
+def digest(raw: Array, helped: bool = False) -> str:
     """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
 
     Above SEGMENT elements it is the digest of the segments' digests, so that several threads can
-    verify a tensor."""
+    make or verify it. With ``helped``, a second thread does a part."""
     size = sums.SEGMENT
     if raw.size <= size:
         return xxhash.xxh3_128_hexdigest(raw)
     flat = raw.reshape(-1)
+
+    def of_segment(place: int) -> bytes:
+        return segment_digest(flat[place * size : (place + 1) * size])
+
+    segments = -(-flat.size // size)
     return digest_of_segments(
-        [segment_digest(flat[start : start + size]) for start in range(0, flat.size, size)]
+        shared(of_segment, segments) if helped else [*map(of_segment, range(segments))]
     )
 
 

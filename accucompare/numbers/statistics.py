@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +12,15 @@ import numpy as np
 
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
-from accucompare.numbers.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
+from accucompare.numbers.sharing import shared
+from accucompare.numbers.sums import (
+    BLOCK,
+    SEGMENT,
+    as_reals,
+    chunk_dots,
+    chunk_sums,
+    power_of_two_near,
+)
 
 #: A count, as a record's line may hold it.
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -52,16 +61,19 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         return {**known, "rounding": self.rounding} if self.rounding else known
 
 
-def summarize(raw: Array, dtype: DType) -> Statistics:
+def summarize(raw: Array, dtype: DType, helped: bool = False) -> Statistics:
     """Statistics of one tensor, in float64 and block by block.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype: its true type.
+        helped: a second thread does a part of a large one.
     """
     stored = raw.reshape(-1)
     compiled = kernel.can_summarize(dtype)
-    low, high, nan, inf, *sums = _compiled(stored, dtype) if compiled else _extrema(stored, dtype)
+    low, high, nan, inf, *sums = (
+        _compiled(stored, dtype, helped) if compiled else _extrema(stored, dtype)
+    )
     if low is None or high is None:
         return Statistics(None, None, None, 0.0, nan, inf)
     scale = power_of_two_near(max(abs(float(low)), abs(float(high))))
@@ -77,9 +89,20 @@ _EXACT: dict[Kind, type[int]] = {Kind.INT: int, Kind.BOOL: bool}
 
 
 def _compiled(
-    stored: Array, dtype: DType
+    stored: Array, dtype: DType, helped: bool
 ) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
-    low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
+    if helped and stored.size > SEGMENT:
+
+        def of_segment(place: int) -> Any:
+            return kernel.summarize_block(stored[place * SEGMENT : (place + 1) * SEGMENT], dtype)
+
+        lows, highs, nans, infs, *parts = zip(
+            *shared(of_segment, -(-stored.size // SEGMENT)), strict=True
+        )
+        low, high, nan, inf = min(lows), max(highs), sum(nans), sum(infs)
+        sums, squares = (list(chain.from_iterable(each)) for each in parts)
+    else:
+        low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
     if low > high:
         return None, None, nan, inf, sums, squares
     exact = _EXACT.get(dtype.kind, float)

@@ -14,8 +14,8 @@ from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTenso
 from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
 from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
-#: The most blocks of the whole that are put together at once: half as many as there are parts, so
-#: that pieces of parts are not too small.
+#: The most blocks of the whole that are put together at once: half as many as parts have a share in
+#: a block, so that pieces of parts are not too small.
 _MOST_AT_ONCE = 16
 
 
@@ -105,7 +105,9 @@ class GlobalTensor:
     def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
         """As ``StoredTensor.blocks``; what a pass does not read in order, ``verify`` reads."""
         readings: _Readings = {part: part.reading() for part in self._parts}
-        step = elements * min(max(len(self._parts) // 2, 1), _MOST_AT_ONCE)
+        block = start, start + elements
+        share = sum(any(each.meets(*block) for each in held.places) for held in self._held)
+        step = elements * min(max(share // 2, 1), _MOST_AT_ONCE)
         for first in range(start, stop, step):
             last = min(first + step, stop)
             room = self._memory.whole.of((last - first) * self._storage.itemsize)
@@ -219,9 +221,13 @@ class Placed(NamedTuple):
         whole = (math.prod(shape),) if box.flat else shape
         return _placed(whole, box.start, box.shape, box.part, box.where)
 
+    def meets(self, start: int, stop: int) -> bool:
+        """Whether its extent and the elements from ``start`` to ``stop`` overlap."""
+        return start < self.last and self.first < stop
+
     def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
         """Those between two elements of the whole, in order."""
-        if start < self.last and self.first < stop:
+        if self.meets(start, stop):
             yield from _spans(self.levels, self.length, self.first, self.own, start, stop)
 
 

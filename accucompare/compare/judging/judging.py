@@ -33,7 +33,13 @@ from accucompare.compare.measuring import (
     measure_broadcast,
     measure_masks,
 )
-from accucompare.compare.remarks import BareRemark, OtherMasks, PartsMissing, RanksDiffer
+from accucompare.compare.remarks import (
+    BareRemark,
+    NotRecordedOn,
+    OtherMasks,
+    PartsMissing,
+    RanksDiffer,
+)
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -113,7 +119,7 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
 
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
-    if task.unknown is not None:
+    if task.unknown is not None and not isinstance(task.unknown, NotRecordedOn):
         reason = _WHY_UNKNOWN.get(type(task.unknown), Reason.NOT_COMPARABLE)
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
@@ -126,7 +132,9 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
             return PairOutcome(
                 None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_COMPUTES_BUFFER,))
             )
-        return PairOutcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
+        remarks = () if task.unknown is None else (task.unknown,)
+        reason = Reason.EXTRA if golden is None else Reason.MISSING
+        return PairOutcome(None, Verdict(reason, remarks=remarks))
     try:
         outcome = _compare(sides, golden, candidate, task, run)
         option = (

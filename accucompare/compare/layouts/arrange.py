@@ -68,18 +68,16 @@ def arrangements(
             Arrangement(boxes, evidence),
             *(Arrangement(each, evidence) for each in _in_natural_order(boxes, shape, mesh)),
         ]
+    several = tuple(name for name in left if mesh.sizes[name] > 1)
     found = [
         each
-        for axes in _assignments(units[0].shape, shape, left)
+        for axes in _assignments(units[0].shape, shape, several)
         for each in _side_by_side(units, left, axes, shape, mesh)
     ]
     if len(units) < mesh.count(left) and not found:
         raise IncompleteError
-    return sorted(found or _shared(units, left, shape, mesh), key=lambda one: not _is_same(one))
-
-
-def _is_same(arrangement: Arrangement) -> bool:
-    return all(box.same for box in arrangement.boxes)
+    found = found or _shared(units, left, shape, mesh)
+    return sorted(found, key=lambda one: _unlikely(one, shape, mesh))
 
 
 def _shared(
@@ -111,6 +109,16 @@ def _shared(
         names = (*left[: number + 1], "", *left[number + 1 :])
         found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
     return found
+
+
+def _unlikely(one: Arrangement, shape: tuple[int, ...], mesh: Mesh) -> tuple[bool, bool, int]:
+    """What sorts arrangements: replicas are equal; the sequence's dimension cuts the axes of so
+    many tokens and no others, or else the first of these."""
+    cut = [axis for axis, names in one.axes.items() if mesh.sequence in names]
+    odd = mesh.tokens > 0 and any(
+        (shape[axis] % mesh.tokens == 0) is not (axis in cut) for axis in one.axes
+    )
+    return not all(box.same for box in one.boxes), odd, min(cut, default=0)
 
 
 def _is_of_update(records: Mapping[Holder, Record]) -> bool:
@@ -273,7 +281,8 @@ def _side_by_side(
         alike.setdefault(tuple(along.values()), []).append(unit)
     if any(sum(found.values()) != shape[axis] for axis, found in lengths.items()):
         return
-    ways = (runs_of_places(found, axes[axis], mesh) for axis, found in lengths.items())
+    left_whole = [length for axis, length in enumerate(shape) if axis not in axes]
+    ways = (runs_of_places(each, axes[axis], mesh, left_whole) for axis, each in lengths.items())
     for chosen in itertools.product(*ways):
         runs = dict(zip(lengths, chosen, strict=True))
         boxes: list[Box] = []
@@ -292,10 +301,10 @@ def _in_natural_order(
     """A tensor whose parts of a sequence were gathered in the ranks' order, in golden's."""
     gathered = tuple(run for columns in mesh.columns for run in columns)
     in_order = all(sum(one) == at for one, (at, _) in itertools.pairwise(gathered))
-    if len(boxes) > 1 or in_order:
+    if len(boxes) > 1 or in_order:  # contiguous chunks, or none
         return
     for axis, length in enumerate(shape):
-        if length == sum(count for _, count in gathered):
+        if length == mesh.tokens:
             yield tuple(_moved(boxes[0], {axis: gathered}))
 
 

@@ -13,7 +13,7 @@ RunsOfPlaces = dict[tuple[int, ...], Runs]
 
 
 def runs_of_places(
-    lengths: Mapping[tuple[int, ...], int], names: tuple[str, ...], mesh: Mesh
+    lengths: Mapping[tuple[int, ...], int], names: tuple[str, ...], mesh: Mesh, whole: Sequence[int]
 ) -> list[RunsOfPlaces]:
     """The ways in which the places' parts may lie along an axis, the likeliest first: as the rows
     of the batch and the tokens of its sequences do, or one after the other.
@@ -21,10 +21,14 @@ def runs_of_places(
     Args:
         lengths: of each place's part.
         names: the dimensions that cut the axis.
+        whole: the lengths of the axes that are not cut: if one is that of a sequence, this axis
+            may be another one.
     """
     one_by_one = _one_by_one(lengths)
     if mesh.sequence in names:
-        found = [*_of_tokens(lengths, names, mesh), one_by_one]
+        found = _of_tokens(lengths, names, mesh)
+        if not found or mesh.tokens in whole:
+            found.append(one_by_one)
         return [each for number, each in enumerate(found) if each not in found[:number]]
     if names == (mesh.batch,):
         rows: RunsOfPlaces = {(place,): runs for place, runs in enumerate(mesh.rows)}
@@ -46,7 +50,7 @@ def _of_tokens(
     one axis, in either order. Dimensions that cut the ranks' sequences further, as sequence
     parallel does, come last."""
     tokens, rows = mesh.columns, mesh.rows
-    whole, height = _count(tokens), _count(rows)
+    whole, height = mesh.tokens, sum(count for own in rows for _, count in own)
     others = [name for name in names if name not in (mesh.sequence, mesh.batch)]
     ways: list[dict[tuple[int, int], Runs]] = []
     if mesh.batch in names:
@@ -121,7 +125,3 @@ def _cut(runs: Runs, parts: int) -> list[Runs]:
             found[done // length].append((start, own))
             start, count, done = start + own, count - own, done + own
     return [tuple(each) for each in found]
-
-
-def _count(runs: Sequence[Runs]) -> int:
-    return sum(count for own in runs for _, count in own)

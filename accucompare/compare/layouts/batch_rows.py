@@ -242,6 +242,8 @@ def _placed(
             return None
         given[holder] = GivenRows(found[0][0], runs_of(row for _, row in found))
         known[tuple(digests)] = given[holder], holder
+    if 2 * len(given) < len(candidate):
+        return None  # calls that were given something else altogether
     left = sorted(place for each in places.values() for place in each)
     for holder in sorted(candidate.keys() - given.keys()):
         taken, left = left[: len(candidate[holder])], left[len(candidate[holder]) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,6 +24,8 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.put_back import UnderGoldenNames
+from accucompare.compare.layouts.rank_names import names_of_ranks
 from accucompare.compare.layouts.unify import (
     FUSED,
     RankRecords,
@@ -56,9 +58,15 @@ class GoldenParts:
         self._layout = layout
         self._rank = rank
         self._renamings = renamings
-        models = golden.manifest.model, layout.manifest.model
-        self._names = signatures_of(*models), other_names(*models, renamings)
         self._known: dict[int, list[Record] | None] = {}
+
+    @property
+    def are_under_other_names(self) -> bool:
+        """Whether the ranks have names of their own for golden's modules, such as stages have. They
+        were found by the weights, which are golden's then."""
+        models = {rank: manifest.model for rank, manifest in self._layout.manifests.items()}
+        meshes = {rank: manifest.mesh for rank, manifest in self._layout.manifests.items()}
+        return bool(names_of_ranks(self._golden.manifest.model, models, meshes, self._renamings))
 
     def close(self) -> None:
         """Close the files of the layout's bundle."""
@@ -76,10 +84,16 @@ class GoldenParts:
         ours, theirs = (_of_step(bundle, step) for bundle in (self._golden, self._layout))
         if not ours or not theirs:
             return None
-        _, rows = rows_of_ranks((self._golden, ours), (self._layout, theirs))
-        ranks = RankRecords.of(self._layout, theirs, rows)
-        signatures, parameters = self._names
-        pairs = pair_records(ours, ranks.first(), self._renamings, signatures, parameters)
+        named = UnderGoldenNames.of(self._golden, self._layout, theirs, self._renamings)
+        _, rows = rows_of_ranks(
+            (self._golden, ours), (named.bundle, named.records), bool(named.schedule.first)
+        )
+        rows = named.with_later_stages(rows)
+        ranks = RankRecords.of(named.bundle, named.records, rows, named.holders)
+        models = self._golden.manifest.model, named.bundle.manifest.model
+        renamings = () if named.names else self._renamings
+        signatures, parameters = signatures_of(*models), other_names(*models, renamings)
+        pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
         arranged: list[tuple[Record, GlobalRecord]] = []
         ways = {
@@ -102,10 +116,17 @@ class GoldenParts:
                 continue
             if (chosen := each.chosen(factor, fused.get(each.golden.name, ()))) is not None:
                 arranged.append((each.golden, chosen))
-        return [record for pair in arranged for record in self._own(*pair)]
+        own = {record.order: record for record in theirs if record.rank == self._rank}
+        return [record for pair in arranged for record in self._own(*pair, own)]
 
-    def _own(self, golden: Record, arranged: GlobalRecord) -> Iterator[Record]:
-        """Golden's record as this rank has it, once for each of its records."""
+    def _own(
+        self, golden: Record, arranged: GlobalRecord, own: Mapping[int, Record]
+    ) -> Iterator[Record]:
+        """Golden's record as this rank has it, once for each of its records.
+
+        Args:
+            own: the rank's records under its own names, by their order.
+        """
         boxes: dict[Key, list[Box]] = defaultdict(list)
         terms: dict[Key, Record] = {}
         for box in arranged.boxes:
@@ -115,7 +136,7 @@ class GoldenParts:
                         terms[term.key] = term
                         boxes[term.key].append(_turned(box, golden, len(addends)))
         for key, term in terms.items():
-            yield _cut(golden, term, boxes[key])
+            yield _cut(golden, own[term.order], boxes[key])
 
 
 def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
@@ -260,7 +281,7 @@ def _factor(ways: Iterable[_Ways]) -> float:
 
 def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
     """Gradients of which ranks hold terms that nothing sums: an update was given terms for them, as
-    in ``judging.rank_verdicts.left_as_terms``. They stay as they are, so that the diff sees that.
+    in ``judging.rank_verdicts.fail_left_terms``. They stay as they are, so that the diff sees that.
     """
     terms = [each for each in ways if each.is_sum]
     updates = {each.golden.name for each in terms if each.golden.role is Role.PARAM_GRAD}

@@ -72,6 +72,11 @@ class Mesh:
             },
         )
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens golden's sequences have; 0 if ranks have all of them."""
+        return sum(count for own in self.columns for _, count in own)
+
     def along(self, holder: Holder, dimensions: Iterable[str]) -> tuple[int, ...]:
         """A holder's place along some dimensions."""
         place = dict(zip(self.sizes, self.places[holder], strict=True))

@@ -69,7 +69,16 @@ def with_padding(ours: Record, shape: tuple[int, ...], make: _Make) -> Record:
     if ours.role not in _ZERO:
         return ours
     arranged = Arrangement((box_of(ours),), LayoutEvidence.RECORDED)
-    return replace(make(ours, shape, arranged), digest=None, statistics=None, sketch=None)
+    known = ours.statistics
+    if known is not None and None not in (known.min, known.max, known.mean):
+        share = math.prod(ours.shape) / math.prod(shape)
+        known = replace(
+            known,
+            min=min(known.min or 0.0, 0.0),
+            max=max(known.max or 0.0, 0.0),
+            mean=(known.mean or 0.0) * share,
+        )
+    return replace(make(ours, shape, arranged), digest=None, statistics=known, sketch=None)
 
 
 def without_padding(theirs: GlobalRecord, ours: Record, axis: int) -> GlobalRecord:

@@ -42,7 +42,13 @@ from accucompare.compare.layouts.padding import (
 from accucompare.compare.layouts.put_back import Holders
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import CalledInParts, PairRemark, PartsMissing, UnknownLayout
+from accucompare.compare.remarks import (
+    CalledInParts,
+    NotRecordedOn,
+    PairRemark,
+    PartsMissing,
+    UnknownLayout,
+)
 from accucompare.numbers import Statistics
 
 #: The most parts that are tried in every order: 23 orders of four.
@@ -232,6 +238,13 @@ def unify(
             unified.pairs.append(pair)
             continue
         if pair.golden is None or pair.candidate is None:
+            held = (
+                None
+                if pair.golden is None or candidate is None
+                else candidate.holders.of(pair.golden)
+            )
+            if held is not None:
+                unified.unknown[place] = NotRecordedOn(tuple(sorted(held)))
             unified.pairs.append(
                 replace(
                     pair,
@@ -392,7 +405,10 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
         return {1}
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
-        many = {len({rank for rank, _ in rows.places}), len({call for _, call in rows.places})}
+        calls = len({call for _, call in rows.places})
+        many = {len({rank for rank, _ in rows.places}), calls}
+        if ranks.holders.modules:  # a schedule may run several times before an update
+            many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
         return {1, *many, *own, math.prod(many)}

@@ -21,7 +21,7 @@ from accucompare.bundle.format import Layout
 from accucompare.bundle.writing import LENT, BundleWriter, Lease, Sketched
 from accucompare.live.values import device_sketch
 from accucompare.live.values.nested import Shapes, joined
-from accucompare.live.values.values import describe_value, name_of
+from accucompare.live.values.values import describe_value, telling_name
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
@@ -151,12 +151,12 @@ def _on_host(array: Array, dtype: str, writer: BundleWriter, needed: bool, bits:
         if not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             known = _digested_and_summarized(array, DTYPES[dtype])
             return HostValue(None, shape, dtype, Layout.STRIDED, **known)
-    checksum = digest(array)
+    checksum = digest(array, helped=True)
     if not writer.has(dtype, shape, checksum):
         if writer.wants_values or needed:
             return _kept(array, dtype, checksum, writer)
         if writer.wants_statistics:
-            statistics = summarize(array, DTYPES[dtype])
+            statistics = summarize(array, DTYPES[dtype], helped=True)
             return HostValue(
                 None, shape, dtype, Layout.STRIDED, digest=checksum, statistics=statistics
             )
@@ -317,7 +317,7 @@ def scalar_to_host(value: Any) -> HostValue:
 def other_to_host(value: Any) -> HostValue:
     """A value that no array can hold: a string, large int, or what its name tells, by its digest;
     another by its class."""
-    text = repr(value) if isinstance(value, (str, bytes, int)) else name_of(value)
+    text = repr(value) if isinstance(value, (str, bytes, int)) else telling_name(value)
     digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
     return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
 

@@ -224,7 +224,7 @@ def describe_value(value: Any) -> str:
     return name
 
 
-def name_of(value: Any) -> str | None:
+def telling_name(value: Any) -> str | None:
     """The name that says all of a value: of an enumeration's member, a function, a module's method.
 
     Functions that hold values of their own have none."""

@@ -210,16 +210,17 @@ class Start:
         parts = (
             None if layout is None else GoldenParts(golden, layout, subject.rank, self.renamings)
         )
-        check_model(
-            golden,
-            rank,
-            self.model,
-            options.force,
-            self.renamings,
-            options.like,
-            self.step,
-            layout is not None,
-        )
+        if parts is None or not parts.are_under_other_names:
+            check_model(
+                golden,
+                rank,
+                self.model,
+                options.force,
+                self.renamings,
+                options.like,
+                self.step,
+                layout is not None,
+            )
         self._take_over(golden.manifest, modules)
         self.steps = self.steps or held_steps(golden.manifests[rank])
         feed = Feeding(golden, rank, modules, self.renamings, options.round_feed, parts)

@@ -14,6 +14,7 @@ from accucompare.compare.remarks import BareRemark, DumpGap, OneSideWhy, PairRem
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
 from accucompare.report.words.layout_words import ranks_in_words
+from accucompare.report.words.token_words import token_words
 from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
@@ -309,7 +310,13 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    return (
+        token_words(remark)
+        or _of_ranks(remark)
+        or _why_alone(remark)
+        or _about_runs(remark)
+        or _of_numbers(remark)
+    )
 
 
 def _of_ranks(remark: PairRemark) -> str:
@@ -317,25 +324,11 @@ def _of_ranks(remark: PairRemark) -> str:
     match remark:
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
+        case remarks.NotRecordedOn(ranks):
+            return f"{ranks_in_words(ranks)} should have recorded it"
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
-        case remarks.TokensElsewhere(0, 0):
-            return "no token came here"
-        case remarks.TokensElsewhere(golden, candidate, of, by_rounding, ranks):
-            on = f" on {ranks_in_words(ranks)}" if ranks else ""
-            came = f"; {candidate:,} came from elsewhere{on}" if candidate else ""
-            why = ", by the router's rounding" if by_rounding else ""
-            return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
-        case remarks.RowsAlike(rows, of):
-            return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
-        case remarks.RoutedOtherwise():
-            return _routed(remark)
-        case remarks.AfterRouting(tokens, of, router):
-            return (
-                f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"
-                " computed after that; a fed capture (--feed) judges it"
-            )
         case remarks.CalledInParts(golden, candidate):
             return (
                 f"called {candidate} times for golden's {golden}, as each rank has a part of the"
@@ -382,19 +375,6 @@ def _why_alone(remark: PairRemark) -> str:
         case remarks.BaselineDtype(dtype):
             return f"the baseline's dtype is {dtype}"
     return ""
-
-
-def _routed(remark: remarks.RoutedOtherwise) -> str:
-    if not remark.tokens:
-        return "the same experts in another order"
-    told = f"{remark.tokens:,} of {remark.of:,} tokens routed otherwise"
-    if remark.margin is None or remark.apart is None:
-        return f"{told}; the scores that decided are not known"
-    why = "rounding" if remark.by_rounding else "more than rounding"
-    return (
-        f"{told}; the largest margin {remark.margin:.1g}, where the scores are {remark.apart:.1g}"
-        f" apart: {why}"
-    )
 
 
 def _about_runs(remark: PairRemark) -> str:
