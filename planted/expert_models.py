@@ -238,31 +238,45 @@ def moe_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 5) -> D
 
 
 def spread(model: nn.Module, mesh: Any) -> nn.Module:
-    """Keep this rank's experts; all other gradients are averaged by DDP."""
-    group = mesh.get_group("dp")
+    """Keep this rank's experts; all other gradients are averaged by DDP.
+
+    Of a mesh of two dimensions, the first one's ranks hold the same experts."""
+    names = mesh.mesh_dim_names
+    group = mesh.get_group(names[-1])
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    replicas = mesh.get_group(names[0]) if len(names) > 1 else None
     apart = []
     for name, module in model.named_modules():
         if isinstance(module, Moe):
-            module.group = module.router.group = group
+            module.group, module.router.group = group, dist.group.WORLD
             module.experts.keep(rank * EXPERTS // ranks, EXPERTS // ranks)  # type: ignore[operator]
             for own, parameter in module.experts.named_parameters():
                 apart.append(f"{name}.experts.{own}")
-                divide(parameter, ranks)
+                divide(parameter, mesh.size(), replicas)
     ddp: Any = nn.parallel.DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(model, apart)
     return ddp(model)  # type: ignore[no-any-return]
 
 
-def divide(parameter: nn.Parameter, ranks: float) -> None:
-    """An expert's gradient is the sum over all ranks' tokens: make it the mean over ranks."""
-    parameter.register_hook(lambda grad: grad / ranks)
+def divide(parameter: nn.Parameter, ranks: float, replicas: Any = None) -> None:
+    """An expert's gradient is the sum over the tokens of a group of ranks: make it the mean over
+    all ranks. ``replicas``: the group of those that hold the same expert."""
+
+    def mean(grad: torch.Tensor) -> torch.Tensor:
+        grad = grad / ranks
+        if replicas is not None:
+            dist.all_reduce(grad, group=replicas)
+        return grad
+
+    parameter.register_hook(mean)
 
 
 #: On one device, and spread over ranks.
 EXPERT_LAYOUTS = {
     **{f"{kind}_one": Layout() for kind in _KINDS},
     **{f"{kind}_ep2": Layout({"dp": 2}, spread) for kind in _KINDS},
+    "experts_ep2dp2": Layout({"dp_replicate": 2, "dp_shard": 2}, spread),
+    "stacked_ep2dp2": Layout({"dp_replicate": 2, "dp_shard": 2}, spread),
 }
 
 #: The kind of experts, by the layout on one device.
