@@ -34,6 +34,13 @@ class AllToAll(torch.autograd.Function):
         return exchanged(grads[0], got, sent, group), None, None, None
 
 
+def exchange(rows: torch.Tensor, sent: list[int], got: list[int], group: Any) -> torch.Tensor:
+    """As ``AllToAll``."""
+    apply: Any = AllToAll.apply
+    found: torch.Tensor = apply(rows, sent, got, group)
+    return found
+
+
 def exchanged(rows: torch.Tensor, sent: list[int], got: list[int], group: Any) -> torch.Tensor:
     found = rows.new_empty(sum(got), *rows.shape[1:])
     dist.all_to_all_single(found, rows.contiguous(), got, sent, group=group)
@@ -109,7 +116,7 @@ class Experts(nn.ModuleList):
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Args: ``rows``: sorted by expert; ``counts``: how many each one has."""
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat([expert(part) for expert, part in zip(self, parts, strict=True)])
 
     def keep(self, first: int, count: int) -> nn.Module:
@@ -124,13 +131,13 @@ class NamedExperts(Experts):
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         held = [expert for expert in self if expert is not None]
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat([expert(part) for expert, part in zip(held, parts, strict=True)])
 
     def keep(self, first: int, count: int) -> nn.Module:
         for number in range(len(self)):
             if not first <= number < first + count:
-                self._modules[str(number)] = None
+                self._modules[str(number)] = None  # type: ignore[assignment]
         return self
 
 
@@ -143,7 +150,7 @@ class StackedExperts(nn.Module):
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) * INNER**-0.5)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat(
             [
                 functional.linear(functional.silu(functional.linear(part, up)), down)
@@ -184,14 +191,15 @@ class Moe(nn.Module):
         counts = chosen.flatten()[order].bincount(minlength=EXPERTS)
         rows = tokens[order // chosen.shape[-1]]
         found = self.through_experts(rows, counts)
-        return self.shared(x) + self.combined(tokens, found, order, weights).view_as(x)  # type: ignore[no-any-return]
+        mixed = self.combined(tokens, found, order, weights).view_as(x)
+        return self.shared(x) + mixed  # type: ignore[no-any-return]
 
     def sorted(self, chosen: torch.Tensor) -> torch.Tensor:
         """The choices' places by expert; those over the capacity are left out."""
         order = chosen.argsort(stable=True)
         if self.capacity is None:
             return order
-        parts = order.split(chosen.bincount(minlength=EXPERTS).tolist())
+        parts = torch.split(order, chosen.bincount(minlength=EXPERTS).tolist())
         return torch.cat([part[: self.capacity] for part in parts])
 
     def through_experts(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -212,10 +220,10 @@ class Moe(nn.Module):
         return self.returned(found[back], got.sum(-1).tolist(), sent)
 
     def sent(self, rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
-        return AllToAll.apply(rows, sent, got, self.group)  # type: ignore[no-any-return,no-untyped-call]
+        return exchange(rows, sent, got, self.group)
 
     def returned(self, rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
-        return AllToAll.apply(rows, sent, got, self.group)  # type: ignore[no-any-return,no-untyped-call]
+        return exchange(rows, sent, got, self.group)
 
     def combined(
         self, tokens: torch.Tensor, found: torch.Tensor, order: torch.Tensor, weights: torch.Tensor
@@ -268,7 +276,8 @@ def divide(parameter: nn.Parameter, ranks: float, replicas: Any = None) -> None:
             dist.all_reduce(grad, group=replicas)
         return grad
 
-    parameter.register_hook(mean)
+    hook: Any = parameter.register_hook
+    hook(mean)
 
 
 #: On one device, and spread over ranks.
