@@ -147,6 +147,7 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
     if parting is not None and parting.setting is not None:
         trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
         trial.module = bool({"update", "between"} & {*fault.stages})
+        trial.ranks = parting.setting.ranks or trial.ranks
     given = next(
         (each for each in decide(result).facts if isinstance(each, GivenDifferently)), None
     )

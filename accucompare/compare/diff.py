@@ -361,7 +361,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    findings += on_stages(opened.named)
+    findings += on_stages(opened.named, options.renamings)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -382,6 +382,7 @@ def _follow(
         given=options.limits,
         rows=rows,
         weights=weights,
+        by_rank={} if opened.candidate_ranks is None else opened.candidate_ranks.manifests,
     )
     if opened.imported:
         training = None  # dumps of other tools have no series

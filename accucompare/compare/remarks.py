@@ -130,9 +130,14 @@ class OtherOptimizerState(_Fact, frozen=True):
 
 
 class PartsMissing(_Fact, frozen=True):
-    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record."""
+    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record.
+
+    Attributes:
+        lacking: ranks that finished the step and should have one.
+    """
 
     ranks: tuple[int, ...]
+    lacking: tuple[int, ...] = ()
 
 
 class NotRecordedOn(_Fact, frozen=True):

@@ -609,7 +609,7 @@ def another_learning_rate(off: float, _: Path) -> bool:
         StepSeries(0, losses=(1.0,), lr={"SGD.0": rate}, updates=1)
         for rate in (0.1, 0.1 * (1 + off))
     )
-    return bool(settings_of([StepPair(0, 0, *sides)]))
+    return bool(settings_of([StepPair(0, 0, *sides)], {}))
 
 
 @decides("constants.FLIPPED", 7.8, 8.2)

@@ -105,6 +105,7 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
         or task.baseline is not None
         or task.repeat is not None
         or task.proof is not None
+        or task.unknown is not None
         or golden.layout is not candidate.layout
         or golden.components is not None
         or candidate.components is not None
@@ -121,6 +122,8 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
     if task.unknown is not None and not isinstance(task.unknown, NotRecordedOn):
         reason = _WHY_UNKNOWN.get(type(task.unknown), Reason.NOT_COMPARABLE)
+        if isinstance(task.unknown, PartsMissing) and task.unknown.lacking:
+            reason = Reason.RANKS_DISAGREE
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):

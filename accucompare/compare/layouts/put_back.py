@@ -154,7 +154,9 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
 
     def parameter(own: str) -> str:
         around, _, leaf = own.rpartition(".")
-        return f"{module(around)}.{leaf}".removeprefix(".")
+        name = f"{module(around)}.{leaf}".removeprefix(".")
+        known = any(name in (golden.get(kind) or {}) for kind in ("parameters", "buffers", "tied"))
+        return name if known else names.parameters.get(own, name)
 
     model: dict[str, Any] = {**manifest.model}
     stages = {stage.name for stage in names.stages.values()}

@@ -313,6 +313,7 @@ def remark_words(remark: PairRemark) -> str:
     return (
         token_words(remark)
         or _of_ranks(remark)
+        or _of_sequences(remark)
         or _why_alone(remark)
         or _about_runs(remark)
         or _of_numbers(remark)
@@ -322,6 +323,9 @@ def remark_words(remark: PairRemark) -> str:
 def _of_ranks(remark: PairRemark) -> str:
     """How the ranks' tensors make up golden's; ``""`` for any other remark."""
     match remark:
+        case remarks.PartsMissing(ranks, lacking) if lacking:
+            without = ranks_in_words(lacking)
+            return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.NotRecordedOn(ranks):
@@ -329,11 +333,6 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
-        case remarks.CalledInParts(golden, candidate):
-            return (
-                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
-                " sequence"
-            )
         case remarks.RanksDiffer(ranks, ()):
             return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
@@ -348,6 +347,18 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{layers} layers are fused, and each rank has a part of each"
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
+        case _:
+            return ""
+
+
+def _of_sequences(remark: PairRemark) -> str:
+    """Which part of a sequence it is of; ``""`` for any other remark."""
+    match remark:
+        case remarks.CalledInParts(golden, candidate):
+            return (
+                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
+                " sequence"
+            )
         case _:
             return ""
 
