@@ -186,7 +186,12 @@ def _chosen_apart(sides: PairedSides, place: int, routed: Sequence[Routing]) -> 
     call = call_of_pair(sides.pairs[place])
     for routing in routed:
         own = call in (routing.call, routing.around)
-        if own and place != routing.scores and len(routing.tokens) and routing.remark.by_rounding:
+        if (
+            own
+            and place not in routing.scores
+            and len(routing.tokens)
+            and routing.remark.by_rounding
+        ):
             return routing if row_count(records[0]) == routing.remark.of else None
     return None
 
