@@ -117,10 +117,20 @@ def expert_calls(
         if (above := _above(sides, call, place, inputs, callers)) is not None
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
+    chosen = {  # what routers give
+        pair.golden.digest
+        for pair in sides.pairs
+        if pair.golden is not None
+        and pair.golden.role is Role.OUTPUT
+        and may_be_choice(pair.golden)
+    }
     choosing = {  # calls that are told which experts tokens go to
         call_of_pair(pair)
         for pair in sides.pairs
-        if pair.record.role is Role.INPUT and may_be_choice(pair.golden)
+        if pair.golden is not None
+        and pair.golden.role is Role.INPUT
+        and may_be_choice(pair.golden)
+        and pair.golden.digest in chosen
     }
     known: dict[CallOfStep, ExpertCall] = {}
     labels: dict[CallOfStep, RowLabels | None] = {}

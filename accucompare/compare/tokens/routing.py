@@ -125,7 +125,8 @@ def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> I
     ]
     for place in (*places, *called):
         if _has_scores(sides, place):
-            yield _Scores((place,), *_floats(sides, place), _digits(sides, place))
+            ours, theirs = _floats(sides, place)
+            yield _Scores((place,), ours, theirs, _digits(sides, place))
     own = [place for place, pair in enumerate(sides.pairs) if call_of_pair(pair) == call]
     given = [place for place in own if _is(sides, place, Role.INPUT)]
     weights = [
@@ -136,9 +137,9 @@ def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> I
     for weight in weights if given else ():
         rows, held = _floats(sides, given[0]), _floats(sides, weight)
         if all(x.shape[1] == w.shape[1] for x, w in zip(rows, held, strict=True)):
-            made = (x @ w.T for x, w in zip(rows, held, strict=True))
+            ours, theirs = (x @ w.T for x, w in zip(rows, held, strict=True))
             digits = min(_digits(sides, given[0]), _digits(sides, weight))
-            yield _Scores((given[0], weight), *made, digits)
+            yield _Scores((given[0], weight), ours, theirs, digits)
 
 
 def _is(sides: PairedSides, place: int, role: Role) -> bool:
