@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from planted.megatron_models import forward_step, has_megatron, without_padding
+from planted.megatron_models import MegatronLayout, forward_step, has_megatron, megatron_optimizer
 from planted.rank_faults import Plant, RankFault
 from planted.rank_training import Batch, Run
 from planted.training_faults import changed, wrap
@@ -166,9 +166,7 @@ def _counting_padding(run: Run) -> None:
 
 
 def _padding_not_masked(layer: Any) -> None:
-    for key, hook in list(layer._forward_hooks.items()):
-        if hook is without_padding:
-            del layer._forward_hooks[key]
+    del layer.forward  # Megatron's own is its class's
 
 
 def _noncontiguous(layer: Any) -> None:
@@ -243,20 +241,11 @@ def _own_norm(run: Run) -> None:
     """Each rank clips by the norm of its own parts."""
     from megatron.core import parallel_state
 
-    build = run.layout.optimizer
-
-    def make(model: Any) -> Any:
-        made = build(model)
-        for each in made.chained_optimizers:
-            each.get_grad_stats_parallel_group = lambda: (
-                parallel_state.get_pipeline_model_parallel_group()
-            )
-        made.get_grad_stats_parallel_group = lambda: (
-            parallel_state.get_pipeline_model_parallel_group()
-        )
-        return made
-
-    run.optimizer = make(run.model)
+    layout = run.layout
+    assert isinstance(layout, MegatronLayout)
+    run.optimizer = megatron_optimizer(layout, run.clip)(run.model)
+    for each in (run.optimizer, *run.optimizer.chained_optimizers):
+        each.get_grad_stats_parallel_group = parallel_state.get_pipeline_model_parallel_group
 
 
 def _not_gathered(run: Run) -> None:
@@ -301,7 +290,9 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
     title = "gradient of the input not summed"
     for layout, name in (("tp2", first + qkv), ("tp4", second + fc1)):
         plant = _on_module(name, _unreduced_gradient)
-        yield RankFault(title, f"megatron_{layout}", (name,), _BACKWARD, plant)
+        # the sum is missing between the two
+        where = name, name.rpartition(".")[0], name[: len(first) - 1]
+        yield RankFault(title, f"megatron_{layout}", where, _BACKWARD, plant)
     for layout in ("tp2", "sp2"):
         yield RankFault(
             "sink not marked",
@@ -441,7 +432,7 @@ def _of_stages() -> Iterator[RankFault]:
             "tied gradient not summed", f"megatron_{layout}", tied, _GRADIENT, _finalize(_not_tied)
         )
     name = _LAYER.format(1) + "self_attention.core_attention"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", ())):
         plant = _attribute(name, "softmax_scale", lambda scale: scale * 2)
         yield RankFault(
             "scaled by the stage's own number",
@@ -452,8 +443,8 @@ def _of_stages() -> Iterator[RankFault]:
             ranks,
         )
     name = _LAYER.format(1) + "mlp.linear_fc2"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
-        plant = _output(name, lambda value: value * 1.01)
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2,))):
+        plant = _on(ranks, _output(name, lambda value: value * 1.01))
         yield RankFault(
             "x 1.01", f"megatron_{layout}", (name,), _FORWARD, plant, ranks, arithmetic=True
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ _MULTIPLE = 2
 #: Rows of one microbatch.
 _MICRO = 2
 _LAYERS = 2
+
+#: Those that Megatron has made for the training that runs.
+_GROUPS: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,17 @@ def _initialized(layout: MegatronLayout) -> None:
 
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups = dist.distributed_c10d._world.pg_map
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
+        for group in _GROUPS:  # else their threads stay, some forty of each training
+            if group in groups:
+                dist.destroy_process_group(group)
+        _GROUPS.clear()
+        gc.collect()  # the last model has them, too
+    before = set(groups)
     parallel_state.initialize_model_parallel(layout.size("tp"), layout.size("pp"))
+    _GROUPS[:] = [group for group in groups if group not in before]
 
 
 def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
@@ -215,7 +227,7 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         if config.attention_output_gate and type(module).__name__ == "SelfAttention":
             _slice_gate(module, model)
     if model.post_process:
-        model.output_layer.register_forward_hook(without_padding)
+        _mask_padding(model.output_layer)
     if dtype is torch.bfloat16:
         model = Float16Module(config, model)
     grads = DistributedDataParallelConfig(
@@ -224,14 +236,19 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     return DistributedDataParallel(config, grads, model)
 
 
-def without_padding(layer: Any, args: Any, output: Any) -> Any:
+def _mask_padding(layer: Any) -> None:
     """No word of the padding has a probability: it is no part of the loss."""
-    from megatron.core import parallel_state
+    forward = layer.forward
 
-    logits, bias = output
-    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
-    return logits.masked_fill(padding, -1e4), bias
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core import parallel_state
+
+        logits, bias = forward(*args, **kwargs)
+        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
+        return logits.masked_fill(padding, -1e4), bias
+
+    layer.forward = masked
 
 
 def _slice_gate(attention: Any, model: Any) -> None:

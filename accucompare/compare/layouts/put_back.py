@@ -13,8 +13,9 @@ import msgspec
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.batch_rows import RowsOfRanks
+from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.microbatches import Schedule, schedule_of
-from accucompare.compare.layouts.rank_names import RankNames, names_of_ranks
+from accucompare.compare.layouts.rank_names import RankNames
 from accucompare.compare.pairing import Model, Renaming, with_parameter
 
 #: What a module takes and what it gives, and their gradients.
@@ -38,6 +39,9 @@ class Holders:
             leaf = record.path.partition("#")[0]
             name = f"{record.name}.{leaf}" if record.name else leaf
             return self.parameters.get(name) or self.parameters.get(name.rpartition(".")[0])
+        if record.role is Role.CALL_GRAD and record.path.startswith("/"):
+            # another module's weight: of logits that an embedding's weight makes
+            return self.ends.get(record.name) or self.modules.get(record.name)
         if record.role in _TAKEN and record.name in self.begins:
             return self.begins[record.name]
         if record.role in _GIVEN and record.name in self.ends:

@@ -87,7 +87,7 @@ def may_be_choice(record: Record | None) -> bool:
     return (
         record is not None
         and record.member is not None
-        and len(record.shape) > 1
+        and len(record.shape) in (2, 3)  # attention's masks have four
         and record.dtype in DTYPES
         and DTYPES[record.dtype].kind in (Kind.INT, Kind.BOOL)
         and 0 < record.shape[-1] <= (_MOST_CHOSEN if record.dtype != "bool" else record.shape[-1])
