@@ -92,7 +92,8 @@ def _shared(
     units: Sequence[_Unit], left: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> list[Arrangement]:
     """As arrangements, of fewer parts than there are ranks along a dimension: neighbouring ranks
-    have the same one, such as the keys of a group of heads."""
+    have the same one, such as the keys of a group of heads; or ranks that are so many apart have,
+    such as experts."""
     local = units[0].shape
     found: list[Arrangement] = []
     axes = [axis for axis, whole in enumerate(shape) if local[axis : axis + 1] != (whole,)]
@@ -105,19 +106,21 @@ def _shared(
         each, rest = divmod(mesh.sizes[name], parts)
         if rest or each < 2:
             continue
-        split = [
-            dataclasses.replace(
-                unit,
-                place=(
-                    *unit.place[:number],
-                    *divmod(unit.place[number], each),
-                    *unit.place[number + 1 :],
-                ),
-            )
-            for unit in units
-        ]
         names = (*left[: number + 1], "", *left[number + 1 :])
-        found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
+        for neighbours in (True, False):
+            split = [
+                dataclasses.replace(
+                    unit,
+                    place=(
+                        *unit.place[:number],
+                        *(divmod(own, each) if neighbours else divmod(own, parts)[::-1]),
+                        *unit.place[number + 1 :],
+                    ),
+                )
+                for unit in units
+                for own in [unit.place[number]]
+            ]
+            found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
     return found
 
 
