@@ -155,9 +155,14 @@ def _tokens(
     return known if len(known) == len(found) else {}
 
 
+def _whole(tokens: Mapping[Holder, Tokens]) -> Sequences:
+    """Sequences as they are."""
+    return Sequences({**tokens}, {at: at for at in tokens}, dict.fromkeys(tokens, ()))
+
+
 def _sequences(golden: Mapping[Holder, Tokens], several: bool) -> Iterator[Sequences]:
     """Golden's sequences as they are; and, of several ranks, put together."""
-    yield Sequences({**golden}, {at: at for at in golden}, dict.fromkeys(golden, ()))
+    yield _whole(golden)
     if several:
         yield from joined_parts(golden)
 
@@ -169,6 +174,8 @@ def _length(sequences: Sequences) -> int:
 def _cut(
     candidate: Mapping[Holder, Tokens], length: int, golden: Tokens | None
 ) -> Iterator[Sequences]:
+    if length == len(next(iter(candidate.values()))[0]):
+        yield _whole(candidate)
     yield from joined_parts(candidate, length)
     if golden is not None:
         yield from matched(candidate, golden)

@@ -61,6 +61,10 @@ _MOST_REORDERED = 4
 FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 
 
+#: What a gradient is of.
+_VALUES = {Role.GRAD_INPUT: Role.INPUT, Role.GRAD_OUTPUT: Role.OUTPUT}
+
+
 class RankRecords(NamedTuple):
     """The records of all ranks of a bundle.
 
@@ -146,19 +150,17 @@ class RankRecords(NamedTuple):
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
 
-    def lacking(self, record: Record) -> tuple[int, ...]:
+    def lacking(self, record: Record) -> PartsMissing | None:
         """The ranks that finished the step without the update that they made in another step."""
         if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
-            return ()
-        updating = self.updating[record.name, record.role, record.path]
-        lacking = updating - {rank for rank, _ in self.groups[record.key]}
-        return tuple(
-            sorted(
-                rank
-                for rank in lacking
-                if any(entry.step == record.step for entry in self.manifests[rank].steps)
-            )
-        )
+            return None
+        held = {rank for rank, _ in self.groups[record.key]}
+        lacking = [
+            rank
+            for rank in sorted(self.updating[record.name, record.role, record.path] - held)
+            if any(entry.step == record.step for entry in self.manifests[rank].steps)
+        ]
+        return PartsMissing(tuple(sorted(held)), tuple(lacking)) if lacking else None
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -291,6 +293,7 @@ def unify(
         return unified._replace(pairs=list(pairs))
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
+    shapes: dict[Key, tuple[int, ...]] = {}
     for place, pair in enumerate(pairs):
         of_step = pair.record.step, pair.record.name
         if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
@@ -314,13 +317,12 @@ def unify(
             )
             continue
         if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
-            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
-            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.unknown[place] = lacking
             unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
-            _both_sides(pair.golden, pair.candidate, golden, candidate)
+            _both_sides(pair.golden, pair.candidate, golden, candidate, shapes)
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
@@ -331,6 +333,7 @@ def unify(
             unified.pairs.append(pair)
             continue
         ours, theirs, others = found
+        shapes[pair.golden.key] = ours.shape
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
             unified.others[place] = others
@@ -390,18 +393,30 @@ def _as_given(
 
 
 def _both_sides(
-    ours: Record, theirs: Record, golden: RankRecords | None, candidate: RankRecords | None
+    ours: Record,
+    theirs: Record,
+    golden: RankRecords | None,
+    candidate: RankRecords | None,
+    known: Mapping[Key, tuple[int, ...]],
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
-    Golden of several ranks is trusted: its replicas are equal, or terms of a mean."""
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean.
+
+    Args:
+        known: the global tensors' shapes; a gradient has that of its value.
+    """
     groups = [
         None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
         for record, ranks in ((ours, golden), (theirs, candidate))
     ]
     found: list[tuple[list[Record], list[Record]]] = []
     missing: PairRemark | None = None
+    role = _VALUES.get(ours.role, ours.role)
+    of_value = known.get(ours.key._replace(role=role))
     for shape in _shapes((ours, theirs), groups):
+        if of_value is not None and golden and candidate and shape != of_value:
+            continue
         sides: list[list[Record]] = []
         for record, group in zip((ours, theirs), groups, strict=True):
             try:
