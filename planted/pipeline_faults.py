@@ -501,7 +501,11 @@ def _stale_part(name: str) -> Plant:
 
         kept: list[torch.Tensor] = []
         run.before_update.append(lambda run, step: kept.append(part().clone()))
-        run.after_update.append(lambda run, step: part().copy_(kept[-1]))
+
+        def back(run: Run, step: int) -> None:
+            part().copy_(kept[-1])
+
+        run.after_update.append(back)
 
     return plant
 
