@@ -11,7 +11,15 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Addends, Box, LayoutEvidence, Record, Shard
+from accucompare.bundle.format import (
+    UPDATE_ROLES,
+    Addends,
+    Box,
+    LayoutEvidence,
+    Record,
+    Role,
+    Shard,
+)
 from accucompare.compare.layouts.axis_runs import runs_of_places
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.sequence_parts import Holder, Runs
@@ -151,8 +159,23 @@ def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int
         shards = [record.shard for record in records.values()]
         return [shard.shape for shard in shards if shard is not None][:1]
     first = units[0].shape
+    of_weight = next(iter(records.values())).role is Role.CALL_GRAD
+    # of other rows and tokens come terms of a sum; an axis of all tokens is not cut
+    cuts = [
+        (None,)
+        if of_weight and name in (mesh.batch, mesh.sequence)
+        else (
+            None,
+            *(
+                axis
+                for axis, length in enumerate(first)
+                if name != mesh.sequence or length != mesh.tokens or len(first) < 3
+            ),
+        )
+        for name in left
+    ]
     found: dict[tuple[int, ...], bool] = {}
-    for axes in itertools.product((None, *range(len(first))), repeat=len(left)):
+    for axes in itertools.product(*cuts):
         whole = list(first)
         for axis in {each for each in axes if each is not None}:
             names = [name for name, own in zip(left, axes, strict=True) if own == axis]
@@ -163,7 +186,11 @@ def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int
             }
             whole[axis] = sum(lengths.values())
         # a batch is the first axis, and rarely cut by what is not the batch's
-        odd = any(axis == 0 and name != mesh.batch for name, axis in zip(left, axes, strict=True))
+        odd = any(
+            (axis == 0 and name != mesh.batch)
+            or (name == mesh.sequence and axis is not None and whole[axis] % mesh.tokens > 0)
+            for name, axis in zip(left, axes, strict=True)
+        )
         found[tuple(whole)] = found.get(tuple(whole), True) and odd
     return sorted(found, key=lambda shape: (math.prod(shape), found[shape]))
 

@@ -15,7 +15,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import BY_DIGITS
 from accucompare.compare.layouts import Unified
 from accucompare.compare.pairing import Pair
-from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
+from accucompare.compare.remarks import CalledInParts, RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import (
     ChosenRows,
     TokensOfRows,
@@ -182,7 +182,9 @@ def _may_have_experts(sides: PairedSides) -> bool:
     owned = any(ranks is not None and ranks.holders.modules for ranks in sides.ranks)
     for place, pair in enumerate(sides.pairs):
         if pair.record.role is Role.INPUT and (
-            owned or "expert" in pair.record.name.lower() or place in sides.unified.unknown
+            owned
+            or "expert" in pair.record.name.lower()
+            or (place in sides.unified.unknown and not _is_in_parts(sides, place))
         ):
             return True
         ours, theirs = pair.golden, pair.candidate
@@ -214,14 +216,24 @@ def _experts(
         if (above := _above(sides, call, place, inputs, callers)) is not None
         and _counts(sides, place) != _counts(sides, inputs[above])
     }
-    choosing = {  # calls that are told which experts tokens go to
+    inputs_of_model = {
+        pair.golden.digest
+        for pair in sides.pairs
+        if pair.golden is not None and not pair.golden.name and pair.golden.role is Role.INPUT
+    }
+    choosing = {  # calls that are told which experts tokens go to; a model is given tokens
         call_of_pair(pair)
         for pair in sides.pairs
-        if pair.record.role is Role.INPUT and may_be_choice(pair.golden)
+        if pair.record.role is Role.INPUT
+        and pair.golden is not None
+        and pair.golden.digest not in inputs_of_model
+        and may_be_choice(pair.golden)
     }
     known: dict[CallOfStep, _Experts] = {}
     labels: dict[CallOfStep, RowLabels | None] = {}
     for call in callers:
+        if call in inputs and _is_in_parts(sides, inputs[call]):
+            continue
         caller = callers[call]
         found = known.get(caller) if caller is not None else None
         if found is None and call in inputs and _pattern(call) in alike | {_named(call)}:
@@ -238,6 +250,11 @@ def _experts(
         if found is not None:
             known[call] = found
             yield call, found
+
+
+def _is_in_parts(sides: PairedSides, place: int) -> bool:
+    """Whether it is known why a call's tensors cannot be put together: a ring has parts of them."""
+    return isinstance(sides.unified.unknown.get(place), CalledInParts)
 
 
 def _pattern(call: CallOfStep) -> str:
@@ -411,11 +428,30 @@ def _matched_by_values(
         )
         for bundle, records in ((sides.golden, ours), (sides.candidate, _firsts(theirs, units)))
     )
+    if _is_put_together(sides, place, golden, limit):
+        return None
     first, second = near_rows(golden, candidate, limit)
     if len(first) < rows or are_all(first, ours[0].shape):
         return None
     alike = alike_rows(golden, 2 * limit)[first]
     return _Experts(caller, place, rows, units, first, second, None, None, alike)
+
+
+def _is_put_together(
+    sides: PairedSides, place: int, golden: NDArray[np.float64], limit: float
+) -> bool:
+    """Whether the ranks' rows, where their layout has them, are golden's: those of parts of a
+    sequence lie in another order than the ranks do."""
+    records = sides.put_together(place)
+    placed = None if records is None else placed_rows(records[1])
+    if placed is None:
+        return False
+    found = np.full_like(golden, np.nan)
+    for each in placed:
+        values = sides.candidate.values(each.record).reshape(-1, golden.shape[-1])
+        found[each.of_whole] = values[each.own]
+    apart = np.linalg.norm(found - golden, axis=-1)
+    return bool(np.all(apart <= limit * np.linalg.norm(golden, axis=-1)))
 
 
 def _expert_numbers(

@@ -58,6 +58,23 @@ class ChosenBaseline:
     unfit: str = ""
     records: dict[Key, Record] | None = None
 
+    def on_one_device(self) -> ChosenBaseline:
+        """Without a bundle of several ranks, whose tensors are not put together.
+
+        Raises:
+            UsageError: if the user named it.
+        """
+        if self.bundle is None or self.bundle.manifest.ranks == 1:
+            return self
+        unfit = (
+            f"{self.bundle.path}: a baseline of {self.bundle.manifest.ranks} ranks cannot judge"
+            " tensors that are put together; capture one on one device (accucompare capture"
+            " --as-layout CANDIDATE: it computes as the candidate's ranks do)"
+        )
+        if self.asked:
+            raise UsageError(unfit)
+        return replace(self, bundle=None, unfit=unfit)
+
     def with_records(
         self,
         tasks: list[Task],
