@@ -116,13 +116,13 @@ def _combined(change: Callable[..., torch.Tensor]) -> Callable[[Moe], None]:
 
 
 def _other_order(combined: Any, tokens: Any, found: Any, order: Any, weights: Any) -> torch.Tensor:
-    return combined(tokens, found, order.roll(1), weights)  # type: ignore[no-any-return]
+    return combined(tokens, found, order.roll(1), weights)
 
 
 def _without_weights(
     combined: Any, tokens: Any, found: Any, order: Any, weights: Any
 ) -> torch.Tensor:
-    return combined(tokens, found, order, weights * 0.0 + 0.5)  # type: ignore[no-any-return]
+    return combined(tokens, found, order, weights * 0.0 + 0.5)
 
 
 def _uncalled(mlp: Any, x: torch.Tensor) -> torch.Tensor:
@@ -223,7 +223,7 @@ def _ignored(*names: str) -> Callable[[Layout], Layout]:
                 for own, _ in module.experts.named_parameters()
             ]
             ddp._set_params_and_buffers_to_ignore_for_model(found, [*apart, *names])
-            return ddp(found)  # type: ignore[no-any-return]
+            return ddp(found)
 
         return replace(layout, spread=wrong)
 

@@ -105,7 +105,7 @@ class Expert(nn.Module):
         self.down = nn.Linear(INNER, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.act(self.up(x)))
 
 
 class Experts(nn.ModuleList):
@@ -159,7 +159,7 @@ class StackedExperts(nn.Module):
         )
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return self(rows, counts)  # type: ignore[no-any-return]
+        return self(rows, counts)
 
     def keep(self, first: int, count: int) -> nn.Module:
         for name, parameter in [*self.named_parameters()]:
@@ -192,7 +192,7 @@ class Moe(nn.Module):
         rows = tokens[order // chosen.shape[-1]]
         found = self.through_experts(rows, counts)
         mixed = self.combined(tokens, found, order, weights).view_as(x)
-        return self.shared(x) + mixed  # type: ignore[no-any-return]
+        return self.shared(x) + mixed
 
     def sorted(self, chosen: torch.Tensor) -> torch.Tensor:
         """The choices' places by expert; those over the capacity are left out."""
@@ -204,7 +204,7 @@ class Moe(nn.Module):
 
     def through_experts(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if self.group is None:
-            return self.experts.computed(rows, counts)  # type: ignore[operator,no-any-return]
+            return self.experts.computed(rows, counts)  # type: ignore[operator]
         ranks = dist.get_world_size(self.group)
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.group)
@@ -241,7 +241,7 @@ def moe_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 5) -> D
         torch.manual_seed(seed)
         model = Decoder()
         for block in model.blocks:
-            block.mlp = Moe(_KINDS[kind]())  # type: ignore[assignment]
+            block.mlp = Moe(_KINDS[kind]())
         return model.to(dtype)
 
 
@@ -263,7 +263,7 @@ def spread(model: nn.Module, mesh: Any) -> nn.Module:
                 divide(parameter, mesh.size(), replicas)
     ddp: Any = nn.parallel.DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(model, apart)
-    return ddp(model)  # type: ignore[no-any-return]
+    return ddp(model)
 
 
 def divide(parameter: nn.Parameter, ranks: float, replicas: Any = None) -> None:
