@@ -56,7 +56,7 @@ def routings(sides: PairedSides) -> list[Routing]:
     """The calls of routers whose choices are not golden's, in golden's order.
 
     A router is a module that gives integers for each row, or a mask, and beside them scores of
-    which these are the highest, on golden's side in every row."""
+    which these are the highest, on golden's side in every row; as many for each row."""
     found = []
     for call, places in _by_call(sides).items():
         chosen = [place for place in places if may_be_choice(sides.pairs[place].golden)]
@@ -172,6 +172,8 @@ def _routing(
     elif least < 0 or experts > _MOST_EXPERTS:
         return None
     masks = [_mask(each, experts) for each in (ours, theirs)]
+    if not _is_choice(masks[0]):
+        return None
     tokens = np.flatnonzero((masks[0] != masks[1]).any(axis=1))
     chosen_by: tuple[int, ...] = ()
     margin, apart, explained = None, None, not len(tokens)
@@ -216,6 +218,14 @@ def _mask(chosen: NDArray[np.generic], experts: int) -> _Mask:
     found = np.zeros((len(chosen), experts), bool)
     np.put_along_axis(found, chosen.astype(np.int64), True, axis=1)
     return found
+
+
+def _is_choice(chosen: _Mask) -> bool:
+    """Whether rows choose as many experts as each other, but not all; of padding, none. A mask of
+    what is above a threshold does not."""
+    counts = chosen.sum(axis=1)
+    counts = counts[counts > 0]
+    return bool(len(counts) and (counts == counts[0]).all() and counts[0] < chosen.shape[1])
 
 
 def _are_highest(scores: _Floats, chosen: _Mask, digits: int) -> NDArray[np.bool_]:
