@@ -42,6 +42,8 @@ EXEMPT = {
     "align": "for how many names the nearest is looked up, which is words",
     "renames": "how long a pattern may take",
     "task_batches": "how work is divided",
+    "arrange.whole_shapes": "which of several shapes is tried first",
+    "routing.may_be_choice": "how many axes there are: batch, sequence, choices",
     "sequence_parts": "how tokens are numbered, and how much is tried to find where they lie",
     "steps_at_once": "which pairs are looked at alone, with the same result",
     "blocks": "the width of a type",
