@@ -83,6 +83,15 @@ def test_terms_of_a_sum_are_given_as_equal_shares(tmp_path: Path, wrong: float) 
     assert [np.array_equal(each["fc", "output"], VALUES / 2) for each in found] == [True, True]
 
 
+def test_terms_of_a_gradient_are_given_as_unlike_shares_so_that_a_missing_sum_shows(
+    tmp_path: Path,
+) -> None:
+    layout = held("fc", [OTHER, VALUES - OTHER], role="grad_input")
+    found = given(tmp_path, [item(values=VALUES, role="grad_input")], layout)
+    for rank, share in enumerate((2, -1)):
+        assert np.array_equal(found[rank]["fc", "grad_input"], share * VALUES)
+
+
 def test_values_far_from_goldens_tell_no_layout(tmp_path: Path) -> None:
     """The terms' sum is just near enough to golden, and just too far from it."""
     error = OTHER[::-1] * np.linalg.norm(VALUES) / np.linalg.norm(OTHER)

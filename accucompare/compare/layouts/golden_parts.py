@@ -103,7 +103,7 @@ class GoldenParts:
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
             # golden has no values for what the ranks' vocabulary is padded with
-            and not (pair.candidate.padding or isinstance(pair.golden, GlobalRecord))
+            and not pair.candidate.padding
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)
@@ -142,10 +142,11 @@ class GoldenParts:
         }
         for box in arranged.boxes:
             for addends in (box.terms, *box.replicas):
-                for term in addends:
+                for number, term in enumerate(addends):
                     if term.rank == self._rank:
                         terms[term.key] = term
-                        if (turned := _turned(box, golden, len(addends))) is not None:
+                        share = _share(golden, number, len(addends)) / box.factor
+                        if (turned := _turned(box, golden, share)) is not None:
                             boxes[term.key].append(turned)
         for key, term in terms.items():
             covered = sum(math.prod(box.shape) for box in boxes[key])
@@ -348,9 +349,25 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _turned(box: Box, golden: Record, terms: int) -> Box | None:
-    """A box of golden's tensor as a box of the rank's own, which golden's values fill; ``None`` if
-    it is all padding."""
+def _share(golden: Record, number: int, terms: int) -> float:
+    """What a rank gets of a sum: equal shares of a value. Those of a gradient are unlike, so that a
+    sum that is missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and
+    all of them make 1: 2 and -1, or 2, -2 and 1, or products of these."""
+    if golden.role not in GRADIENT_ROLES:
+        return 1.0 / terms
+    share = 1.0
+    while terms > 1:
+        base = next(each for each in range(2, terms + 1) if terms % each == 0)
+        number, place = divmod(number, base)
+        terms //= base
+        last = place == base - 1
+        share *= (-1.0 if base == 2 else 1.0) if last else (-2.0 if place % 2 else 2.0)
+    return share
+
+
+def _turned(box: Box, golden: Record, share: float) -> Box | None:
+    """A box of golden's tensor as a box of the rank's own, which so many times golden's values
+    fill; ``None`` if it is all padding."""
     recorded = golden.boxes[0].terms[0] if isinstance(golden, GlobalRecord) else golden
     shape = (math.prod(recorded.shape),) if box.flat else recorded.shape
     there = tuple(
@@ -360,7 +377,6 @@ def _turned(box: Box, golden: Record, terms: int) -> Box | None:
     if any(start >= stop for start, stop in there):
         return None
     own = tuple(start for start, _ in box.where) or (0,) * len(there)
-    share = 1.0 / (box.factor * terms) if box.factor * terms != 1.0 else 1.0
     return Box(own, (recorded,), share, (), there, box.flat)
 
 
