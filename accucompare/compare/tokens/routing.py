@@ -59,7 +59,12 @@ def routings(sides: PairedSides) -> list[Routing]:
     which these are the highest, on golden's side in every row; as many for each row."""
     found = []
     for call, places in _by_call(sides).items():
-        chosen = [place for place in places if may_be_choice(sides.pairs[place].golden)]
+        chosen = [
+            place
+            for place in places
+            for pair in [sides.pairs[place]]
+            if may_be_choice(pair.golden) and may_be_choice(pair.candidate)
+        ]
         differing = [place for place in chosen if _differs(sides, place)]
         if not differing:
             continue
