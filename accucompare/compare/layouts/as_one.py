@@ -160,8 +160,10 @@ def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
 
 
 def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
-    """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
-    averaged: whichever is nearer. Where it has some of golden's, those of all ranks are added."""
+    """The mean of the ranks' losses, or their sum where each is a term of golden's.
+
+    Where a rank has several for golden's one, these are added, or averaged: whichever is nearer.
+    Where it has some of golden's, those of all ranks are added."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -170,9 +172,11 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
     if len(golden) > len(means):
         totals = (total, total * len(golden) / len(means))
         return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)
-    if len(golden) != 1 or len(means) == 1:
+    if len(golden) != 1:
         return tuple(means)
-    return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
+    terms = math.fsum(math.fsum(losses) for losses in {*held})  # ranks of one batch have one loss
+    nearest = (total, total / len(means), terms, terms / len(means))
+    return (min(nearest, key=lambda loss: abs(loss - golden[0])),)
 
 
 def _norm(
