@@ -32,6 +32,7 @@ from accucompare.compare.judging import (
     Sides,
     but_plain,
     fail_left_terms,
+    judge_own_clipping,
     judge_own_means,
     judge_with,
     of_failing_steps,
@@ -45,7 +46,7 @@ from accucompare.compare.judging import (
     with_given,
     with_proofs,
 )
-from accucompare.compare.layouts import Unified, unify
+from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
 from accucompare.compare.opened import Opened, by_key, no_progress, open_sides, records_of
 from accucompare.compare.origins import (
@@ -313,6 +314,11 @@ def _judge(
         pass_used_terms(tasks, outcomes, judge)
         judge_own_means(tasks, outcomes, judge)
         fail_left_terms(tasks, outcomes, judge)
+        if opened.candidate_ranks is not None:
+            clipping = own_clipping(
+                opened.golden.manifest, opened.candidate.manifest, opened.candidate_ranks.manifests
+            )
+            judge_own_clipping(tasks, outcomes, clipping, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))

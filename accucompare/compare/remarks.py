@@ -244,6 +244,12 @@ class TimesRanks(_Fact, frozen=True):
     times: float
 
 
+class OwnClipping(_Fact, frozen=True):
+    """The ranks' loop has clipped the gradient by itself, by this factor; it is judged without."""
+
+    factor: float
+
+
 class NeverCalled(_Fact, frozen=True):
     """A module that golden, the candidate, or both never called."""
 
@@ -400,6 +406,7 @@ PairRemark: TypeAlias = (
     | ReducedHere
     | Swapped
     | TimesRanks
+    | OwnClipping
     | Interleaved
     | BareRemark
     | NotInDump

@@ -239,6 +239,12 @@ def test_without_a_mesh_ranks_with_rows_of_their_own_hold_the_same(
     assert checks["weights"].status is status
 
 
+def test_stages_norms_that_begin_alike_are_no_replicas(tmp_path: Path) -> None:
+    items = [each._replace(record=replace(each.record, requires_grad=True)) for each in given(2)]
+    items += held("fc", [VALUES, VALUES * 1.5], role="param_update", path="weight")
+    assert not checked(tmp_path, items, None, WHOLE).of(RankStatus.FAIL)
+
+
 def test_an_update_of_one_rank_alone(tmp_path: Path) -> None:
     items = [*given(2), *held("fc", [VALUES, VALUES * 1.5], role="param_update", path="weight")]
     found = failed(checked(tmp_path, items, {"dp": 2}, WHOLE), "updates")

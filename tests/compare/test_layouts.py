@@ -154,6 +154,42 @@ def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None
     assert "on rank 1" in training_words.settings(comparison.training)[0]
 
 
+@pytest.mark.parametrize(
+    "terms", [(1.0, 2.0), (2.0, 4.0), (3.0, 3.0)], ids=["sum", "mean", "of one batch"]
+)
+def test_the_ranks_losses_are_averaged_or_added_as_terms(
+    tmp_path: Path, terms: tuple[float, float]
+) -> None:
+    series = [StepSeries(0, losses=(3.0,), updates=1)]
+    parts = [item(values=VALUES, rank=rank) for rank in range(2)]
+    out = write(tmp_path / "ranks", parts, ranks=2, series=series)
+    for name, loss in zip(("manifest.json", "rank1/manifest.json"), terms, strict=True):
+        edit_manifest(out, lambda each, own=loss: each["series"][0].update(losses=[own]), name)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)], series=series), out)
+    assert comparison.training is not None
+    assert comparison.training.parting is None
+
+
+@pytest.mark.parametrize(("factor", "code"), [(0.25, 0), (0.125, 1)], ids=["golden's", "another"])
+def test_gradients_that_the_ranks_loop_clips_are_judged_as_before(
+    tmp_path: Path, factor: float, code: int
+) -> None:
+    norm = float(np.linalg.norm(VALUES))
+    golden = StepSeries(0, updates=1, grad_norm=norm, clipped_norm=norm / 4)
+    own = StepSeries(0, updates=1, grad_norm=norm * factor)
+    fields: dict[str, Any] = {"role": "param_grad", "path": "weight"}
+    shard = Shard((6, 8), (0, 0), mesh=("tp",))
+    held_there = held("fc", np.split(VALUES * np.float32(factor), 2), **fields)
+    parts = [
+        each._replace(record=replace(each.record, shard=replace(shard, start=(3 * rank, 0))))
+        for rank, each in enumerate(held_there)
+    ]
+    out = write(tmp_path / "ranks", parts, ranks=2, series=[own])
+    one = write(tmp_path / "one", [item(values=VALUES, **fields)], series=[golden])
+    comparison = ac.diff(one, out)
+    assert comparison.exit_code == code
+
+
 def test_a_baseline_of_several_ranks_is_refused_with_the_cure(tmp_path: Path) -> None:
     out, baseline = (
         write(tmp_path / name, held("fc", [VALUES, VALUES]), ranks=2) for name in ("tp2", "base")

@@ -122,6 +122,15 @@ def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(
     assert compared(tmp_path / "same", golden, golden, fed=fed).answer is Answer.IDENTICAL
 
 
+def test_fed_updates_after_clipping_by_hand_are_goldens(tmp_path: Path) -> None:
+    """Golden's gradients are from before its clipping, those clipped by hand from after it."""
+    golden, candidate = ({"clip": CLIPS[how](0.25)} for how in ("clip_grad_norm_", "by hand"))
+    comparison = compared(tmp_path, golden, candidate)
+    assert {each.record.role.value for each in comparison.rows if each.status.value == "fail"} == {
+        "param_grad"
+    }
+
+
 @pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
 @pytest.mark.parametrize("how", CLIPS)
 def test_the_same_clipping_is_no_difference(tmp_path: Path, how: str, fed: bool) -> None:

@@ -239,6 +239,8 @@ class RunOfRanks:
         """Parameters without a layout that ranks held unlike from the start along dimensions of
         which nothing tells what they are: probably parts, cut by the code itself."""
         found = set()
+        # of a pipeline's stages, modules of one name are others, and may begin alike: with ones
+        stages = not self.knows_mesh and not self._batches_are_given
         for name, group in self.parameters.items():
             plain = [record for record in group.values() if record.shard is None]
             alike: dict[tuple[int, ...], set[Any]] = {}
@@ -247,7 +249,8 @@ class RunOfRanks:
                 alike.setdefault(place, set()).add((record.shape, record.digest))
             # ranks with rows of their own have wholes of one shape, or else parts
             shapes = {record.shape for record in plain}
-            if len(shapes) > 1 or any(len(each) > 1 for each in alike.values()):
+            unlike = any(len(each) > 1 for each in alike.values())
+            if len(shapes) > 1 or unlike or (stages and len(plain) > 1):
                 found.add(name)
         return frozenset(found)
 

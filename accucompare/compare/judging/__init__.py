@@ -7,6 +7,7 @@ from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_w
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
 from accucompare.compare.judging.rank_verdicts import (
     fail_left_terms,
+    judge_own_clipping,
     judge_own_means,
     of_ranks,
     pass_used_terms,
@@ -37,6 +38,7 @@ __all__ = [
     "estimate_columns",
     "fail_left_terms",
     "is_noise",
+    "judge_own_clipping",
     "judge_own_means",
     "judge_pair",
     "judge_task",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Record, Role
 from accucompare.compare.layouts import interleaved, reordered, scaled, with_replicas, with_sums
 from accucompare.compare.remarks import (
     Interleaved,
+    OwnClipping,
     PairRemark,
     RanksDiffer,
     ReducedHere,
@@ -270,6 +271,34 @@ def judge_own_means(
             found[1.0] = outcome
             most = min(found, key=lambda each: _error(found[each]))
         outcomes[place] = found[most]
+
+
+def judge_own_clipping(
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    factors: Mapping[int, float],
+    judge: RejudgeTask,
+) -> None:
+    """Judge gradients that the ranks' loop has clipped by itself as they were before.
+
+    Args:
+        factors: of the clipping, by step.
+        judge: as that of ``pass_used_terms``.
+    """
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        candidate = task.pair.candidate
+        if not isinstance(candidate, GlobalRecord) or candidate.role is not Role.PARAM_GRAD:
+            continue
+        factor = factors.get(candidate.step)
+        if factor is None or isinstance(outcome, BundleError):
+            continue
+        if outcome.verdict.status is not Status.FAIL:
+            continue
+        arranged = outcome.arranged
+        record = scaled(arranged if isinstance(arranged, GlobalRecord) else candidate, 1.0 / factor)
+        own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
+        again = settle_ranks(own, judge(task, record), functools.partial(judge, task))
+        outcomes[place] = _remarked(again, OwnClipping(factor))
 
 
 def of_ranks(verdict: Verdict) -> Verdict:

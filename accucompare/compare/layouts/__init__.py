@@ -1,7 +1,7 @@
 """How the ranks' records make up the tensors of the global model."""
 
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
-from accucompare.compare.layouts.as_one import as_one, without_parts
+from accucompare.compare.layouts.as_one import as_one, own_clipping, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
@@ -47,6 +47,7 @@ __all__ = [
     "interleaved",
     "names_of_ranks",
     "of_first_stages",
+    "own_clipping",
     "padded_like",
     "rank_parts",
     "read_layouts",

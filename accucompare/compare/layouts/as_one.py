@@ -13,6 +13,7 @@ import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import SAME_NUMBER
 from accucompare.compare.layouts.mesh import UNKNOWN
 from accucompare.compare.layouts.unify import RankRecords
 from accucompare.compare.pairing import Model, Pair
@@ -141,6 +142,9 @@ def _series(
     theirs = next((each for each in series if each.step == first.step), None)
     norm = _norm(bundle, pairs, first.step, theirs)
     factor = _clipping(entries, theirs)
+    if norm is not None and factor is None and theirs is not None:
+        factor = _own_clipping(norm, theirs)
+        norm = norm if factor is None else norm / factor
     told = {} if theirs is None else {name: _told(entries, theirs, name) for name in _SETTINGS}
     return msgspec.structs.replace(
         first,
@@ -160,8 +164,10 @@ def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
 
 
 def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
-    """The mean of the ranks' losses. Where a rank has several for golden's one, these are added, or
-    averaged: whichever is nearer. Where it has some of golden's, those of all ranks are added."""
+    """The mean of the ranks' losses, or their sum where each is a term of golden's.
+
+    Where a rank has several for golden's one, these are added, or averaged: whichever is nearer.
+    Where it has some of golden's, those of all ranks are added."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -170,9 +176,11 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
     if len(golden) > len(means):
         totals = (total, total * len(golden) / len(means))
         return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)
-    if len(golden) != 1 or len(means) == 1:
+    if len(golden) != 1:
         return tuple(means)
-    return (min((total, total / len(means)), key=lambda loss: abs(loss - golden[0])),)
+    terms = math.fsum(math.fsum(losses) for losses in {*held})  # ranks of one batch have one loss
+    nearest = (total, total / len(means), terms, terms / len(means))
+    return (min(nearest, key=lambda loss: abs(loss - golden[0])),)
 
 
 def _norm(
@@ -225,6 +233,36 @@ def _clipping(entries: Sequence[StepSeries], golden: StepSeries | None) -> float
         (1.0 if factor is None else factor for factor in factors),
         key=lambda factor: abs(factor - (1.0 if own is None else own)),
     )
+
+
+def _own_clipping(norm: float, golden: StepSeries) -> float | None:
+    """Golden's factor, if the ranks' gradients have the norm to which golden clips: their loop has
+    clipped them before the optimizer was given them. Rows tell whether by that factor."""
+    factor = _factor(golden)
+    if factor is None or not factor < 1.0 or golden.clipped_norm is None:
+        return None
+    return factor if math.isclose(norm, golden.clipped_norm, rel_tol=SAME_NUMBER) else None
+
+
+def own_clipping(
+    golden: Manifest, candidate: Manifest, ranks: Mapping[int, Manifest]
+) -> dict[int, float]:
+    """The factor by which the ranks' loop clips by itself, by step; their gradients are recorded
+    after that, golden's before.
+
+    Args:
+        candidate: as one.
+        ranks: the manifests as recorded.
+    """
+    seen = {
+        entry.step
+        for each in ranks.values()
+        for entry in each.series
+        if entry.clipped_norm is not None
+    }
+    clipped = {each.step for each in golden.series if each.clipped_norm is not None} - seen
+    factors = {each.step: _factor(each) for each in candidate.series if each.step in clipped}
+    return {step: factor for step, factor in factors.items() if factor is not None}
 
 
 def _factor(entry: StepSeries) -> float | None:

@@ -12,6 +12,9 @@ from accucompare.live.values import local_part
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 
+#: How near a gradient's size must be to that of a clipped one.
+_AS_LARGE = 0.01
+
 
 @dataclass(frozen=True)
 class FedUpdates:
@@ -42,10 +45,23 @@ class FedUpdates:
         golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
         if isinstance(golden, torch.Tensor):
             with torch.no_grad():
-                local_part(tensor).copy_(local_part(golden))
+                own, theirs = local_part(tensor), local_part(golden)
+                factor = self.feed.clipping(place.step) if role is Role.PARAM_GRAD else None
+                clipped = factor is not None and _is_times(own, factor, theirs)
+                own.copy_(theirs)
+                if clipped:  # by code of its own, before the update; golden's is from before
+                    own.mul_(factor)
             self.feed.fed += 1
         elif isinstance(golden, str) and self.feed.has(place):
             self.feed.pass_on(place, path, golden)
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
         self.feed.pass_on(FedPlace(self.step(), name, update, role), path, why)
+
+
+def _is_times(own: torch.Tensor, factor: float, golden: torch.Tensor) -> bool:
+    """Whether a gradient is as large as golden's times a factor, and not as golden's."""
+    size, theirs = (
+        float(torch.linalg.vector_norm(each.detach().double())) for each in (own, golden)
+    )
+    return abs(size - factor * theirs) < theirs * min(factor, 1 - factor) * _AS_LARGE

@@ -133,6 +133,14 @@ class GoldenValues:
             sentences.append(f"{rest} further value(s) were not fed; the manifest lists them")
         return sentences
 
+    def clipping(self, step: int) -> float | None:
+        """The factor by which golden's step has clipped its gradients, if any is below 1."""
+        for each in self._golden.manifests[self._rank].series:
+            if each.step == step and each.clipped_norm is not None and each.grad_norm:
+                factor = each.clipped_norm / each.grad_norm
+                return factor if factor < 1.0 else None
+        return None
+
     def end_step(self) -> None:
         self._step = None
         for kept in (self._records, self._arguments, self._operators, self._written):

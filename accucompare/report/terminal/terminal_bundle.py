@@ -45,7 +45,9 @@ def print_capture(path: Place) -> None:
         size = sum(_sizes(path))
         console = open_console()
         series = 0 if steps else len(bundle.manifest.series)
-        of_steps = f"{counted(len(steps), 'step')}, {counted(records, 'record')}, {_size(size)}"
+        number = len({entry.step for _, entry in steps})
+        ranks = f" of {counted(bundle.ranks, 'rank')}" if bundle.ranks > 1 else ""
+        of_steps = f"{counted(number, 'step')}{ranks}, {counted(records, 'record')}, {_size(size)}"
         what = f"the series of {counted(series, 'step')}, no records" if series else of_steps
         console.print(safe_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []

@@ -350,6 +350,10 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{layers} layers are fused, and each rank has a part of each"
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
+        case remarks.OwnClipping(factor):
+            return (
+                f"divided by {factor:.4g}, by which the ranks' own code has clipped it, as golden"
+            )
         case _:
             return ""
 
