@@ -595,7 +595,8 @@ def test_an_interrupt_leaves_the_cluster_running_without_our_work(
         ac.diff(*sides, work=ac.Work(cluster=address, progress=interrupt))
     assert ac.diff(*sides, work=ac.Work(cluster=address)).rows == ac.diff(*sides).rows
     assert not local.scheduler.tasks
-    assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
+    names = {thread.name for thread in threading.enumerate() if "accucompare" in thread.name}
+    assert names <= {"accucompare-helper_0"}  # which waits for work that others share with it
 
 
 def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -> None:
