@@ -24,7 +24,8 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     for title, names in {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
-            "layout_of round_feed deterministic hf32 tf32 golden_case golden_python model arm lists force"
+            "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
+            "model arm lists force"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (

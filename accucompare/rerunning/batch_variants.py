@@ -114,7 +114,16 @@ class BatchOfCase:
         return left and _POSITIONS not in self.arguments[1]
 
     def _left_may_be_padded(self, positions_known: bool) -> bool:
-        return _POSITIONS in self.arguments[1] or positions_known or self._counts_padding
+        if self.tokens is not None and not self.tokens[:, 0].all():
+            return True
+        return self._generates and (_POSITIONS in self.arguments[1] or positions_known)
+
+    @property
+    def _generates(self) -> bool:
+        """Whether sequences may begin with padding; a model that only encodes may take the first
+        token for the whole."""
+        says = getattr(self._model, "can_generate", None)
+        return says is None or bool(says())
 
     def why_not(self, on_cpu: bool, positions_known: bool) -> Mapping[Variation, NotVariedWhy]:
         """The variations that ``variants`` leaves out."""
@@ -128,7 +137,7 @@ class BatchOfCase:
             if not self._left_may_be_padded(positions_known):
                 takes = self.takes_positions
                 why = NotVariedWhy.OWN_POSITIONS if takes else NotVariedWhy.NO_POSITIONS
-                found[Variation.LEFT] = why
+                found[Variation.LEFT] = why if self._generates else NotVariedWhy.FIRST_TOKEN
             if self.tokens[:, 0].all() and self.tokens[:, -1].all():
                 found[Variation.UNPADDED] = NotVariedWhy.NO_PADDING
         if not on_cpu:

@@ -148,8 +148,8 @@ class _Runs:
                     with _on_threads(variant.threads):
                         self._run(out, batch.of(variant, known), _others(before, batch))
                     with open_bundle(out) as bundle:
-                        if not number:
-                            compared.learn(bundle, variant.rows[0])
+                        if variant.kind is Variation.ALONE:
+                            compared.learn(bundle, variant)
                         outcomes.append(compared.compare(bundle, variant))
                 note(number + 3)
             dtype = float_dtype(whole.manifest)
@@ -246,15 +246,19 @@ def _refuse(name: str, model: nn.Module) -> None:
     if norms:
         raise CaseError(
             f"{name}: BatchNorm in training mode takes its statistics from the batch, so it is not"
-            f" invariant by design ({first_few([*map(display_name, norms)])}); put the model in eval mode (model.eval())"
+            f" invariant by design ({_named(norms)}); put the model in eval mode (model.eval())"
         )
     drops = [
         each
         for each, module in named.items()
-        if module.training and "Dropout" in class_of(module).__name__ and getattr(module, "p", 0.0)
+        if module.training and "Dropout" in class_of(module).__name__ and getattr(module, "p", None)
     ]
     if drops:
         raise CaseError(
-            f"{name}: dropout is on ({first_few([*map(display_name, drops)])}), so equal samples need not give equal"
-            " results; turn it off (model.eval())"
+            f"{name}: dropout is on ({_named(drops)}), so equal samples need not give equal results;"
+            " turn it off (model.eval())"
         )
+
+
+def _named(modules: list[str]) -> str:
+    return first_few([*map(display_name, modules)])

@@ -32,6 +32,7 @@ class NotVariedWhy(str, Enum):
     NO_MASK = "no mask"
     NO_POSITIONS = "no positions"
     OWN_POSITIONS = "own positions"
+    FIRST_TOKEN = "first token"
     NO_PADDING = "no padding"
     NOT_ON_CPU = "not on the cpu"
     TWO_SAMPLES = "two samples"

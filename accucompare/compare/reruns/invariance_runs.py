@@ -13,12 +13,7 @@ from accucompare.compare.judging import judge_pair
 from accucompare.compare.limits import EXACT, Expected, LimitsInForce
 from accucompare.compare.measuring import Metrics, may_hold_masks, measure_pair
 from accucompare.compare.reruns.batch_axes import BatchAxes, BatchAxis
-from accucompare.compare.reruns.invariance_facts import (
-    LayerChange,
-    Variant,
-    VariantOutcome,
-    Variation,
-)
+from accucompare.compare.reruns.invariance_facts import LayerChange, Variant, VariantOutcome
 from accucompare.compare.rows import Status
 from accucompare.errors import CaptureError
 from accucompare.numbers import DTYPES, Array, DType, Kind
@@ -44,23 +39,38 @@ class VariedRuns:
         self._expected = {} if baseline is None else _by_key(baseline)
         self._places: dict[Key, BatchAxis] = {}
 
-    def learn(self, alone: Bundle, row: int) -> None:
-        """Find the axis of each tensor's samples, by the run of one sample."""
-        theirs = _by_key(alone)
+    def learn(self, alone: Bundle, variant: Variant) -> None:
+        """Find the axis of each tensor's samples, by the run of one sample alone.
+
+        Where an axis holds several of each sample (tokens, heads), its size may be chance: the
+        tokens of an expert. There the values prove it, in each run of one sample: it is none where
+        they are further apart than rounding."""
+        theirs, first = _by_key(alone), not self._places
         for record in self._records:
             other = theirs.get(record.key)
             if other is None or record.member is None or other.member is None:
                 continue
-            place = self.axes.found(record.shape, other.shape)
+            known = self._places.get(record.key)
+            place = self.axes.found(record.shape, other.shape) if first else known
             if place is None:
                 continue
-            if place.axis is not None and place.each > 1:
-                ours, single = self.golden.values(record), alone.values(other)
-                place = min(
-                    (place, place._replace(last=True)),
-                    key=lambda each: _apart(ours, single, each, self.axes, row),
-                )
-            self._places[record.key] = place
+            if place.each == 1:
+                self._places[record.key] = place
+                continue
+            for each in (place, place._replace(last=True)) if first else (place,):
+                self._places[record.key] = each
+                if self._are_alike(record, alone, other, variant):
+                    break
+            else:
+                del self._places[record.key]
+
+    def _are_alike(self, record: Record, run: Bundle, other: Record, variant: Variant) -> bool:
+        """Whether the same samples differ by no more than rounding."""
+        values = self._values(record, run, other, variant)
+        if values is None:
+            return False
+        same = np.array_equal(_bits(values[0]), _bits(values[1]))
+        return same or not self._change(record, other, values, variant).more
 
     def compare(self, run: Bundle, variant: Variant) -> VariantOutcome:
         """What changed in another run. CaptureError if it is of other weights."""
@@ -193,13 +203,3 @@ def _measured(golden: Array, candidate: Array, dtypes: tuple[DType, DType], mask
         atol=0.0 if exact else None,
         masks=masks,
     )
-
-
-def _apart(golden: Array, alone: Array, place: BatchAxis, axes: BatchAxes, row: int) -> float:
-    pair = axes.rows(golden, alone, place, Variant(Variation.ALONE, (row,)))
-    if pair is None:
-        return float("inf")
-    with np.errstate(all="ignore"):
-        ours, theirs = (each.astype(np.float64, copy=False) for each in pair)
-        apart = np.nan_to_num(np.abs(ours - theirs), nan=0.0, posinf=0.0)
-    return float(apart.sum())

@@ -54,8 +54,10 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
             invariance_words.what_changed(each),
             invariance_words.what_to_do(each),
         )
-    for kind, why in found.not_looked_at.items():
-        _entry(console, ("not looked at", _DIM), kind.value, invariance_words.NOT_LOOKED_AT[why])
+    for why in dict.fromkeys(found.not_looked_at.values()):
+        kinds = [kind.value for kind, own in found.not_looked_at.items() if own is why]
+        told = invariance_words.NOT_LOOKED_AT[why]
+        _entry(console, ("not looked at", _DIM), ", ".join(kinds), told)
     if found.layers:
         print_table(
             console,

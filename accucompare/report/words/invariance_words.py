@@ -25,6 +25,10 @@ NOT_LOOKED_AT = {
     NotVariedWhy.OWN_POSITIONS: (
         "the model's positions are not the tokens' places; give position_ids in the case's inputs"
     ),
+    NotVariedWhy.FIRST_TOKEN: (
+        "the model does not generate, so it may take the first token for the sequence; give a"
+        " batch that is padded so, if it should not"
+    ),
     NotVariedWhy.NO_PADDING: "no sample of the batch is padded",
     NotVariedWhy.NOT_ON_CPU: "threads are the CPU's",
     NotVariedWhy.TWO_SAMPLES: "a smaller batch of two samples is one alone",
@@ -86,7 +90,7 @@ def variant_words(variant: Variant) -> str:
             return f"on {counted(variant.threads, 'thread')}"
         case Variation.FEWER | Variation.MORE:
             return f"{variant.kind}, {counted(len(variant.rows), 'sample')}"
-    return variant.kind.value
+    return str(variant.kind)
 
 
 def place(change: LayerChange) -> str:
