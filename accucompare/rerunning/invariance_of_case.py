@@ -255,8 +255,8 @@ def _refuse(name: str, model: nn.Module) -> None:
     ]
     if drops:
         raise CaseError(
-            f"{name}: dropout is on ({_named(drops)}), so equal samples need not give equal results;"
-            " turn it off (model.eval())"
+            f"{name}: dropout is on ({_named(drops)}), so equal samples need not give equal"
+            " results; turn it off (model.eval())"
         )
 
 
