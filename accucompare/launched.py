@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+#: Begin the variables that torchrun sets.
+_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+
+_LAUNCHERS = (
+    *("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"),
+    *("torch.distributed.run", "torch.distributed.launch"),
+)
 
 
 def launched_as() -> tuple[int, int]:
@@ -14,6 +23,11 @@ def launched_as() -> tuple[int, int]:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return 0, 1
+
+
+def starts_ranks(command: Sequence[str]) -> bool:
+    """Whether a command names a launcher of ranks."""
+    return any(os.path.basename(word) in _LAUNCHERS for word in command)
 
 
 def is_of_launcher(variable: str) -> bool:

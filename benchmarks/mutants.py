@@ -78,6 +78,11 @@ EXEMPT = {
     "transforms": "the shape of an error",
     "unify.FUSED": "what is tried: the values prove what fits",
     "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
+    "routing._MOST_CHOSEN": "which integers may be choices: golden's scores must prove them",
+    "routing._MOST_EXPERTS": "the same",
+    "token_pairs._MOST_AROUND": "how far a call's tokens are looked for; their bits must be found",
+    "row_labels._DIRECTIONS": "how long rows are looked for by values, which must be alike",
+    "token_pairs._MOST_BESIDE": "where counts are looked for, which must add up",
     "worker": "memory",
 }
 

@@ -16,7 +16,13 @@ from accucompare.compare.decide import decide
 from accucompare.compare.facts import BareFact, GivenDifferently
 from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.preflight_facts import OddMicrobatches
-from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, ReducedHere, Swapped
+from accucompare.compare.remarks import (
+    NotRecordedOn,
+    RanksDiffer,
+    ReducedHere,
+    Swapped,
+    TokensElsewhere,
+)
 from accucompare.compare.rows import Row, Status
 from accucompare.compare.runs import Parting
 from planted.rank_faults import RankFault
@@ -141,6 +147,7 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
     if parting is not None and parting.setting is not None:
         trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
         trial.module = bool({"update", "between"} & {*fault.stages})
+        trial.ranks = parting.setting.ranks or trial.ranks
     given = next(
         (each for each in decide(result).facts if isinstance(each, GivenDifferently)), None
     )
@@ -200,6 +207,8 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
+        if isinstance(remark, TokensElsewhere) and remark.ranks:
+            return remark.ranks
         if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics

@@ -71,7 +71,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.randn(EXPERTS, WIDTH) * 0.5)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = functional.linear(x, self.weight)
+        logits = self.scores(x)
         probabilities = logits.float().softmax(-1)
         weights, experts = probabilities.topk(self.chosen, -1)
         if self.normalised:
@@ -85,6 +85,9 @@ class Router(nn.Module):
         loss = EXPERTS * (shares * probabilities.sum(0)).sum() / (tokens * ranks)
         weights = _Balanced.apply(weights, loss, self.balance * ranks)
         return logits, weights.to(x.dtype), experts
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight)
 
 
 class Expert(nn.Module):

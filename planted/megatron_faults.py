@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from planted.megatron_models import forward_step, has_megatron, without_padding
+from planted.megatron_models import (
+    MegatronLayout,
+    forward_step,
+    has_megatron,
+    megatron_optimizer,
+    without_padding,
+)
 from planted.rank_faults import Plant, RankFault
 from planted.rank_training import Batch, Run
 from planted.training_faults import changed, wrap
@@ -119,7 +125,7 @@ def _unsynced(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
     """The data-parallel reduction is left out."""
 
     def wrong(models: Any, num_tokens: Any = None, **kwargs: Any) -> None:
-        models[0].finish_grad_sync = lambda *args: None
+        models[0].finish_grad_sync = lambda *args, **kwargs: None
         finalize(models, num_tokens, **kwargs)
 
     return wrong
@@ -229,7 +235,8 @@ def _as_released(module: Any) -> None:
 
 
 def _gate_of_first_head(run: Run) -> None:
-    run.model.module.gate_part = lambda rank: 0
+    """On rank 3."""
+    run.model.module.gate_part = lambda rank: 0 if rank == 3 else rank % 2
 
 
 def _not_marked(run: Run) -> None:
@@ -242,20 +249,11 @@ def _own_norm(run: Run) -> None:
     """Each rank clips by the norm of its own parts."""
     from megatron.core import parallel_state
 
-    build = run.layout.optimizer
-
-    def make(model: Any) -> Any:
-        made = build(model)
-        for each in made.chained_optimizers:
-            each.get_grad_stats_parallel_group = lambda: (
-                parallel_state.get_pipeline_model_parallel_group()
-            )
-        made.get_grad_stats_parallel_group = lambda: (
-            parallel_state.get_pipeline_model_parallel_group()
-        )
-        return made
-
-    run.optimizer = make(run.model)
+    layout = run.layout
+    assert isinstance(layout, MegatronLayout)
+    run.optimizer = megatron_optimizer(layout, run.clip)(run.model)
+    for each in (run.optimizer, *run.optimizer.chained_optimizers):
+        each.get_grad_stats_parallel_group = parallel_state.get_pipeline_model_parallel_group
 
 
 def _not_gathered(run: Run) -> None:
@@ -300,7 +298,9 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
     title = "gradient of the input not summed"
     for layout, name in (("tp2", first + qkv), ("tp4", second + fc1)):
         plant = _on_module(name, _unreduced_gradient)
-        yield RankFault(title, f"megatron_{layout}", (name,), _BACKWARD, plant)
+        # the sum is missing between the two
+        where = name, name.rpartition(".")[0], name[: len(first) - 1]
+        yield RankFault(title, f"megatron_{layout}", where, _BACKWARD, plant)
     for layout in ("tp2", "sp2"):
         yield RankFault(
             "sink not marked",
@@ -369,7 +369,7 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
         (name, second + "self_attention"),
         _FORWARD,
         _gate_of_first_head,
-        (1, 3),
+        (3,),
     )
 
 
@@ -440,7 +440,7 @@ def _of_stages() -> Iterator[RankFault]:
             "tied gradient not summed", f"megatron_{layout}", tied, _GRADIENT, _finalize(_not_tied)
         )
     name = _LAYER.format(1) + "self_attention.core_attention"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", ())):
         plant = _attribute(name, "softmax_scale", lambda scale: scale * 2)
         yield RankFault(
             "scaled by the stage's own number",
@@ -451,8 +451,8 @@ def _of_stages() -> Iterator[RankFault]:
             ranks,
         )
     name = _LAYER.format(1) + "mlp.linear_fc2"
-    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2, 3))):
-        plant = _output(name, lambda value: value * 1.01)
+    for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2,))):
+        plant = _on(ranks, _output(name, lambda value: value * 1.01))
         yield RankFault(
             "x 1.01", f"megatron_{layout}", (name,), _FORWARD, plant, ranks, arithmetic=True
         )

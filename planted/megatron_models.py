@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ _MULTIPLE = 2
 #: Rows of one microbatch.
 _MICRO = 2
 _LAYERS = 2
+
+#: Those that Megatron has made for the training that runs.
+_GROUPS: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,17 @@ def _initialized(layout: MegatronLayout) -> None:
 
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups = dist.distributed_c10d._world.pg_map
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
+        for group in _GROUPS:  # else their threads stay, some forty of each training
+            if group in groups:
+                dist.destroy_process_group(group)
+        _GROUPS.clear()
+        gc.collect()  # the last model has them, too
+    before = set(groups)
     parallel_state.initialize_model_parallel(layout.size("tp"), layout.size("pp"))
+    _GROUPS[:] = [group for group in groups if group not in before]
 
 
 def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:

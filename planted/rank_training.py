@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,8 @@ def train(
     rank = dist.get_rank() if ranks > 1 else 0
     if isinstance(layout, MegatronLayout):
         model: Any = megatron_model(layout, dtypes, seed)
-        layout = replace(layout, optimizer=megatron_optimizer(layout, clip))
     elif kind := layout.transformer:
-        model = transformer(kind, out.parent / f"weights-{kind}", ranks)
+        model = transformer(kind, out.parent / f"weights-{kind}", ranks, layout.experts)
         model = _rounded(model, dtypes)
     else:
         model = layout.spread(_rounded(_MODELS[ones(name)](seed=seed), dtypes), mesh)
@@ -150,6 +149,8 @@ def train(
         run.pipeline = Pipeline(layout, model, mesh)
     for each in plant:
         each(run)
+    if run.optimizer is None and isinstance(layout, MegatronLayout):
+        run.optimizer = megatron_optimizer(layout, clip)(model)
     run.optimizer = run.optimizer or layout.optimizer(model)
     # Megatron's optimizers are none of PyTorch's, but found when they step
     loop = None if isinstance(layout, MegatronLayout) else run.optimizer

@@ -246,6 +246,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " which line?",
         "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
         " # which layer, on which rank?",
+        "accucompare locate --device cuda --golden golden/ -- torchrun --nproc-per-node 4 train.py",
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
         "",

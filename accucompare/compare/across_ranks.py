@@ -19,9 +19,10 @@ from accucompare.compare.layouts import (
 )
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
-from accucompare.compare.pairing import Pair
+from accucompare.compare.pairing import Pair, Renaming
 from accucompare.compare.preflight_facts import (
     About,
+    LeadsNowhere,
     NamesPutBack,
     OddMicrobatches,
     PreflightFinding,
@@ -61,8 +62,22 @@ def weights_in_parts_of(
     return tuple(name for name in left_out if name not in compared)
 
 
-def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
-    """Findings about the names of ranks that were put back, and about their microbatches."""
+def on_stages(
+    named: UnderGoldenNames, renamings: Sequence[Renaming] = ()
+) -> list[PreflightFinding]:
+    """Findings about the names of ranks that were put back, about maps that gave none, and about
+    microbatches."""
+    unused = (
+        renaming
+        for renaming in renamings
+        if named.names
+        and not any(
+            (renaming.apply(each.golden) or "").removeprefix(f"rank{rank}:") == each.own
+            for rank, names in named.names.items()
+            for each in names.put_back
+            if each.evidence is NameEvidence.GIVEN
+        )
+    )
     alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
     for rank, names in named.names.items():
         for evidence in NameEvidence:
@@ -73,23 +88,31 @@ def on_stages(named: UnderGoldenNames) -> list[PreflightFinding]:
             )
             if own:
                 alike.setdefault((evidence.value, own), []).append(rank)
-    odd: dict[OddMicrobatches, list[int]] = {}
+    places: dict[tuple[tuple[int, ...], ...], list[tuple[int, int]]] = {}
     for each in named.schedule.odd:
-        fact = OddMicrobatches((), each.step, each.doubled, each.dropped, each.order)
-        odd.setdefault(fact, []).append(each.rank)
+        what = each.doubled, each.dropped, each.order
+        places.setdefault(what, []).append((each.rank, each.step))
     first = named.holders.begins.get("", frozenset())
     return [
+        *(PreflightFinding(LeadsNowhere(each.text), serious=False) for each in unused),
         *(
             PreflightFinding(
-                msgspec.structs.replace(fact, ranks=tuple(dict.fromkeys(ranks))),
-                serious=not (fact.order and first.issuperset(ranks)),
+                OddMicrobatches(
+                    tuple(sorted({rank for rank, _ in held})),
+                    tuple(sorted({step for _, step in held})),
+                    doubled,
+                    dropped,
+                    order,
+                ),
+                # the order in which microbatches begin is no fault
+                serious=not (order and first.issuperset(rank for rank, _ in held)),
                 about=(
                     About.GIVEN
-                    if first.issuperset(ranks) and (fact.dropped or fact.doubled)
+                    if first.issuperset(rank for rank, _ in held) and (dropped or doubled)
                     else About.OTHER
                 ),
             )
-            for fact, ranks in odd.items()
+            for (doubled, dropped, order), held in places.items()
         ),
         *(
             PreflightFinding(NamesPutBack(tuple(ranks), names, evidence), serious=False)

@@ -101,6 +101,11 @@ FEW = 64
 #: hardly ever differ.
 DEVIATIONS = 3.0
 
+#: How many times as far as a router's scores are apart on average (root mean square) the margin may
+#: be by which a token goes to another expert: of a million normal errors, the difference of two is
+#: hardly ever larger than 7.
+FLIPPED = 8.0
+
 #: Relative L2 distance of golden's two captures beyond which nothing is compared with golden.
 UNSTEADY = 0.1
 

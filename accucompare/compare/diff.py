@@ -38,7 +38,9 @@ from accucompare.compare.judging import (
     open_beside,
     pass_used_terms,
     plain_count,
+    settle_tokens,
     why_not_proved,
+    with_baseline_rows,
     with_given,
     with_proofs,
 )
@@ -94,6 +96,7 @@ from accucompare.compare.runs import (
 )
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
+from accucompare.compare.tokens import PairedSides, PairedTokens, with_tokens
 from accucompare.compare.trust import ChosenBaseline, preflight_findings
 from accucompare.errors import BundleError
 from accucompare.places import Place
@@ -191,10 +194,14 @@ class _Paired(NamedTuple):
     """The pairs, all and selected; ``parameters`` are golden's names that the candidate ties."""
 
     pairs: list[Pair]
-    unified: Unified
+    tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+
+    @property
+    def unified(self) -> Unified:
+        return self.tokens.unified
 
     @property
     def selected(self) -> list[Pair]:
@@ -226,8 +233,10 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
-    unified = unify(selected, opened.golden_ranks, opened.candidate_ranks, options.layouts)
-    return _Paired(pairs, unified, renamings, proposed, parameters)
+    ranks = opened.golden_ranks, opened.candidate_ranks
+    unified = unify(selected, *ranks, options.layouts)
+    tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
+    return _Paired(pairs, tokens, renamings, proposed, parameters)
 
 
 def _assign(
@@ -257,6 +266,7 @@ def _assign(
         paired.renamings,
         lambda pair: of_golden.tolerance_for(pair, own),
     )
+    tasks = with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
     again, golden_again = (
         by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
@@ -302,6 +312,7 @@ def _judge(
         pass_used_terms(tasks, outcomes, judge)
         judge_own_means(tasks, outcomes, judge)
         fail_left_terms(tasks, outcomes, judge)
+    settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
@@ -350,7 +361,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    findings += on_stages(opened.named)
+    findings += on_stages(opened.named, options.renamings)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -371,6 +382,7 @@ def _follow(
         given=options.limits,
         rows=rows,
         weights=weights,
+        by_rank={} if opened.candidate_ranks is None else opened.candidate_ranks.manifests,
     )
     if opened.imported:
         training = None  # dumps of other tools have no series

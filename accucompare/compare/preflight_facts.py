@@ -420,7 +420,7 @@ class OddMicrobatches(FindingFact, frozen=True):
     """
 
     ranks: tuple[int, ...]
-    step: int
+    steps: tuple[int, ...]
     doubled: tuple[int, ...]
     dropped: tuple[int, ...]
     order: tuple[int, ...]

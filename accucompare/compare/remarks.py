@@ -130,9 +130,14 @@ class OtherOptimizerState(_Fact, frozen=True):
 
 
 class PartsMissing(_Fact, frozen=True):
-    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record."""
+    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record.
+
+    Attributes:
+        lacking: ranks that finished the step and should have one.
+    """
 
     ranks: tuple[int, ...]
+    lacking: tuple[int, ...] = ()
 
 
 class NotRecordedOn(_Fact, frozen=True):
@@ -145,6 +150,58 @@ class UnknownLayout(_Fact, frozen=True):
     """The ranks' tensors, of these shapes, fill golden's in no way that is known."""
 
     shapes: tuple[tuple[int, ...], ...]
+
+
+class TokensElsewhere(_Fact, frozen=True):
+    """Rows of an expert without a partner, or of tokens that it is not known for.
+
+    Attributes:
+        golden: how many of golden's tokens the candidate has elsewhere.
+        candidate: how many of the candidate's golden has elsewhere.
+        of: how many golden has.
+        by_rounding: whether the router sent them elsewhere, within its rounding.
+        ranks: those that hold such rows of the candidate.
+    """
+
+    golden: int
+    candidate: int
+    of: int
+    by_rounding: bool
+    ranks: tuple[int, ...] = ()
+
+
+class RowsAlike(_Fact, frozen=True):
+    """So many rows of a gradient are left out: their calls were given values too near each other
+    to tell the rows apart."""
+
+    rows: int
+    of: int
+
+
+class RoutedOtherwise(_Fact, frozen=True):
+    """A router chose other experts than golden's.
+
+    Attributes:
+        tokens, of: for how many tokens, of how many; 0 if it only chose in another order.
+        margin: the largest, in golden's scores, between what was chosen and what was not; ``None``
+            if the scores are not known.
+        apart: how far the two sides' scores are apart there.
+        by_rounding: whether that explains it.
+    """
+
+    tokens: int
+    of: int
+    margin: float | None
+    apart: float | None
+    by_rounding: bool
+
+
+class AfterRouting(_Fact, frozen=True):
+    """It was computed after so many tokens were routed otherwise by the module ``router``."""
+
+    tokens: int
+    of: int
+    router: str
 
 
 class CalledInParts(_Fact, frozen=True):
@@ -333,6 +390,10 @@ PairRemark: TypeAlias = (
     PartsMissing
     | NotRecordedOn
     | UnknownLayout
+    | TokensElsewhere
+    | RowsAlike
+    | RoutedOtherwise
+    | AfterRouting
     | CalledInParts
     | RanksDiffer
     | ReducedHere

@@ -114,6 +114,16 @@ class JudgedStep:
             for each in self.outcomes.values()
         )
 
+    @property
+    def routes_otherwise(self) -> bool:
+        """Whether choices differ, or shapes: of tokens that went to other experts."""
+        return any(
+            not isinstance(each, BundleError)
+            and each.verdict.status is Status.FAIL
+            and (each.verdict.reason is Reason.SHAPE or _is_choice(self.rows.golden[place]))
+            for place, each in self.outcomes.items()
+        )
+
     def traced(self, trace: Callable[[Record, Verdict], Verdict], damage: list[str]) -> RowsOfStep:
         """The rows, with failures traced to where they were made. Arguments as for ``row_of``."""
         rows, outcomes = self.rows, self.outcomes
@@ -128,6 +138,15 @@ class JudgedStep:
             else:
                 trace(golden, _PASSED)
         return rows
+
+
+def _is_choice(record: Record) -> bool:
+    return (
+        record.role is Role.OUTPUT
+        and len(record.shape) > 1
+        and record.dtype in DTYPES
+        and not DTYPES[record.dtype].digits
+    )
 
 
 #: Steps as columns.
@@ -186,6 +205,8 @@ def judge_steps(
             failed = failed + 1 if judged is None else 0
             if judged is not None and rules.otherwise.has_limit and judged.fails:
                 judged = None  # it may be rounded input, as other steps show
+            if judged is not None and judged.routes_otherwise:
+                return {}  # tokens are paired by identity
             if judged is None and in_order:
                 return {}
             if judged is not None:

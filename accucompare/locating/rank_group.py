@@ -79,12 +79,16 @@ class RankGroup:
         options: CaptureOptions,
         dtype: FloatType | None,
     ) -> None:
-        """Let the ranks capture a case together; arguments as of ``capture_case``.
+        """Let the ranks capture a case together; arguments as of ``capture_case``. Raises as
+        ``order``."""
+        self.order(capture_arguments(case, device, out, options, dtype=dtype))
+
+    def order(self, arguments: Sequence[str]) -> None:
+        """For rank 0: let every rank run a command of accucompare.
 
         Raises:
             CaptureError: if a rank failed; the others were ended.
         """
-        arguments = capture_arguments(case, device, out, options, dtype=dtype)
         port = _free_port()
         self._tell({"arguments": arguments, "port": port})
         self._next()
@@ -122,16 +126,12 @@ class RankGroup:
         """Run an order here, and end it if another rank fails."""
         number = self._orders
         environment = {
-            **os.environ,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
-        # variables of the command's options are meant for the user's own command
-        environment = {
+            # such variables are options of the user's command; this one has all of its own
             name: value
-            for name, value in environment.items()
+            for name, value in os.environ.items()
             if not name.startswith("ACCUCOMPARE_CAPTURE_")
         }
+        environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         child = subprocess.Popen([sys.executable, "-m", "accucompare", *arguments], env=environment)
         try:
             while child.poll() is None:

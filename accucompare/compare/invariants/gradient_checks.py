@@ -104,7 +104,7 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     fits: list[_Fit] = []
     for _, group in given:
         name = run.parameter_of(group[min(group)])
-        fit = _best_fit(run, group, name, terms.get(run.tied.get(name, name), ()))
+        fit = _best_fit(run, group, name, terms.get(run.one_weight.get(name, name), ()))
         if fit is None:
             tally.left += 1
         else:
@@ -210,7 +210,7 @@ def _terms(run: RunOfRanks, step: StepOfRanks) -> dict[str, list[_Term]]:
     for key, group in step.of(Role.CALL_GRAD):
         own, _, full = key.path.rpartition("/")
         name = full if own or "/" in key.path else ".".join(filter(None, (key.name, key.path)))
-        name = run.tied.get(name, name)
+        name = run.one_weight.get(name, name)
         seen = set()
         try:
             wholes = run.wholes(group)
@@ -235,6 +235,8 @@ def _best_fit(run: RunOfRanks, group: ByRank, name: str, terms: Sequence[_Term])
     others = run.mesh.without(run.data)
     place = run.place(record.ranks[0], others)
     own = [term for term in terms if run.place(term.record.ranks[0], others) == place]
+    if name in run.stages_weights:
+        own = [*terms]
     fit = _fitted(run, record, tuple(sorted(group)), own)
     if len(own) == len(terms) or name in run.by_hand or (fit is not None and fit.even):
         return fit

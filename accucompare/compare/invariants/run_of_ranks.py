@@ -27,7 +27,7 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import RankPlace
-from accucompare.compare.layouts import UNKNOWN, IncompleteError, Mesh, global_tensors
+from accucompare.compare.layouts import SAME_BATCH, UNKNOWN, IncompleteError, Mesh, global_tensors
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Float64, as_reals, sums, widen
 from accucompare.text import printable
@@ -72,6 +72,20 @@ class StepOfRanks:
             for rank, calls in found.items()
         }
 
+    @cached_property
+    def padding(self) -> frozenset[int]:
+        """The ranks that were given one value alone, such as a part of a sequence that is padding:
+        that it is another's, too, says nothing."""
+        varied, given = set(), set()
+        for key, group in self.of(Role.INPUT):
+            for rank, record in group.items():
+                known = record.statistics
+                if not key.name and record.shape:
+                    given.add(rank)
+                    if known is None or known.min != known.max or math.prod(record.shape) == 1:
+                        varied.add(rank)
+        return frozenset(given - varied)
+
 
 @dataclass
 class RunOfRanks:
@@ -87,6 +101,8 @@ class RunOfRanks:
 
     def __post_init__(self) -> None:
         self.mesh = Mesh.of(self.bundle.manifests, self.bundle.manifest.ranks)
+        if not self.knows_mesh and self._batches_are_given:
+            self.mesh = self.mesh.told_apart(self.step(self.steps[0]).batches)
 
     def step(self, number: int) -> StepOfRanks:
         values: dict[Key, ByRank] = {}
@@ -107,11 +123,14 @@ class RunOfRanks:
 
     @cached_property
     def knows_mesh(self) -> bool:
+        """Whether the manifests tell the mesh."""
         return UNKNOWN not in self.mesh.sizes
 
     @cached_property
     def data(self) -> tuple[str, ...]:
         """The dimensions along which ranks have rows of their own."""
+        if SAME_BATCH in self.mesh.sizes and not self.knows_mesh:
+            return (UNKNOWN,)
         return tuple(name for name in self.mesh.sizes if _DATA & _words(name))
 
     @cached_property
@@ -167,6 +186,31 @@ class RunOfRanks:
         return found
 
     @cached_property
+    def one_weight(self) -> dict[str, str]:
+        """The same with weights that ranks hold under other names, as the first and the last stage
+        of a pipeline do: matrices that began with the same values, and never on one rank."""
+        held: dict[Any, dict[str, set[int]]] = {}
+        for rank, manifest in self.bundle.manifests.items():
+            for name, entry in (manifest.model.get("parameters") or {}).items():
+                digest = entry["digests"].get(entry["dtype"])
+                if digest is not None and len(entry["shape"]) > 1 and "shard" not in entry:
+                    names = held.setdefault((*entry["shape"], digest), {})
+                    names.setdefault(self.tied.get(name, name), set()).add(rank)
+        found = {**self.tied}
+        for names in held.values():
+            if len(names) == 2 and not set.intersection(*names.values()):
+                first, other = names
+                found[other] = first
+        return found
+
+    @cached_property
+    def stages_weights(self) -> frozenset[str]:
+        """Those of ``one_weight`` that no rank ties, under all their names."""
+        return frozenset(
+            name for pair in self.one_weight.items() if pair[0] not in self.tied for name in pair
+        )
+
+    @cached_property
     def of_replicas(self) -> tuple[str, ...]:
         """The dimensions along which a parameter without a layout must be the same: those of data,
         and those along which the framework lays out others."""
@@ -180,13 +224,15 @@ class RunOfRanks:
         known = tuple(name for name in self.mesh.sizes if name in self.data or name in laid)
         if known or self.knows_mesh:
             return known
-        first = self.step(self.steps[0])
-        # ranks with rows of their own; what comes from another stage of a pipeline has a gradient
-        given = [group for key, group in first.of(Role.INPUT) if not key.name]
-        own_rows = len(set(first.batches.values())) > 1 and not any(
-            record.requires_grad for group in given for record in group.values()
-        )
-        return tuple(self.mesh.sizes) if own_rows else ()
+        own_rows = len(set(self.step(self.steps[0]).batches.values())) > 1
+        return tuple(self.mesh.sizes) if own_rows and self._batches_are_given else ()
+
+    @cached_property
+    def _batches_are_given(self) -> bool:
+        """Whether no rank's model is given what comes from another stage of a pipeline, which has
+        a gradient."""
+        given = [group for key, group in self.step(self.steps[0]).of(Role.INPUT) if not key.name]
+        return not any(record.requires_grad for group in given for record in group.values())
 
     @cached_property
     def by_hand(self) -> frozenset[str]:

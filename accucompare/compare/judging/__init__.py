@@ -24,6 +24,7 @@ from accucompare.compare.judging.row_columns import (
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
+from accucompare.compare.judging.token_verdicts import settle_tokens, with_baseline_rows
 
 __all__ = [
     "Beside",
@@ -48,8 +49,10 @@ __all__ = [
     "plain_count",
     "reasons_of",
     "room",
+    "settle_tokens",
     "whole_steps",
     "why_not_proved",
+    "with_baseline_rows",
     "with_changed",
     "with_given",
     "with_proofs",

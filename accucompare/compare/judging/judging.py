@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,13 @@ from accucompare.compare.measuring import (
     measure_broadcast,
     measure_masks,
 )
-from accucompare.compare.remarks import BareRemark, NotRecordedOn, OtherMasks, PartsMissing
+from accucompare.compare.remarks import (
+    BareRemark,
+    NotRecordedOn,
+    OtherMasks,
+    PartsMissing,
+    RanksDiffer,
+)
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -52,6 +59,9 @@ from accucompare.text import with_article
 
 #: How a pair fails if rounding changed its shape, its values or its number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
+
+#: What the ranks' records have in place of one tensor.
+_WHY_UNKNOWN: dict[Any, Reason] = {PartsMissing: Reason.INCOMPLETE, RanksDiffer: Reason.SHAPE}
 
 
 def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
@@ -95,6 +105,7 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
         or task.baseline is not None
         or task.repeat is not None
         or task.proof is not None
+        or task.unknown is not None
         or golden.layout is not candidate.layout
         or golden.components is not None
         or candidate.components is not None
@@ -110,8 +121,9 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
 def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
     if task.unknown is not None and not isinstance(task.unknown, NotRecordedOn):
-        missing = isinstance(task.unknown, PartsMissing)
-        reason = Reason.INCOMPLETE if missing else Reason.NOT_COMPARABLE
+        reason = _WHY_UNKNOWN.get(type(task.unknown), Reason.NOT_COMPARABLE)
+        if isinstance(task.unknown, PartsMissing) and task.unknown.lacking:
+            reason = Reason.RANKS_DISAGREE
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):

@@ -110,10 +110,12 @@ def _by_mean(task: Task, candidate: GlobalRecord, judge: Rejudge) -> PairOutcome
 
 
 def _order(candidate: GlobalRecord, judge: Rejudge) -> tuple[int, ...] | None:
-    """The ranks in the order in which their parts pass."""
+    """The ranks in the order in which their parts pass; ``None`` if that is their own."""
+    own = [box.terms[0].rank for box in candidate.boxes]
     for order, record in reordered(candidate):
-        if judge(record).verdict.status is Status.PASS:
-            return tuple(candidate.boxes[number].terms[0].rank for number in order)
+        ranks = [own[number] for number in order]
+        if ranks != own and judge(record).verdict.status is Status.PASS:
+            return tuple(ranks)
     return None
 
 

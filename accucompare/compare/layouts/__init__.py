@@ -5,7 +5,7 @@ from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
-from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
+from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
 from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import (
@@ -29,6 +29,7 @@ from accucompare.compare.layouts.unify import (
 )
 
 __all__ = [
+    "SAME_BATCH",
     "UNKNOWN",
     "GivenLayout",
     "GoldenParts",

@@ -88,9 +88,11 @@ def _shared(
     local = units[0].shape
     found: list[Arrangement] = []
     axes = [axis for axis, whole in enumerate(shape) if local[axis : axis + 1] != (whole,)]
-    if len(axes) != 1 or len(local) != len(shape) or shape[axes[0]] % max(local[axes[0]], 1):
+    if len(axes) != 1 or len(local) != len(shape) or not (shape[axes[0]] and local[axes[0]]):
         return []
-    parts = shape[axes[0]] // max(local[axes[0]], 1)
+    parts, rest = divmod(shape[axes[0]], local[axes[0]])
+    if rest or not parts:
+        return []
     for number, name in enumerate(left):
         each, rest = divmod(mesh.sizes[name], parts)
         if rest or each < 2:

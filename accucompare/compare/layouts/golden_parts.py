@@ -26,6 +26,7 @@ from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import names_of_ranks
+from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.unify import (
     FUSED,
     RankRecords,
@@ -95,40 +96,48 @@ class GoldenParts:
         signatures, parameters = signatures_of(*models), other_names(*models, renamings)
         pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
-        arranged: list[tuple[Record, GlobalRecord]] = []
-        ways = {
-            place: _Ways(pair.golden, (pair.candidate, *unified.others.get(place, ())))
+        ways = [
+            _Ways(pair.golden, (pair.candidate, *unified.others.get(place, ())))
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
-        }
-        for each in ways.values():
+        ]
+        for each in ways:
             each.look(self._golden, self._layout, unified.means)
-        factor, left = _factor(ways.values()), _left_as_terms(ways.values())
+        factor, left = _factor(ways), _left_as_terms(ways)
         fused = {
             each.golden.name: each.sizes
-            for each in ways.values()
+            for each in ways
             if each.golden.role is Role.PARAM_BEFORE and each.sizes
         }
-        for each in ways.values():
-            if each in left:
-                continue
-            if (chosen := each.chosen(factor, fused.get(each.golden.name, ()))) is not None:
-                arranged.append((each.golden, chosen))
         own = {record.order: record for record in theirs if record.rank == self._rank}
-        return [record for pair in arranged for record in self._own(*pair, own)]
+        found: list[Record] = []
+        for each in ways:
+            chosen = each.chosen(factor, fused.get(each.golden.name, ()))
+            if chosen is not None and each not in left:
+                found += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
+        return found
 
     def _own(
-        self, golden: Record, arranged: GlobalRecord, own: Mapping[int, Record]
+        self,
+        golden: Record,
+        arranged: GlobalRecord,
+        held: Mapping[Holder, Record],
+        own: Mapping[int, Record],
     ) -> Iterator[Record]:
         """Golden's record as this rank has it, once for each of its records.
 
         Args:
+            held: what the ranks have of it.
             own: the rank's records under its own names, by their order.
         """
         boxes: dict[Key, list[Box]] = defaultdict(list)
-        terms: dict[Key, Record] = {}
+        terms = {  # all of a flat part may be on other ranks
+            each.key: each
+            for each in held.values()
+            if each.rank == self._rank and not math.prod(each.shape)
+        }
         for box in arranged.boxes:
             for addends in (box.terms, *box.replicas):
                 for term in addends:

@@ -13,7 +13,7 @@ from accucompare.compare.layouts.sequence_parts import Holder, Runs
 #: The name of the only dimension of a mesh that no manifest describes.
 UNKNOWN = "rank"
 #: The dimension of those ranks, of such a mesh, that were given the same.
-_MODEL = "model"
+SAME_BATCH = "model"
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,22 @@ class Mesh:
         """How many places there are along some dimensions."""
         return math.prod(self.sizes[name] for name in dimensions)
 
-    def told_apart(self, rows: Mapping[Holder, GivenRows]) -> Mesh:
-        """A mesh that no manifest describes, as ranks that were given the same tell: along one
-        dimension they were given something else, along the other the same."""
+    def told_apart(self, given: Mapping[int, Hashable]) -> Mesh:
+        """A mesh that no manifest describes, as what ranks were given tells: along one dimension
+        they were given something else, along the other the same."""
         held: dict[Hashable, list[int]] = {}
-        for rank in sorted({rank for rank, _ in rows}):
-            given = tuple(each for (own, _), each in sorted(rows.items()) if own == rank)
-            held.setdefault(given, []).append(rank)
+        for rank, own in sorted(given.items()):
+            held.setdefault(own, []).append(rank)
         shares = {len(ranks) for ranks in held.values()}
-        if UNKNOWN not in self.sizes or len(held) == 1 or shares == {1} or len(shares) > 1:
+        known = UNKNOWN not in self.sizes or len(given) < math.prod(self.sizes.values())
+        if known or len(held) == 1 or shares == {1} or len(shares) > 1:
             return self
         places = {
             (rank, 0): (number, own)
             for number, ranks in enumerate(held.values())
             for own, rank in enumerate(ranks)
         }
-        return Mesh({UNKNOWN: len(held), _MODEL: shares.pop()}, places)
+        return Mesh({UNKNOWN: len(held), SAME_BATCH: shares.pop()}, places)
 
     def of_rows(self, rows: Mapping[Holder, GivenRows]) -> Mesh | None:
         """The mesh of the calls that were given these rows of one batch: one dimension for the

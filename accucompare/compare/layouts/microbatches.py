@@ -187,7 +187,11 @@ def of_first_stages(
             digests[record.rank, record.step].setdefault(record.call, []).append(record.digest)
     told = []
     for (rank, step), calls in digests.items():
-        runs = {call: each.runs for (own, call), each in rows.get(step, {}).items() if own == rank}
+        runs = {
+            call: (each.call, each.runs)
+            for (own, call), each in rows.get(step, {}).items()
+            if own == rank
+        }
         if schedule.first.get((rank, step)) != rank or not runs:
             continue
         numbers = {each: number for number, each in enumerate(sorted(runs.values()))}

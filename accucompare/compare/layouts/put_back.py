@@ -38,6 +38,9 @@ class Holders:
             leaf = record.path.partition("#")[0]
             name = f"{record.name}.{leaf}" if record.name else leaf
             return self.parameters.get(name) or self.parameters.get(name.rpartition(".")[0])
+        if record.role is Role.CALL_GRAD and record.path.startswith("/"):
+            # another module's weight: of logits that an embedding's weight makes
+            return self.ends.get(record.name) or self.modules.get(record.name)
         if record.role in _TAKEN and record.name in self.begins:
             return self.begins[record.name]
         if record.role in _GIVEN and record.name in self.ends:
@@ -154,7 +157,9 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
 
     def parameter(own: str) -> str:
         around, _, leaf = own.rpartition(".")
-        return f"{module(around)}.{leaf}".removeprefix(".")
+        name = f"{module(around)}.{leaf}".removeprefix(".")
+        known = any(name in (golden.get(kind) or {}) for kind in ("parameters", "buffers", "tied"))
+        return name if known else names.parameters.get(own, name)
 
     model: dict[str, Any] = {**manifest.model}
     stages = {stage.name for stage in names.stages.values()}

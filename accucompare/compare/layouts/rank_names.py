@@ -89,23 +89,30 @@ def names_of_ranks(
     names = set(golden.get("modules") or ())
     if all(set(each.get("modules") or ()) == names for each in ranks.values()):
         return {}
-    if len(ranks) > 1 and not any(map(_rank_of, renamings)) and _are_alike([*ranks.values()]):
-        return {}  # one model under other names
     side = _Golden(golden)
+    if len(ranks) > 1 and not any(map(_rank_of, renamings)) and _are_alike(side, [*ranks.values()]):
+        return {}  # one model under other names
     found = {
         rank: _Own(side, own, [each for each in renamings if _is_for(each, rank)], rank)
         for rank, own in ranks.items()
     }
     for each in sorted(side.lists, key=lambda name: name.count(".")):  # those around others first
         _put_in_order(each, side, found, meshes or {})
-    return {rank: own.names() for rank, own in found.items()}
+    if not any(own.prefixes or names.issuperset(own.modules) for own in found.values()):
+        return {}  # nothing tells what they are
+    held = {rank: own.held() for rank, own in found.items()}
+    anywhere = {name for each in held.values() for name in each.values()}
+    if len(ranks) == 1:
+        anywhere = names  # as far as one rank can tell
+    return {rank: own.names(held[rank], anywhere) for rank, own in found.items()}
 
 
-def _are_alike(models: Sequence[Model]) -> bool:
-    """Whether all ranks have the same modules, with the same weights as far as they are whole."""
+def _are_alike(golden: _Golden, models: Sequence[Model]) -> bool:
+    """Whether all ranks have the same modules, no fewer than golden, with the same weights as far
+    as they are whole."""
     first, *others = models
     own = first.get("parameters") or {}
-    return all(
+    return len(_own_entries(first)) >= len(golden.weighted) and all(
         other.get("modules") == first.get("modules")
         and all(
             "shard" in entry or same_fingerprint(entry, own[name]) is not False
@@ -221,15 +228,35 @@ class _Own:
         self.modules: Mapping[str, str] = model.get("modules") or {}
         self.entries = _own_entries(model)
         self.prefixes: dict[str, tuple[str, NameEvidence]] = {}
+        self.copies: dict[str, str] = {}  # modules whose weight is another one's of golden's
         self._by_weights()
         for old in golden.modules if renamings else ():
             new = (rename(old, renamings) or "").removeprefix(f"rank{rank}:")
             if new in self.modules and (new or not old):
                 self.prefixes[new] = old, NameEvidence.GIVEN
 
+    def _copy_of(self, module: str, entries: Mapping[str, Any]) -> str | None:
+        """The embedding of golden's whose weight a rank's last layer has a copy of: golden's own
+        last layer has no weight, but is given that one."""
+        same_class = self.golden.modules.get(module) == self.modules.get(module)
+        if not same_class or self.golden.entries.get(module) or list(entries) != ["weight"]:
+            return None
+        rows, *width = (entries["weight"].get("shard") or entries["weight"])["shape"]
+        found = [
+            name
+            for name, held in self.golden.entries.items()
+            if "Embedding" in self.golden.modules.get(name, "")
+            and [leaf for leaf, each in held.items() if each["shape"][1:] == width] == ["weight"]
+            and held["weight"]["shape"][0] <= rows
+        ]
+        return found[0] if len(found) == 1 else None
+
     def _by_weights(self) -> None:
         votes: dict[str, Counter[str]] = defaultdict(Counter)
         for module, entries in self.entries.items():
+            if copied := self._copy_of(module, entries):
+                self.copies[module] = copied
+                continue
             if any("shard" in entry for entry in entries.values()):
                 continue
             same = self.golden.like(self.modules.get(module), entries)
@@ -347,9 +374,17 @@ class _Own:
                 break
         return own if own in self.golden.modules else None
 
-    def names(self) -> RankNames:
-        """What has been found."""
-        held = {own: name for own in self.modules if (name := self.golden_name(own)) is not None}
+    def held(self) -> dict[str, str]:
+        """Golden's modules that the rank has, by their own names."""
+        return {own: name for own in self.modules if (name := self.golden_name(own)) is not None}
+
+    def names(self, held: Mapping[str, str], anywhere: Collection[str]) -> RankNames:
+        """What has been found.
+
+        Args:
+            held: as this object's ``held`` gives it.
+            anywhere: those of golden's modules that any rank has.
+        """
         here = set(held.values())
         weighted = {name for own, name in held.items() if self.entries.get(own)}
         modules: dict[str, str] = {}
@@ -363,7 +398,7 @@ class _Own:
                 name = _module_around(inside, self.golden)
             if name in self.golden.holders:
                 name = None
-            elif name is not None and inside and self._lacks_layers(name, here):
+            elif name is not None and inside and self._lacks_layers(name, here, anywhere):
                 whole = [each for each in self.golden.weighted if _is_in(each, name)]
                 begins, ends = whole[0] in weighted, whole[-1] in weighted
                 stages[own] = StageOf(name, *((False, False) if name in taken else (begins, ends)))
@@ -378,11 +413,18 @@ class _Own:
         return RankNames(changed, self._parameters(modules), stages, self._shown())
 
     def _shown(self) -> tuple[PutBack, ...]:
+        """The names that do not follow from that of the module around."""
         return tuple(
-            PutBack(own, name, how) for own, (name, how) in self.prefixes.items() if own != name
+            PutBack(own, name, how)
+            for own, (name, how) in self.prefixes.items()
+            if own != name
+            and (
+                self.prefixes.get(_parent(own)) != (_parent(name), how)
+                or own.rpartition(".")[2] != name.rpartition(".")[2]
+            )
         )
 
-    def _lacks_layers(self, name: str, here: Collection[str]) -> bool:
+    def _lacks_layers(self, name: str, here: Collection[str], anywhere: Collection[str]) -> bool:
         """Whether this rank has a stage of a module of golden's. Of experts that other ranks have,
         the layer around them is here."""
         if any(part.isdecimal() for part in _split(name)):
@@ -391,7 +433,7 @@ class _Own:
             each not in here
             and not any(_number(around) is not None and around in here for around in _around(each))
             for each in self.golden.weighted
-            if _is_in(each, name)
+            if _is_in(each, name) and each in anywhere
         )
 
     def _parameters(self, modules: Mapping[str, str]) -> dict[str, str]:
@@ -399,7 +441,8 @@ class _Own:
         found = {}
         for module, entries in self.entries.items():
             for leaf in entries:
-                own, new = _joined(module, leaf), _joined(modules.get(module, module), leaf)
+                own = _joined(module, leaf)
+                new = _joined(self.copies.get(module, modules.get(module, module)), leaf)
                 if (first := self.golden.tied.get(new, new)) != own:
                     found[own] = first
         return found

@@ -18,6 +18,7 @@ from accucompare.bundle.format import (
     GlobalRecord,
     Key,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
@@ -51,6 +52,8 @@ from accucompare.compare.remarks import (
 )
 from accucompare.numbers import Statistics
 
+#: The dimension of stages.
+_STAGES = "pp"
 #: The most parts that are tried in every order: 23 orders of four.
 _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
@@ -68,6 +71,8 @@ class RankRecords(NamedTuple):
         holders: which ranks hold what, if not all do.
         rows: of golden's batch, by golden's step.
         parts: the meshes of some of the ranks, and of their calls, made when they are needed.
+        manifests: of the ranks.
+        updating: which ranks hold each value of updates in any step: by name, role and path.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
@@ -76,6 +81,8 @@ class RankRecords(NamedTuple):
     holders: Holders
     rows: RowsOfRanks
     parts: dict[tuple[frozenset[int], Holder | None], Mesh]
+    manifests: Mapping[int, Manifest]
+    updating: Mapping[tuple[str, Role, str], set[int]]
 
     @classmethod
     def of(
@@ -88,9 +95,16 @@ class RankRecords(NamedTuple):
         """Args: ``given``: which rows of golden's batch each rank was given."""
         mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
         if rows:
-            mesh = mesh.told_apart(next(iter(rows.values())))
+            parts = sorted(next(iter(rows.values())).items())
+            mesh = mesh.told_apart(
+                {
+                    rank: tuple(each for (own, _), each in parts if own == rank)
+                    for (rank, _), _ in parts
+                }
+            )
         holders = holders or Holders()
         first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
@@ -103,16 +117,20 @@ class RankRecords(NamedTuple):
                 rows[step] = {}
         times = _calls_of_model(records)
         groups: dict[Key, dict[Holder, Record]] = {}
+        updating: dict[tuple[str, Role, str], set[int]] = {}
         for record in records:
             key, holder = record.key._replace(rank=0), (record.rank, 0)
-            if record.role not in UPDATE_ROLES and rows.get(record.step):
+            if record.role in UPDATE_ROLES:
+                place = record.name, record.role, record.path
+                updating.setdefault(place, set()).add(record.rank)
+            elif rows.get(record.step):
                 call, own = divmod(record.call, times[record.step, record.name])
                 held_rows = rows[record.step].get((record.rank, call))
                 if held_rows is not None:
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches, holders, rows, {})
+        return cls(groups, mesh, batches, holders, rows, {}, bundle.manifests, updating)
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -127,6 +145,20 @@ class RankRecords(NamedTuple):
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
 
+    def lacking(self, record: Record) -> tuple[int, ...]:
+        """The ranks that finished the step without the update that they made in another step."""
+        if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
+            return ()
+        updating = self.updating[record.name, record.role, record.path]
+        lacking = updating - {rank for rank, _ in self.groups[record.key]}
+        return tuple(
+            sorted(
+                rank
+                for rank in lacking
+                if any(entry.step == record.step for entry in self.manifests[rank].steps)
+            )
+        )
+
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
         if record.role in (*GRADIENT_ROLES, *UPDATE_ROLES):
@@ -136,10 +168,11 @@ class RankRecords(NamedTuple):
 
     def mesh_of(self, record: Record) -> Mesh:
         """The mesh that a value's holders are places of."""
-        ranks = self.holders.of(record)
+        ranks, group = self.holders.of(record), self.groups[record.key]
+        if ranks is not None:
+            ranks |= {rank for rank, _ in group}
         if record.role in UPDATE_ROLES:
             return self._of_ranks(ranks)
-        group = self.groups[record.key]
         if ranks is not None:
             return self._of_calls(record, ranks, group)
         return next(
@@ -170,6 +203,21 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
+    """The rows of each rank's calls; those of another stage are its first stage's."""
+    others = mesh.without([_STAGES])
+    known: dict[tuple[int, ...], dict[int, GivenRows]] = {}
+    for (rank, call), rows in held.items():
+        known.setdefault(mesh.along((rank, 0), others), {})[call] = rows
+    if _STAGES not in mesh.sizes:
+        return dict(held)
+    return {
+        (rank, call): rows
+        for rank, _ in mesh.places
+        for call, rows in known.get(mesh.along((rank, 0), others), {}).items()
+    }
 
 
 def _of_call(
@@ -252,6 +300,11 @@ def unify(
                     candidate=_alone(pair.candidate, candidate),
                 )
             )
+            continue
+        if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
+            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
+            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
@@ -406,12 +459,13 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
     if ranks.batches:
         rows = next(iter(ranks.batches.values()))
         calls = len({call for _, call in rows.places})
-        many = {len({rank for rank, _ in rows.places}), calls}
+        several = len({rank for rank, _ in rows.places})
+        many = {several, calls, several * calls}
         if ranks.holders.modules:  # a schedule may run several times before an update
             many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
-        return {1, *many, *own, math.prod(many)}
+        return {1, *many, *own}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record

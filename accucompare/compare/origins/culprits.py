@@ -12,8 +12,9 @@ anything that went in.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from accucompare.bundle.format import (
@@ -351,7 +352,7 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
         Hashable, float
     ] = {}  # the largest excess of what goes on, by who goes on with it
     culprits, backward = list[Culprit](), list[Culprit]()
-    for row in rows:
+    for row in _outer_first(rows):
         record = row.record
         if record is None or record.role in SERIES_ROLES:
             continue
@@ -386,6 +387,21 @@ def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit
         if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun
     ]
     return [*changed, *kept] or backward
+
+
+def _outer_first(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, but of gradients that arrive one after the other the outer modules' first: a module
+    may return what its last child does, and the child's is then recorded first."""
+    for arrives, group in itertools.groupby(rows, _arrives):
+        yield from sorted(group, key=lambda row: _depth(row.module) if arrives else 0)
+
+
+def _depth(name: str) -> int:
+    return len(name.split(".")) if name else 0
+
+
+def _arrives(row: Row) -> bool:
+    return row.record is not None and row.record.role is Role.GRAD_OUTPUT
 
 
 def _step(culprit: Culprit) -> int:

@@ -50,6 +50,7 @@ def climb(
     given: Tolerance,
     rows: Sequence[Row],
     weights: PreflightFinding | None = None,
+    by_rank: Manifests,
 ) -> TrainingResult | None:
     """Compare the steps of two runs; ``None`` if neither recorded numbers of them.
 
@@ -60,6 +61,7 @@ def climb(
         given: what the user gave for all layers.
         rows: in execution order.
         weights: pre-flight's finding on parameters that differ before the first step.
+        by_rank: the candidate's manifests, if its ranks are compared as one.
     """
     ours, theirs, expected, again = map(series_of, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
@@ -75,7 +77,7 @@ def climb(
         both = ours.get(place), theirs.get(place)
         numbers = [limits.apart(quantity, place, *_values(both, quantity)) for quantity in Quantity]
         pairs.append(StepPair(*place, *both, *numbers))
-    settings = settings_of(pairs)
+    settings = settings_of(pairs, by_rank)
     judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(of_rounding))
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = Digests(same_type or _any_same(pairs, "batch"), same_type)

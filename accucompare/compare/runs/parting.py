@@ -57,7 +57,9 @@ class Parting:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        return self.step, _ORDER.index(self.rung), self.rank
+        # rows and numbers of a model on several ranks are those of rank 0
+        rank = 0 if self.setting is not None and self.setting.ranks else self.rank
+        return self.step, _ORDER.index(self.rung), rank
 
     @property
     def clips_alone(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from accucompare.bundle.format import Manifest, StepSeries
@@ -34,6 +34,7 @@ class OtherSetting:
         rank, step: the first step with it.
         golden, candidate: each one's value there; ``None`` for nothing.
         steps: in how many steps it differs.
+        ranks: those of the candidate's ranks that were told otherwise there, if not all were.
     """
 
     setting: Setting
@@ -43,6 +44,7 @@ class OtherSetting:
     golden: float | None
     candidate: float | None
     steps: int = 1
+    ranks: tuple[int, ...] = ()
 
     @property
     def parts(self) -> bool:
@@ -98,20 +100,34 @@ class StepPair:
         return (ours, theirs) if ours and theirs and ours != theirs else None
 
 
-def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
-    """The settings that differ, ordered by their first steps."""
+def settings_of(pairs: Iterable[StepPair], by_rank: Manifests) -> list[OtherSetting]:
+    """The settings that differ, ordered by their first steps.
+
+    Args:
+        by_rank: the candidate's manifests, if its ranks are compared as one.
+    """
     found: dict[tuple[Setting, str], OtherSetting] = {}
     for pair in pairs:
         for setting, name, ours, theirs in _told(pair):
             first = found.get((setting, name))
             if first is None:
-                found[setting, name] = OtherSetting(
-                    setting, name, pair.rank, pair.step, ours, theirs
-                )
-            else:
-                values = first.rank, first.step, first.golden, first.candidate
-                found[setting, name] = OtherSetting(setting, name, *values, first.steps + 1)
+                ranks = _ranks_told(by_rank, pair, (setting, name))
+                rank = ranks[0] if ranks else pair.rank
+                first = OtherSetting(setting, name, rank, pair.step, ours, theirs, 0, ranks)
+            found[setting, name] = replace(first, steps=first.steps + 1)
     return list(found.values())
+
+
+def _ranks_told(by_rank: Manifests, pair: StepPair, told: tuple[Setting, str]) -> tuple[int, ...]:
+    """The ranks whose step was told otherwise than golden's; none, if all were."""
+    ranks = [
+        rank
+        for rank, manifest in by_rank.items()
+        for entry in manifest.series
+        if entry.step == pair.step
+        and any(each[:2] == told for each in _told(replace(pair, candidate=entry)))
+    ]
+    return tuple(sorted(ranks)) if len(ranks) < len(by_rank) else ()
 
 
 def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | None]]:

@@ -120,10 +120,10 @@ class ChosenBaseline:
             return False
         if row.golden.key not in self.records:
             return True
-        judged = row.baseline_error is not None or row.reason in (
-            Reason.SHAPE,
-            Reason.DTYPE,
-            Reason.NON_FINITE,
+        judged = (
+            row.baseline_error is not None
+            or row.metrics is None
+            or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
         )
         return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
 

@@ -31,7 +31,10 @@ from accucompare.live.autograd.graph import (
     observe_backward,
     observe_backward_no_more,
 )
-from accucompare.live.modules import Hook, Listener, Modules, Unsaved
+from accucompare.live.modules import Hook, Listener, Modules, Unsaved, in_backward
+
+#: The number of every node that accumulates a leaf's gradient.
+_OF_LEAVES = (1 << 64) - 1
 
 Grads = tuple[torch.Tensor | None, ...]
 #: What stands for a module call; the listener chooses.
@@ -85,6 +88,9 @@ class GradientListener(Generic[P]):
         # by id: what takes the place of sharded parameters, and has a hook
         self._gathered: dict[int, torch.Tensor] = {}
         self._followed: set[int] = set()  # numbers of nodes that have a hook
+        # of the running outermost call: by the number of a node that an inner call has made, the
+        # nodes from before that call to which the inner call's lead
+        self._behind: dict[int, list[Any]] = {}
         self._end_queued = False  # whether the end of the running backward will be seen
         self._task = -1  # autograd's number of the running backward
         # by outermost call: the numbers of the nodes that it has made, from and to
@@ -162,7 +168,12 @@ class GradientListener(Generic[P]):
         """An outermost call begins: no backward is running."""
         self._end_queued = False
         self._followed.clear()
+        self._behind.clear()
         self.uses.clear()
+
+    def over(self) -> None:
+        """An outermost call is over, even if it raised: keep nothing of its graph."""
+        self._behind.clear()
 
     def end(self, first: int) -> bool:
         """An outermost call ends. Returns whether it made autograd nodes, from ``first`` on."""
@@ -197,23 +208,34 @@ class GradientListener(Generic[P]):
                 hook, too, and ``uses`` is filled.
         """
         nodes = [tensor.grad_fn for tensor in outputs]
-        visited = set()
+        visited: set[int] = set()
+        before_call: list[Any] = []
+        crossed: set[int] = set()  # ids of lists in _behind
         while nodes:
             node = nodes.pop()
-            if node is None or (name := node.name()) == ACCUMULATES:
+            if node is None or (number := node._sequence_nr()) in visited:
                 continue
-            number = node._sequence_nr()
-            if number < first or number in visited:
+            if number < first:
+                before_call.append(node)
+                continue
+            if number == _OF_LEAVES:
                 continue
             visited.add(number)
-            nodes.extend(following for following, _ in node.next_functions)
-            if number in self._followed:  # an inner call's; this call's own may lie behind it
+            # an inner call's; this call's own may lie behind it
+            if (behind := self._behind.get(number)) is not None:
+                if id(behind) not in crossed:
+                    crossed.add(id(behind))
+                    nodes += behind
+                continue
+            nodes += [following for following, _ in node.next_functions]
+            if number in self._followed:
                 continue
             self._followed.add(number)
             if line is not None:
                 for following, _ in node.next_functions:
                     if following is not None:
                         self.uses[following._sequence_nr()].append(call)
+            name = node.name()
             if line is not None or name not in PASSING_ON:
                 before = [name for after, name in children if after <= number]
                 near = (
@@ -227,6 +249,8 @@ class GradientListener(Generic[P]):
                     name, near, line(node) if line is not None else "", number
                 )
                 self.hook(node, functools.partial(self._operator_gradient, call, operator))
+        if not in_backward():  # a second run's graph must not outlive it
+            self._behind |= dict.fromkeys(visited, before_call)
 
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
         """Put a hook on an output's node: gradients arrive there after all hooks of the tensor."""

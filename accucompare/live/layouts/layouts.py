@@ -125,9 +125,11 @@ class Layouts:
     def steps_instead(self, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
         """An optimizer steps a tensor in place of a parameter, or of those elements of it."""
         part, local = self._parts.get(id(parameter)), tuple(parameter.shape)
-        if tensor.shape != local:
-            kept = self._kept.get(id(parameter))
-            part = None if kept is None else flat_part(part, local, *kept)
+        kept = self._kept.get(id(parameter))
+        if kept is not None:
+            part = flat_part(part, local, *kept)
+        elif tensor.shape != local:
+            part = None
         self._parts[id(tensor)] = part
 
     def of_weight(self, tensor: torch.Tensor) -> Shard | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +41,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 def attributes_of(modules: Modules) -> Attributes:
     """The numbers, strings, tensors, containers and random generators that modules keep."""
-    return {module: dict(_kept(module)) for module in modules.named.values()}
+    return {module: _kept(module) for module in modules.named.values()}
 
 
 def set_attributes(attributes: Attributes, modules: Modules) -> None:
@@ -90,18 +91,29 @@ class _GeneratorState:
         return generator
 
 
-def _kept(module: nn.Module) -> Any:
+def _itself(value: Any) -> Any:
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _way_of(kind: type) -> Callable[[Any], Any] | None:
+    """What an attribute of a class is kept as; ``None`` if it is not kept."""
+    if issubclass(kind, torch.Generator):
+        return _GeneratorState
+    if issubclass(kind, _RANDOM):
+        return copy.deepcopy
+    if issubclass(kind, _CONTAINERS):
+        return copy.copy
+    return _itself if issubclass(kind, (*_UNCHANGING, torch.Tensor, np.ndarray)) else None
+
+
+def _kept(module: nn.Module) -> dict[str, Any]:
+    kept = {}
     for name, value in vars(module).items():
-        if name in _OF_EVERY_MODULE:
-            continue
-        if isinstance(value, torch.Generator):
-            yield name, _GeneratorState(value)
-        elif isinstance(value, _RANDOM):
-            yield name, copy.deepcopy(value)
-        elif isinstance(value, _CONTAINERS):
-            yield name, copy.copy(value)
-        elif isinstance(value, (*_UNCHANGING, torch.Tensor, np.ndarray)):
-            yield name, value
+        kind: Any = type(value)
+        if name not in _OF_EVERY_MODULE and (way := _way_of(kind)) is not None:
+            kept[name] = way(value)
+    return kept
 
 
 def _fresh(value: Any, memo: dict[int, Any], name: str) -> Any:

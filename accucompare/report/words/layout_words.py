@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accucompare.bundle.format import GlobalRecord
-from accucompare.compare.remarks import RanksDiffer
+from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, TokensElsewhere
 from accucompare.compare.rows import Row
 
 
@@ -44,9 +44,15 @@ def wrong_on(row: Row) -> tuple[str, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return (f"wrong on {ranks_in_words(remark.wrong)}",)
+        if isinstance(remark, NotRecordedOn):
+            return (f"on {ranks_in_words(remark.ranks)}",)
+        if isinstance(remark, TokensElsewhere) and remark.ranks:
+            return (f"wrong on {ranks_in_words(remark.ranks)}",)
     record, on = row.candidate, largest_error_on(row)
     if not isinstance(record, GlobalRecord) or not on or record.reduced:
         return ()
+    if len(record.ranks) == 1:
+        return (f"on rank {on}",)
     several = len({each.rank for box in record.boxes for each in box.terms}) > 1
     return (f"the largest error is on rank {on}",) if several else ()
 

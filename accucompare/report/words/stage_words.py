@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from accucompare.bundle.format import display_name
 from accucompare.compare.preflight_facts import FindingFact, NamesPutBack, OddMicrobatches
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.text import first_few
+from accucompare.text import first_few, ranges
 
 _EVIDENCE = {"weights": "by their weights", "order": "by their order", "given": "by --map"}
 
@@ -32,7 +32,9 @@ def _microbatches(fact: OddMicrobatches) -> str:
     if fact.order and not parts:
         order = ", ".join(map(str, fact.order))
         parts.append(f"the microbatches are taken in the order {order}")
-    return f"{ranks_in_words(fact.ranks)}, step {fact.step}: {' and '.join(parts)}"
+    several = "s" if len(fact.steps) > 1 else ""
+    steps = first_few(ranges(fact.steps, " to "))
+    return f"{ranks_in_words(fact.ranks)}, step{several} {steps}: {' and '.join(parts)}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

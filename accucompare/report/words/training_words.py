@@ -21,6 +21,7 @@ from accucompare.compare.runs import (
     Wander,
 )
 from accucompare.report.words import limit_words, preflight_words
+from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.selection import Standard
 from accucompare.text import counted
 
@@ -60,7 +61,8 @@ def setting(other: OtherSetting) -> str:
     """``learning rate of AdamW.0 from step 3 on: 0.1 in golden, 0.2 in the candidate``."""
     name = f" of {other.name}" if other.name else ""
     sides = _on_both(other.golden, other.candidate)
-    more = f", in {other.steps:,} steps" if other.steps > 1 else ""
+    more = f", on {ranks_in_words(other.ranks)}" if other.ranks else ""
+    more += f", in {other.steps:,} steps" if other.steps > 1 else ""
     return f"{other.setting.value}{name} from step {other.step} on: {sides}{more}"
 
 

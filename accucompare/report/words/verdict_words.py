@@ -309,12 +309,21 @@ def remark_words(remark: PairRemark) -> str:
     """A remark that needs no row."""
     if isinstance(remark, BareRemark):
         return _BARE[remark]
-    return _of_ranks(remark) or _why_alone(remark) or _about_runs(remark) or _of_numbers(remark)
+    return (
+        _of_ranks(remark)
+        or _of_tokens(remark)
+        or _why_alone(remark)
+        or _about_runs(remark)
+        or _of_numbers(remark)
+    )
 
 
 def _of_ranks(remark: PairRemark) -> str:
     """How the ranks' tensors make up golden's; ``""`` for any other remark."""
     match remark:
+        case remarks.PartsMissing(ranks, lacking) if lacking:
+            without = ranks_in_words(lacking)
+            return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.NotRecordedOn(ranks):
@@ -322,11 +331,6 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
-        case remarks.CalledInParts(golden, candidate):
-            return (
-                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
-                " sequence"
-            )
         case remarks.RanksDiffer(ranks, ()):
             return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
@@ -341,6 +345,34 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{layers} layers are fused, and each rank has a part of each"
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
+        case _:
+            return ""
+
+
+def _of_tokens(remark: PairRemark) -> str:
+    """Which tokens the ranks' or experts' rows are of; ``""`` for any other remark."""
+    match remark:
+        case remarks.TokensElsewhere(0, 0):
+            return "no token came here"
+        case remarks.TokensElsewhere(golden, candidate, of, by_rounding, ranks):
+            on = f" on {ranks_in_words(ranks)}" if ranks else ""
+            came = f"; {candidate:,} came from elsewhere{on}" if candidate else ""
+            why = ", by the router's rounding" if by_rounding else ""
+            return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
+        case remarks.RowsAlike(rows, of):
+            return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
+        case remarks.RoutedOtherwise():
+            return _routed(remark)
+        case remarks.AfterRouting(tokens, of, router):
+            return (
+                f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"
+                " computed after that; a fed capture (--feed) judges it"
+            )
+        case remarks.CalledInParts(golden, candidate):
+            return (
+                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
+                " sequence"
+            )
         case _:
             return ""
 
@@ -368,6 +400,19 @@ def _why_alone(remark: PairRemark) -> str:
         case remarks.BaselineDtype(dtype):
             return f"the baseline's dtype is {dtype}"
     return ""
+
+
+def _routed(remark: remarks.RoutedOtherwise) -> str:
+    if not remark.tokens:
+        return "the same experts in another order"
+    told = f"{remark.tokens:,} of {remark.of:,} tokens routed otherwise"
+    if remark.margin is None or remark.apart is None:
+        return f"{told}; the scores that decided are not known"
+    why = "rounding" if remark.by_rounding else "more than rounding"
+    return (
+        f"{told}; the largest margin {remark.margin:.1g}, where the scores are {remark.apart:.1g}"
+        f" apart: {why}"
+    )
 
 
 def _about_runs(remark: PairRemark) -> str:

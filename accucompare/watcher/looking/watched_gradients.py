@@ -194,6 +194,5 @@ def _parts(grads: Grads) -> list[OwnPart]:
 
 def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[OwnPart]:
     """What a node's backward has made itself, not only passed on."""
-    return [
-        part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)
-    ]
+    passed_on = {*map(id, grad_outputs)}
+    return [part for part in _parts(grad_inputs) if id(part[2]) not in passed_on]

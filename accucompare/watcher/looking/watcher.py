@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -149,6 +150,7 @@ class Watcher(NoteListener):
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor)
+                self.gradients.over()
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
         """Whether a function transform differentiates the call; autograd's hooks do not run
@@ -166,6 +168,8 @@ class Watcher(NoteListener):
         return True
 
     def call_left(self, call: WatchedCall) -> None:
+        if call.parent is None and sys.exc_info()[1] is not call.handling:  # it raised
+            self.gradients.over()
         if call.operators is not None:
             call.operators.leave()
 

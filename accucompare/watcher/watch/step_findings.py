@@ -259,6 +259,8 @@ class StepFindings:
         Where the gradients were unscaled, clipped or cleared since, the largest magnitude stands
         for the norm, as its lower bound."""
         gradients = self._watcher.gradients
+        if not gradients.extrema:  # all norms are finite
+            return
         for parameter in gradients.parameters:
             norm = gradients.norms.get(parameter.name)
             extrema = gradients.extrema.get(parameter.name)

@@ -1,0 +1,166 @@
+"""Verdicts on routers' choices, on experts' rows without a partner, and on what came after."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import Key, Record, Role
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.limits import EXACT, why_not
+from accucompare.compare.remarks import (
+    AfterRouting,
+    PairRemark,
+    RoutedOtherwise,
+    RowsAlike,
+    TokensElsewhere,
+)
+from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
+from accucompare.compare.tokens import PairedTokens, Routing
+from accucompare.errors import BundleError
+
+_Outcomes = list[PairOutcome | BundleError]
+
+
+def settle_tokens(
+    tasks: Sequence[Task], outcomes: _Outcomes, tokens: PairedTokens, fed: bool
+) -> None:
+    """Judge what tokens that were routed otherwise change. ``outcomes`` is changed.
+
+    Args:
+        tokens: of the same pairs.
+        fed: whether each call of the candidate was given golden's values.
+    """
+    excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
+    for routing, fine in zip(tokens.routings, excused, strict=True):
+        for place in routing.choices:
+            _judge_choices(outcomes, place, replace(routing.remark, by_rounding=fine))
+    first = next(
+        (
+            (routing, own)
+            for routing, own, fine in zip(tokens.routings, tokens.forward, excused, strict=True)
+            if fine and len(routing.tokens)
+        ),
+        None,
+    )
+    faulty = {
+        place
+        for own, fine in zip(tokens.forward, excused, strict=True)
+        for place in own
+        if not fine
+    }
+    for place, remark in tokens.elsewhere.items():
+        outcome = outcomes[place]
+        if isinstance(outcome, PairOutcome):
+            if isinstance(remark, TokensElsewhere):
+                explained = remark.by_rounding and place not in faulty
+                remark = replace(remark, by_rounding=explained)
+            outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
+    if first is not None and not fed:
+        _excuse_later(tasks, outcomes, *first)
+
+
+def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
+    """Whether rounding explains it: if the scores themselves pass."""
+    if not routing.remark.by_rounding or routing.scores is None:
+        return False
+    scores = outcomes[routing.scores]
+    return isinstance(scores, PairOutcome) and scores.verdict.status is Status.PASS
+
+
+def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> None:
+    outcome = outcomes[place]
+    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
+        return
+    verdict = (
+        Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
+        if remark.by_rounding
+        else _remarked(outcome.verdict, remark)
+    )
+    outcomes[place] = replace(outcome, verdict=verdict)
+
+
+def _with_rest(
+    outcome: PairOutcome, remark: TokensElsewhere | RowsAlike, begins: bool
+) -> PairOutcome:
+    """The outcome of the rows that have partners, and what the others mean for it.
+
+    Args:
+        begins: whether it is what the expert was given.
+    """
+    if begins and isinstance(remark, TokensElsewhere) and not remark.by_rounding:
+        used = outcome.verdict.over_limit or math.inf
+        lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
+        return replace(outcome, verdict=lost)
+    if outcome.verdict.status is Status.PASS:
+        return PairOutcome(None, Verdict(Reason.NOT_COMPARABLE, remarks=(remark,)))
+    return replace(outcome, verdict=_remarked(outcome.verdict, remark))
+
+
+def _remarked(verdict: Verdict, remark: PairRemark) -> Verdict:
+    others = tuple(each for each in verdict.remarks if each != remark)
+    return replace(verdict, remarks=(remark, *others))
+
+
+def _excuse_later(
+    tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing, own: frozenset[int]
+) -> None:
+    """What fails after tokens were routed otherwise shows nothing, except in their experts' calls,
+    where these tokens are left out."""
+    remark = AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
+    after = routing.call[0], routing.order
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        record = task.pair.record
+        if (
+            place in own
+            or (record.step, record.order) <= after
+            or not isinstance(outcome, PairOutcome)
+            or outcome.verdict.status is not Status.FAIL
+            or _beside(record.step, record.name, record.role, routing)
+        ):
+            continue
+        verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
+        outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
+
+
+def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
+    """Whether a value is of the router's own call: what it gave does not come after it."""
+    return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
+
+
+def with_baseline_rows(
+    tasks: list[Task],
+    tokens: PairedTokens,
+    baseline: Bundle | None,
+    records: Mapping[Key, Record] | None,
+) -> list[Task]:
+    """The tasks with the baseline's rows of the tokens that are compared.
+
+    Args:
+        records: the baseline's, by golden's keys.
+    """
+    if baseline is None or records is None:
+        return tasks
+    tasks = list(tasks)
+    for place, chosen in tokens.chosen.items():
+        golden, candidate = tasks[place].pair.golden, tasks[place].pair.candidate
+        if golden is None or candidate is None:
+            continue
+        record, tolerance = chosen.of(baseline, records), tasks[place].tolerance
+        why = why_not(golden, candidate, record)
+        if why is not None:
+            record, tolerance = None, because(tolerance, why)
+        elif tolerance.by_default:
+            tolerance = dataclasses.replace(tolerance, unjudged=())
+        tasks[place] = replace(
+            tasks[place],
+            baseline=record,
+            tolerance=tolerance,
+            by_rounding=None,
+            proof=None,
+            rounded=None,
+        )
+    return tasks

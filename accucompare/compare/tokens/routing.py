@@ -1,0 +1,195 @@
+"""Which tokens a router sent to other experts than golden's, and whether rounding explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.format import Record, Role
+from accucompare.compare.constants import FLIPPED
+from accucompare.compare.remarks import RoutedOtherwise
+from accucompare.compare.tokens.paired_sides import (
+    CallOfStep,
+    PairedSides,
+    call_of_pair,
+    caller_of_pair,
+    has_rows,
+)
+from accucompare.compare.tokens.row_labels import Numbers
+from accucompare.numbers import DTYPES, Kind
+
+#: The most experts that a token may have; more integers in a row are no choice.
+_MOST_CHOSEN = 256
+_MOST_EXPERTS = 1 << 14
+
+_Floats = NDArray[np.float64]
+_Mask = NDArray[np.bool_]
+
+
+class Routing(NamedTuple):
+    """A router's call whose choices are not golden's.
+
+    Attributes:
+        call: of the router.
+        around: the call in which it was made.
+        order: its place in golden's step.
+        choices: the places of the pairs of its choices.
+        scores: the place of the pair of scores that it chose by; ``None`` if none is known.
+        tokens: those that were sent elsewhere.
+        remark: what there is to say.
+    """
+
+    call: CallOfStep
+    around: CallOfStep | None
+    order: int
+    choices: tuple[int, ...]
+    scores: int | None
+    tokens: Numbers
+    remark: RoutedOtherwise
+
+
+def routings(sides: PairedSides) -> list[Routing]:
+    """The calls of routers whose choices are not golden's, in golden's order.
+
+    A router is a module that gives integers for each row, or a mask, and beside them scores of
+    which these are the highest, on golden's side in every row."""
+    found = []
+    for call, places in _by_call(sides).items():
+        chosen = [place for place in places if may_be_choice(sides.pairs[place].golden)]
+        differing = [place for place in chosen if _differs(sides, place)]
+        if not differing:
+            continue
+        routing = _routing(sides, call, differing, _scores_of(sides, call, places))
+        if routing is not None:
+            found.append(routing)
+    return sorted(found, key=lambda each: (each.call[0], each.order))
+
+
+def _by_call(sides: PairedSides) -> dict[CallOfStep, list[int]]:
+    """The places of outputs of calls that give choices."""
+    found: dict[CallOfStep, list[int]] = {}
+    for place, pair in enumerate(sides.pairs):
+        if pair.record.role is Role.OUTPUT and sides.put_together(place) is not None:
+            found.setdefault(call_of_pair(pair), []).append(place)
+    return {
+        call: places
+        for call, places in found.items()
+        if any(may_be_choice(sides.pairs[place].golden) for place in places)
+    }
+
+
+def may_be_choice(record: Record | None) -> bool:
+    """Whether a record may say for each row which experts it goes to."""
+    return (
+        record is not None
+        and record.member is not None
+        and len(record.shape) in (2, 3)  # attention's masks have four
+        and record.dtype in DTYPES
+        and DTYPES[record.dtype].kind in (Kind.INT, Kind.BOOL)
+        and 0 < record.shape[-1] <= (_MOST_CHOSEN if record.dtype != "bool" else record.shape[-1])
+    )
+
+
+def _differs(sides: PairedSides, place: int) -> bool:
+    records = sides.put_together(place)
+    if records is None or records[0].shape != records[1].shape:
+        return False
+    return records[0].digest is None or records[0].digest != records[1].digest
+
+
+def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[int]:
+    """The places of what a router may have chosen by: its own outputs, and those of its calls."""
+    yield from (place for place in places if _has_scores(sides, place))
+    for place, pair in enumerate(sides.pairs):
+        own = pair.record.role is Role.OUTPUT and caller_of_pair(pair) == call
+        if own and _has_scores(sides, place):
+            yield place
+
+
+def _has_scores(sides: PairedSides, place: int) -> bool:
+    records = sides.put_together(place)
+    return records is not None and all(map(has_rows, records))
+
+
+def _routing(
+    sides: PairedSides, call: CallOfStep, places: Sequence[int], scores: Iterator[int]
+) -> Routing | None:
+    ours, theirs = _values(sides, places[0])
+    experts = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
+    least = int(min(ours.min(initial=0), theirs.min(initial=0)))
+    if ours.dtype == bool:
+        experts = ours.shape[1]
+    elif least < 0 or experts > _MOST_EXPERTS:
+        return None
+    masks = [_mask(each, experts) for each in (ours, theirs)]
+    tokens = np.flatnonzero((masks[0] != masks[1]).any(axis=1))
+    chosen_by, margin, apart, explained = None, None, None, not len(tokens)
+    for place in scores:
+        values = [each.astype(np.float64) for each in _values(sides, place)]
+        if len({each.shape for each in values}) > 1:
+            continue
+        if len(values[0]) != len(ours) or values[0].shape[1] < experts:
+            continue
+        records = sides.unified.pairs[place]
+        wide = [_mask(each, values[0].shape[1]) for each in (ours, theirs)]
+        if not _are_highest(values[0], wide[0], records.golden).all():
+            continue
+        chosen_by = place
+        if len(tokens):
+            right = _are_highest(values[1], wide[1], records.candidate)[tokens].all()
+            margin, apart, near = _margins(values, wide, tokens)
+            explained = bool(right and near)
+        break
+    remark = RoutedOtherwise(len(tokens), len(ours), margin, apart, bool(explained))
+    first = sides.pairs[places[0]]
+    order = first.record.order
+    return Routing(call, caller_of_pair(first), order, tuple(places), chosen_by, tokens, remark)
+
+
+def _values(sides: PairedSides, place: int) -> list[Any]:
+    """Golden's rows and the candidate's of a pair that is known on both sides."""
+    records = sides.put_together(place) or ()
+    bundles = sides.golden, sides.candidate
+    return [
+        bundle.values(record).reshape(-1, record.shape[-1])
+        for bundle, record in zip(bundles, records, strict=True)
+    ]
+
+
+def _mask(chosen: NDArray[np.generic], experts: int) -> _Mask:
+    if chosen.dtype == bool:
+        found: _Mask = np.zeros((len(chosen), experts), bool)
+        found[:, : chosen.shape[1]] = chosen
+        return found
+    found = np.zeros((len(chosen), experts), bool)
+    np.put_along_axis(found, chosen.astype(np.int64), True, axis=1)
+    return found
+
+
+def _are_highest(scores: _Floats, chosen: _Mask, record: Record | None) -> NDArray[np.bool_]:
+    """Whether the chosen ones of each row are the highest, as far as their type tells."""
+    lowest = np.where(chosen, scores, np.inf).min(axis=1)
+    highest = np.where(chosen, -np.inf, scores).max(axis=1)
+    digits = DTYPES[record.dtype].digits if record is not None else 24
+    return np.asarray(lowest >= highest - 2.0 ** (1 - digits) * np.abs(scores).max(axis=1))
+
+
+def _margins(
+    scores: Sequence[_Floats], chosen: Sequence[_Mask], tokens: Numbers
+) -> tuple[float, float, bool]:
+    """The largest margin in golden's scores by which a token that was sent elsewhere was decided,
+    how far the two sides' scores are apart there, and whether that is as far as elsewhere."""
+    apart = np.abs(scores[1] - scores[0])
+    ours = scores[0][tokens]
+    lost, won = (chosen[0] & ~chosen[1])[tokens], (chosen[1] & ~chosen[0])[tokens]
+    margins = np.where(lost, ours, -np.inf).max(axis=1) - np.where(won, ours, np.inf).min(axis=1)
+    usual = float(np.sqrt(np.mean(np.square(apart))))
+    worst = int(np.argmax(margins))
+    return (
+        max(0.0, float(margins[worst])),
+        float((apart[tokens] * (lost | won)).max(axis=1)[worst]),
+        bool(margins[worst] <= FLIPPED * usual),
+    )
