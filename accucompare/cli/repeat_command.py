@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @cli.command(
+    "repeat",
     cls=MayRunScript,
     epilog=examples(
         "accucompare repeat model.py --device cuda --times 20",
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @option.model
 @option.json()
 @option.quiet("the answer only")
-def repeat(
+def repeat_command(
     case: str | None,
     device: str,
     times: int,

@@ -44,7 +44,9 @@ class InvarianceCheck(Invariance):
     """A case's samples in other batches. Made by ``accucompare.check_invariance``."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.case}: {invariance_words.in_one_line(self)}>"
+        return (
+            f"<{type(self).__name__} of {self.case}: {invariance_words.invariance_headline(self)}>"
+        )
 
     def to_json(self, path: str | Path) -> Path:
         """Write every run with what changed as JSON, and return its path.

@@ -27,7 +27,7 @@ class RepeatCheck(Repeated):
     """A program that was run several times. Made by ``accucompare.check_repeat``."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.what}: {repeat_words.in_one_line(self)}>"
+        return f"<{type(self).__name__} of {self.what}: {repeat_words.repeat_headline(self)}>"
 
     def to_json(self, path: str | Path) -> Path:
         """Write what disagrees, and the replays, as JSON, and return its path.

@@ -24,7 +24,7 @@ def write_invariance_json(found: Invariance, path: Path) -> Path:
             "case": found.case,
             "answer": found.answer.value,
             "exit_code": found.exit_code,
-            "headline": invariance_words.in_one_line(found),
+            "headline": invariance_words.invariance_headline(found),
             "device": found.device,
             "dtype": found.dtype,
             "samples": found.samples,
@@ -60,11 +60,11 @@ def write_repeat_json(made: Repeated, path: Path) -> Path:
             "what": made.what,
             "answer": made.answer.value,
             "exit_code": made.exit_code,
-            "headline": repeat_words.in_one_line(made),
+            "headline": repeat_words.repeat_headline(made),
             "found": _plain(made.found),
             "replays": _plain(replays) if isinstance(replays, Replays) else None,
             "replays_told": repeat_words.what_replays_say(made),
-            "cure": repeat_words.what_to_do(made),
+            "cure": repeat_words.repeat_cure(made),
         },
     )
 

@@ -38,11 +38,11 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
     line if ``quiet``."""
     console = open_console()
     style = _FAIL if found.exit_code == 1 else _OF_INVARIANCE[found.answer]
-    line = Text.assemble("invariance: ", (invariance_words.in_one_line(found), style), "  ")
+    line = Text.assemble("invariance: ", (invariance_words.invariance_headline(found), style), "  ")
     console.print(line.append(safe_text(found.case)), soft_wrap=True)
     if quiet:
         return
-    console.print(Text(f"  {invariance_words.setting(found)}"), soft_wrap=True)
+    console.print(Text(f"  {invariance_words.what_was_run(found)}"), soft_wrap=True)
     for each in found.outcomes:
         word, style = ("MORE", _FAIL) if each.fails else ("rounding", "green")
         if not each.changed:
@@ -52,7 +52,7 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
             (word, style),
             invariance_words.variant_words(each.variant),
             invariance_words.what_changed(each),
-            invariance_words.what_to_do(each),
+            invariance_words.invariance_cure(each),
         )
     for why in dict.fromkeys(found.not_looked_at.values()):
         kinds = [kind.value for kind, own in found.not_looked_at.items() if own is why]
@@ -73,14 +73,14 @@ def print_repeats(made: Repeated, quiet: bool = False) -> None:
     ``quiet``."""
     console = open_console()
     style = _OF_REPEATS[made.answer]
-    line = Text.assemble("repeat: ", (repeat_words.in_one_line(made), style), "  ")
+    line = Text.assemble("repeat: ", (repeat_words.repeat_headline(made), style), "  ")
     console.print(line.append(safe_text(made.what)), soft_wrap=True)
     if quiet:
         return
     for each in (*repeat_words.what_is_known(made), repeat_words.what_replays_say(made)):
         if each:
             console.print(Text("  ").append(safe_text(each)), soft_wrap=True)
-    if cure := repeat_words.what_to_do(made):
+    if cure := repeat_words.repeat_cure(made):
         console.print(Text(f"  → {cure}"), soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from accucompare.compare.reruns import (
     VariantOutcome,
     Variation,
 )
-from accucompare.text import counted, first_few, printable
+from accucompare.text import counted, printable
 
 NOT_LOOKED_AT = {
     NotVariedWhy.NO_MASK: (
@@ -47,7 +47,7 @@ _LOOK_AT_ROWS = (
 )
 
 
-def in_one_line(found: Invariance) -> str:
+def invariance_headline(found: Invariance) -> str:
     runs = counted(len(found.outcomes), "run")
     match found.answer:
         case InvarianceAnswer.BROKEN:
@@ -55,7 +55,7 @@ def in_one_line(found: Invariance) -> str:
             more = len(found.failing)
             return (
                 f"more than rounding in {more} of {runs}; {variant_words(first.variant)}: begins at"
-                f" {place(_shown(first))}"
+                f" {change_place(_shown(first))}"
             )
         case InvarianceAnswer.NOT_SURE:
             return (
@@ -68,7 +68,7 @@ def in_one_line(found: Invariance) -> str:
     return f"invariant: equal bits in {runs}"
 
 
-def setting(found: Invariance) -> str:
+def what_was_run(found: Invariance) -> str:
     """What was run, and by what it is judged."""
     dtype = f" in {found.dtype}" if found.dtype else ""
     by = (
@@ -93,7 +93,7 @@ def variant_words(variant: Variant) -> str:
     return str(variant.kind)
 
 
-def place(change: LayerChange) -> str:
+def change_place(change: LayerChange) -> str:
     """``layers.3.self_attn (LlamaAttention) call 1, output 0``."""
     call = f" call {change.call}" if change.call else ""
     kind = f" ({printable(change.type)})" if change.type else ""
@@ -102,7 +102,7 @@ def place(change: LayerChange) -> str:
     return f"{display_name(change.name)}{kind}{call}, {role}{path}"
 
 
-def size(change: LayerChange) -> str:
+def change_size(change: LayerChange) -> str:
     """``12 ULP, relative L2 3.1e-07, rounding 2e-07, 0.3 x limit``."""
     parts = [] if change.ulp is None else [f"{change.ulp} ULP"]
     parts.append(f"relative L2 {change.rel_l2:.2g}")
@@ -120,20 +120,20 @@ def what_changed(outcome: VariantOutcome) -> str:
     if outcome.first is None:
         return f"equal bits in {counted(outcome.looked, 'tensor')}{_left(outcome)}"
     shown = _shown(outcome)
-    text = f"from {place(shown)}: {size(shown)}"
+    text = f"from {change_place(shown)}: {change_size(shown)}"
     if outcome.fails and outcome.first is not shown:
-        text += f"; bits change from {place(outcome.first)} on"
+        text += f"; bits change from {change_place(outcome.first)} on"
     if outcome.more and not outcome.fails:
         text += (
             "; positions are counted from another token, which changes layers by more, but not the"
             " outputs"
         )
     at = outcome.at_outputs
-    outputs = "its outputs have equal bits" if at is None else f"outputs: {size(at)}"
+    outputs = "its outputs have equal bits" if at is None else f"outputs: {change_size(at)}"
     return f"{text}; {outputs}{_left(outcome)}"
 
 
-def what_to_do(outcome: VariantOutcome) -> str:
+def invariance_cure(outcome: VariantOutcome) -> str:
     return _LOOK.get(outcome.variant.kind, _LOOK_AT_ROWS) if outcome.fails else ""
 
 
@@ -146,7 +146,3 @@ def _shown(outcome: VariantOutcome) -> LayerChange:
 
 def _left(outcome: VariantOutcome) -> str:
     return f"; {outcome.left} more not row by row" if outcome.left else ""
-
-
-def alike(outcomes: list[VariantOutcome]) -> str:
-    return first_few([variant_words(each.variant) for each in outcomes], 20)

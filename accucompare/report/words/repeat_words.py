@@ -21,7 +21,7 @@ _NOT_REPLAYED = {
 }
 
 
-def in_one_line(made: Repeated) -> str:
+def repeat_headline(made: Repeated) -> str:
     found = made.found
     if made.answer is RepeatedAnswer.NOT_SURE:
         return "not sure: nothing was recorded"
@@ -30,7 +30,7 @@ def in_one_line(made: Repeated) -> str:
             f"agrees with itself: {counted(found.values, 'value')} in"
             f" {counted(len(found.steps), 'step')} have the same bits in {found.runs} runs"
         )
-    return f"does not agree with itself: {odds(found)}, from {place(found.first)}"
+    return f"does not agree with itself: {odds(found)}, from {disagreement_place(found.first)}"
 
 
 def odds(found: Disagreements) -> str:
@@ -41,7 +41,7 @@ def odds(found: Disagreements) -> str:
     return f"{len(found.odd)} of {found.runs} runs"
 
 
-def place(first: Disagreement) -> str:
+def disagreement_place(first: Disagreement) -> str:
     """``blocks.1.fc (Linear) output, step 3, rank 0, cuda``."""
     call = f" call {first.call}" if first.call else ""
     kind = f" ({printable(first.type)})" if first.type else ""
@@ -88,11 +88,11 @@ def what_replays_say(made: Repeated) -> str:
         )
     return (
         f"step {replays.step} alone, from its state and inputs, disagrees in replay"
-        f" {found.runs} of at most {made.found.runs}, from {place(found.first)}"
+        f" {found.runs} of at most {made.found.runs}, from {disagreement_place(found.first)}"
     )
 
 
-def what_to_do(made: Repeated) -> str:
+def repeat_cure(made: Repeated) -> str:
     first = made.found.first
     if first is None:
         return ""
