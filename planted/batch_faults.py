@@ -11,7 +11,7 @@ from torch import nn
 from accucompare import Case
 from accucompare.compare.reruns import Variation
 
-_GROUPED = {
+_GROUPED: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -32,8 +32,9 @@ def _tokens(left: bool) -> dict[str, torch.Tensor]:
 def llama(left: bool = False) -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(**_GROUPED, use_cache=False)).eval()
-    return Case(model, _tokens(left))
+    model = LlamaForCausalLM(LlamaConfig(**_GROUPED))
+    model.config.use_cache = False
+    return Case(model.eval(), _tokens(left))  # type: ignore[no-untyped-call]
 
 
 def gpt2() -> Case:
@@ -42,7 +43,8 @@ def gpt2() -> Case:
 
     config = GPT2Config(vocab_size=61, n_positions=32, n_embd=32, n_layer=2, n_head=4)
     config.use_cache = False
-    return Case(GPT2LMHeadModel(config).eval(), _tokens(left=True))
+    model = GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
+    return Case(model, _tokens(left=True))
 
 
 def gpt2_with_positions() -> Case:
@@ -77,6 +79,11 @@ class _Recurrent(nn.Module):
         states, self.kept = self.lstm(x, kept)
         head: torch.Tensor = self.head(states[:, -1])
         return head
+
+
+def sequence_first() -> Case:
+    """Its inputs have their samples in the second axis."""
+    return Case(nn.Sequential(nn.Linear(6, 6), nn.GRU(6, 4)).eval(), torch.randn(5, 3, 6))
 
 
 def lstm() -> Case:
@@ -220,6 +227,7 @@ BATCH_CLEAN: dict[str, Callable[[], Case]] = {
     "cnn": cnn,
     "lstm": lstm,
     "pooled": pooled,
+    "sequence first": sequence_first,
 }
 
 

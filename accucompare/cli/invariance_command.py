@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
@@ -10,7 +11,6 @@ from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.outputs import refuse_file, refuse_places
 from accucompare.files import JSON_FILE
-from accucompare.selection import FloatType
 
 
 @cli.command(
@@ -29,17 +29,12 @@ from accucompare.selection import FloatType
 @option.device()
 @option.dtype()
 @option.of(AskedOfCapture, "seed")
+@option.batch_axis
 @option.bitwise
 @option.json()
 @option.quiet("the answer only")
 def invariance(
-    case: str | None,
-    device: str,
-    dtype: FloatType | None,
-    seed: int | None,
-    bitwise: bool,
-    json_path: Path | None,
-    quiet: bool,
+    case: str | None, device: str, json_path: Path | None, quiet: bool, **options: Any
 ) -> int:
     """Run the samples of CASE in other batches: does a layer's result depend on those?
 
@@ -59,14 +54,8 @@ def invariance(
     from accucompare.rerunning import check_invariance
 
     with progress_bar("running", "runs", quiet) as progress:
-        found = check_invariance(
-            case,
-            device,
-            dtype=None if dtype is None else dtype.value,
-            seed=seed or 0,
-            bitwise=bitwise,
-            progress=progress,
-        )
+        options["seed"] = options["seed"] or 0
+        found = check_invariance(case, device, progress=progress, **options)
     if json_path is not None:
         found.to_json(json_path)
     with reader_may_leave():

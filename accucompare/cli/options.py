@@ -196,6 +196,13 @@ times = click.option(
     show_default=True,
     help="Number of runs, each from scratch; and the most replays of a step that disagrees.",
 )
+batch_axis = click.option(
+    "--batch-axis",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The axis of the inputs in which they have their samples.",
+)
 bitwise = click.option("--bitwise", is_flag=True, help="Fail if any bits change, by rounding, too.")
 
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from accucompare.compare.reruns import NotVariedWhy, Variant, Variation
-from accucompare.errors import CaseError
+from accucompare.errors import CaseError, UsageError
 from accucompare.recorder.state import CallArguments
+from accucompare.selection import FloatType
 
 #: How many samples are run alone: the first, the last, and one between.
 MOST_ALONE = 3
@@ -35,6 +36,14 @@ class _Mask:
     real: bool
 
 
+def float_type(dtype: str | None) -> FloatType | None:
+    """The type of that name. UsageError if there is none."""
+    if dtype is not None and dtype not in list(FloatType):
+        known = ", ".join(each.value for each in FloatType)
+        raise UsageError(f"dtype must be one of {known}, but is {dtype!r}")
+    return None if dtype is None else FloatType(dtype)
+
+
 class BatchOfCase:
     """The batch of a case's first inputs.
 
@@ -44,22 +53,25 @@ class BatchOfCase:
         tokens: by sample and token, whether it is no padding; ``None`` without a mask.
     """
 
-    def __init__(self, name: str, model: nn.Module, arguments: CallArguments) -> None:
+    def __init__(
+        self, name: str, model: nn.Module, arguments: CallArguments, axis: int = 0
+    ) -> None:
         self.arguments = arguments
+        self._axis = axis
         self._model = model
         shapes = [
             leaf.shape
             for leaf in pytree.tree_leaves(arguments)
-            if isinstance(leaf, torch.Tensor) and leaf.dim()
+            if isinstance(leaf, torch.Tensor) and leaf.dim() > axis
         ]
         if not shapes:
             raise CaseError(f"{name}: the case's inputs have no tensor with samples")
-        self.samples = int(shapes[0][0])
+        self.samples = int(shapes[0][axis])
         if self.samples < 2:
             raise CaseError(
-                f"{name}: the first axis of the case's first input has {self.samples} sample; give"
-                " a batch of several different ones, of which each is computed alone and in other"
-                " batches"
+                f"{name}: axis {axis} of the case's first input has {self.samples} sample; give a"
+                " batch of several different ones, of which each is computed alone and in other"
+                " batches, or name another axis (--batch-axis)"
             )
         self._mask = self._mask_of(arguments[1])
         self.tokens: NDArray[np.bool_] | None = None
@@ -182,8 +194,9 @@ class BatchOfCase:
         return args, changed
 
     def _rows(self, tensor: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
-        has_samples = tensor.dim() > 0 and tensor.shape[0] == self.samples
-        return tensor[list(rows)] if has_samples else tensor
+        axis = self._axis
+        has_samples = tensor.dim() > axis and tensor.shape[axis] == self.samples
+        return tensor.index_select(axis, torch.tensor(rows)) if has_samples else tensor
 
     def _at(self, name: str, value: torch.Tensor, variant: Variant, mask: _Mask) -> torch.Tensor:
         """A tensor of tokens with other padding."""
@@ -210,6 +223,8 @@ class BatchOfCase:
 
     def _mask_of(self, arguments: Mapping[str, Any]) -> _Mask | None:
         """The argument that tells padding, by name and shape."""
+        if self._axis:
+            return None
         for name, value in arguments.items():
             masks_padding = name.endswith("key_padding_mask")
             if name != "attention_mask" and not masks_padding:

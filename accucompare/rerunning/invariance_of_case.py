@@ -19,6 +19,7 @@ from accucompare.compare.reruns import BatchAxes, Invariance, Variant, Variation
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, CaseError
 from accucompare.live.modules import class_of, name_modules
+from accucompare.live.operators import RandomState
 from accucompare.places import local
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import (
@@ -33,7 +34,7 @@ from accucompare.recorder.session import (
 from accucompare.recorder.state import CallArguments
 from accucompare.report.files import write_invariance_json
 from accucompare.report.words import invariance_words
-from accucompare.rerunning.batch_variants import BatchOfCase
+from accucompare.rerunning.batch_variants import BatchOfCase, float_type
 from accucompare.selection import FloatType, RoundedType
 from accucompare.text import first_few
 
@@ -64,6 +65,7 @@ def check_invariance(
     *,
     dtype: str | None = None,
     seed: int = 0,
+    batch_axis: int = 0,
     bitwise: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> InvarianceCheck:
@@ -76,10 +78,11 @@ def check_invariance(
     says.
 
     Args:
-        case: as for ``accucompare.locate``. Samples are the first axis of its inputs.
+        case: as for ``accucompare.locate``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
         dtype: what to compute in, by default the case's own type.
         seed: of weights and inputs.
+        batch_axis: the axis of the inputs in which they have their samples.
         bitwise: whether changed bits fail, too.
         progress: called with the runs done, and all.
 
@@ -90,12 +93,12 @@ def check_invariance(
         CaptureError: if the model raised, or a run has other weights.
 
     Example:
-        >>> check = check_invariance("model.py", "cpu")
+        >>> check = check_invariance("batch.py", "cpu")
         >>> check.answer.value, check.exit_code
-        ('rounding', 0)
+        ('invariant', 0)
     """
     name = DeviceName.parse(device)
-    runs = _Runs(case, open_device(name), None if dtype is None else FloatType(dtype), seed)
+    runs = _Runs(case, open_device(name), float_type(dtype), seed, batch_axis)
     with tempfile.TemporaryDirectory(prefix="accucompare-invariance-") as folder:
         found = runs.compared(Path(folder), name, bitwise, progress)
     return InvarianceCheck(**{each.name: getattr(found, each.name) for each in fields(found)})
@@ -109,6 +112,7 @@ class _Runs:
     device: torch.device
     dtype: FloatType | None
     seed: int
+    axis: int
 
     def compared(
         self,
@@ -119,7 +123,7 @@ class _Runs:
     ) -> Invariance:
         model, arguments, name = self._built()
         _refuse(name, model)
-        batch = BatchOfCase(name, model, arguments)
+        batch = BatchOfCase(name, model, arguments, self.axis)
         known = self._positions_known(batch)
         on_cpu = self.device.type == "cpu"
         variants = list(batch.variants(torch.get_num_threads(), on_cpu, known))
@@ -188,15 +192,16 @@ class _Runs:
                 args, kwargs = moved(before, device, casting)
                 model(*args, **kwargs)
             args, kwargs = moved(arguments, device, casting)
-            drawn = torch.get_rng_state()
+            before_it = RandomState.now(device).devices
             with recording(model, out, options, device=device, within=within) as session:
                 model(*args, **kwargs)
                 session.step()
-            if not torch.equal(drawn, torch.get_rng_state()):
-                raise CaseError(
-                    f"{name}: the model draws random numbers in its forward, so equal samples need"
-                    " not give equal results; turn dropout and noise off (model.eval())"
-                )
+        drawn = RandomState.now(device).devices
+        if not all(torch.equal(state, drawn[each]) for each, state in before_it.items()):
+            raise CaseError(
+                f"{name}: the model draws random numbers in its forward, so equal samples need not"
+                " give equal results; turn dropout and noise off (model.eval())"
+            )
 
     def _positions_known(self, batch: BatchOfCase) -> bool:
         """Whether the tokens' places as positions change nothing, so that padding may shift

@@ -17,7 +17,8 @@ from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import capture_case, telling_exits
 from accucompare.report.files import write_repeat_json
 from accucompare.report.words import repeat_words
-from accucompare.selection import FloatType, Mode, Steps
+from accucompare.rerunning.batch_variants import float_type
+from accucompare.selection import Mode, Steps
 
 #: Makes a run's bundle in a directory.
 MakeRun = Callable[[Path], Place]
@@ -74,7 +75,7 @@ def check_repeat(
         ('agrees', 3)
     """
     name = DeviceName.parse(device)
-    kind = None if dtype is None else FloatType(dtype)
+    kind = float_type(dtype)
     options = CaptureOptions(mode=Mode.DIGEST, seed=seed, steps=steps, deterministic=deterministic)
 
     def run(out: Path) -> Place:

@@ -6,12 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import accucompare as ac
 from accucompare.bundle.format import Role
-from accucompare.compare.reruns import NotReplayedWhy, Replays
+from accucompare.compare.reruns import NotReplayedWhy, RepeatedRuns, Replays
 from accucompare.errors import UsageError
+from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
 
 CASES = """
@@ -102,6 +104,29 @@ def test_weights_and_inputs_without_a_seed_are_told_apart(cases: str) -> None:
     of_inputs = ac.check_repeat(f"{cases}:inputs", times=4)
     assert of_inputs.found.first is not None
     assert (of_inputs.found.first.name, of_inputs.found.first.role) == ("", Role.INPUT)
+
+
+def test_the_rank_that_is_odd_is_named(tmp_path: Path) -> None:
+    runs = RepeatedRuns()
+    for number in range(3):
+        values = [[0.0, 1.0], [0.0, float(number == 1)]]
+        items = [
+            item("fc", np.array(values[rank], "f4") + step, rank=rank, step=step)
+            for rank in range(2)
+            for step in range(2)
+        ]
+        path = write(tmp_path / str(number), items, ranks=2)
+        with ac.open_bundle(path) as bundle:
+            runs.add(bundle)
+    found = runs.found()
+    assert found.first is not None
+    assert (found.first.rank, found.first.step, list(found.odd)) == (1, 0, [1])
+    assert (found.ranks, found.values, found.count) == (2, 4, 2)
+
+
+def test_a_type_that_is_none_is_refused(cases: str) -> None:
+    with pytest.raises(UsageError, match="dtype must be one of"):
+        ac.check_repeat(f"{cases}:sound", dtype="float31")
 
 
 def test_one_run_is_refused(cases: str) -> None:

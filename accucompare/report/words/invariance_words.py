@@ -43,7 +43,8 @@ _LOOK = {
     Variation.THREADS: "look for a race, or a kernel that depends on the number of threads",
 }
 _LOOK_AT_ROWS = (
-    "look for what the module takes from other samples: sums, maxima, reshapes over them"
+    "look for what the module takes from other samples: sums, maxima, reshapes over them (if"
+    " samples are not the first axis of the inputs: --batch-axis)"
 )
 
 

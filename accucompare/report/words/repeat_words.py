@@ -112,7 +112,7 @@ def repeat_cure(made: Repeated) -> str:
 
 
 def _few(found: Disagreements) -> bool:
-    return bool(found.odd) and 2 * len(found.odd) <= found.runs
+    return bool(found.odd) and 2 * len(found.odd) < found.runs
 
 
 def _told(first: Disagreement) -> str:
