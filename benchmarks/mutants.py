@@ -42,6 +42,9 @@ EXEMPT = {
     "align": "for how many names the nearest is looked up, which is words",
     "renames": "how long a pattern may take",
     "task_batches": "how work is divided",
+    "arrange.whole_shapes": "which of several shapes is tried first",
+    "routing.may_be_choice": "how many axes there are: batch, sequence, choices",
+    "sequence_parts": "how tokens are numbered, and how much is tried to find where they lie",
     "steps_at_once": "which pairs are looked at alone, with the same result",
     "blocks": "the width of a type",
     "bounds": (
@@ -80,9 +83,9 @@ EXEMPT = {
     "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
     "routing._MOST_CHOSEN": "which integers may be choices: golden's scores must prove them",
     "routing._MOST_EXPERTS": "the same",
-    "token_pairs._MOST_AROUND": "how far a call's tokens are looked for; their bits must be found",
+    "expert_calls._MOST_AROUND": "how far a call's tokens are looked for; their bits must be found",
     "row_labels._DIRECTIONS": "how long rows are looked for by values, which must be alike",
-    "token_pairs._MOST_BESIDE": "where counts are looked for, which must add up",
+    "expert_calls._MOST_BESIDE": "where counts are looked for, which must add up",
     "worker": "memory",
 }
 

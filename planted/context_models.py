@@ -213,7 +213,7 @@ class CoreAttention(nn.Module):
             held, at = self.passed(held), self.passed(at)
             own, sums = self.part(q, *held, self.seen(positions, at[0], at[1].bool()))
             found, total = self.merged(found, total, own, sums)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def passed(self, value: torch.Tensor) -> torch.Tensor:
         return applied(Passed, value, self.group)
@@ -261,7 +261,7 @@ class ContextAttention(nn.Module):
             for each in (self.q, self.k, self.v)
         )
         mixed = self.core(_turned(q, turns), _turned(k, turns), v, positions, real)
-        return self.o(mixed.transpose(1, 2).reshape(rows, length, -1))  # type: ignore[no-any-return]
+        return self.o(mixed.transpose(1, 2).reshape(rows, length, -1))
 
 
 class ContextMlp(nn.Module):
@@ -273,7 +273,7 @@ class ContextMlp(nn.Module):
         self.down = Row(INNER, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(self.act(self.gate(x)) * self.up(x))
 
 
 class ContextBlock(nn.Module):
@@ -287,7 +287,7 @@ class ContextBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), *rest))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x))
 
 
 class ContextDecoder(nn.Module):
@@ -321,7 +321,7 @@ class ContextDecoder(nn.Module):
         x, turns = self.embed(tokens), self.rotary(positions)
         for block in self.blocks:
             x = block(x, turns, positions, real)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        return self.head(self.norm(x))
 
 
 @dataclass(frozen=True)

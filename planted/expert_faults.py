@@ -83,13 +83,13 @@ def _scores_in_bfloat16(router: Router) -> None:
 
 def _neighbours(moe: Moe) -> None:
     """Each expert of a rank computes with the rows of the next one."""
-    computed = moe.experts.computed
+    computed: Any = moe.experts.computed
 
     def wrong(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        parts = [*rows.split(counts.tolist())]
+        parts = [*torch.split(rows, counts.tolist())]
         moved = parts[1:] + parts[:1]
         found = computed(torch.cat(moved), counts.roll(-1))
-        back = [*found.split(counts.roll(-1).tolist())]
+        back = [*torch.split(found, counts.roll(-1).tolist())]
         return torch.cat(back[-1:] + back[:-1])
 
     moe.experts.computed = wrong  # type: ignore[assignment]
@@ -97,11 +97,12 @@ def _neighbours(moe: Moe) -> None:
 
 def _not_sorted(moe: Moe) -> None:
     """The rows of the ranks are not put into the order of experts."""
-    computed = moe.experts.computed
+    computed: Any = moe.experts.computed
 
     def wrong(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         order = torch.arange(len(rows)).roll(2)
-        return computed(rows[order], counts)[order.argsort()]  # type: ignore[operator,no-any-return]
+        found: torch.Tensor = computed(rows[order], counts)[order.argsort()]
+        return found
 
     moe.experts.computed = wrong  # type: ignore[assignment]
 
@@ -115,13 +116,13 @@ def _combined(change: Callable[..., torch.Tensor]) -> Callable[[Moe], None]:
 
 
 def _other_order(combined: Any, tokens: Any, found: Any, order: Any, weights: Any) -> torch.Tensor:
-    return combined(tokens, found, order.roll(1), weights)  # type: ignore[no-any-return]
+    return combined(tokens, found, order.roll(1), weights)
 
 
 def _without_weights(
     combined: Any, tokens: Any, found: Any, order: Any, weights: Any
 ) -> torch.Tensor:
-    return combined(tokens, found, order, weights * 0.0 + 0.5)  # type: ignore[no-any-return]
+    return combined(tokens, found, order, weights * 0.0 + 0.5)
 
 
 def _uncalled(mlp: Any, x: torch.Tensor) -> torch.Tensor:
@@ -137,9 +138,10 @@ def _shared_twice(moe: Moe) -> None:
     combined: Any = moe.combined
 
     def wrong(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return combined(tokens, *rest) + _uncalled(moe.shared, tokens)  # type: ignore[no-any-return]
+        found: torch.Tensor = combined(tokens, *rest)
+        return found + _uncalled(moe.shared, tokens)
 
-    moe.combined = wrong  # type: ignore[method-assign]
+    moe.combined = wrong  # type: ignore[method-assign,assignment]
 
 
 class _Lost(torch.autograd.Function):
@@ -160,11 +162,13 @@ class _Lost(torch.autograd.Function):
 
 
 def _gradient_stays(moe: Moe) -> None:
-    moe.sent = lambda rows, sent, got: _Lost.apply(rows, sent, got, moe.group)  # type: ignore[method-assign]
+    lost: Any = _Lost.apply
+    moe.sent = lambda *args: lost(*args, moe.group)  # type: ignore[method-assign]
 
 
 def _results_stay(moe: Moe) -> None:
-    moe.returned = lambda rows, sent, got: _Lost.apply(rows, sent, got, moe.group)  # type: ignore[method-assign]
+    lost: Any = _Lost.apply
+    moe.returned = lambda *args: lost(*args, moe.group)  # type: ignore[method-assign]
 
 
 def _splits_swapped(moe: Moe) -> None:
@@ -173,7 +177,7 @@ def _splits_swapped(moe: Moe) -> None:
 
     def wrong(rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
         found = returned(rows, sent, got)
-        return torch.cat([*found.split(got)][::-1])
+        return torch.cat([*torch.split(found, got)][::-1])
 
     moe.returned = wrong  # type: ignore[method-assign]
 
@@ -219,7 +223,7 @@ def _ignored(*names: str) -> Callable[[Layout], Layout]:
                 for own, _ in module.experts.named_parameters()
             ]
             ddp._set_params_and_buffers_to_ignore_for_model(found, [*apart, *names])
-            return ddp(found)  # type: ignore[no-any-return]
+            return ddp(found)
 
         return replace(layout, spread=wrong)
 
@@ -235,7 +239,7 @@ def _one_stacked(run: Run) -> None:
     experts: StackedExperts = run.module(f"{_MOE}.experts")
 
     def wrong(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat(
             [
                 functional.linear(
@@ -252,6 +256,9 @@ def _one_stacked(run: Run) -> None:
 
 
 def _of_experts() -> Iterator[RankFault]:
+    stages: tuple[str, ...]
+    where: tuple[str, ...]
+    inside: tuple[str, ...]
     router = f"{_MOE}.router"
     for layout in ("experts_ep2", "named_ep2", "stacked_ep2"):
         for title, change, stages in (

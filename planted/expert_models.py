@@ -34,6 +34,13 @@ class AllToAll(torch.autograd.Function):
         return exchanged(grads[0], got, sent, group), None, None, None
 
 
+def exchange(rows: torch.Tensor, sent: list[int], got: list[int], group: Any) -> torch.Tensor:
+    """As ``AllToAll``."""
+    apply: Any = AllToAll.apply
+    found: torch.Tensor = apply(rows, sent, got, group)
+    return found
+
+
 def exchanged(rows: torch.Tensor, sent: list[int], got: list[int], group: Any) -> torch.Tensor:
     found = rows.new_empty(sum(got), *rows.shape[1:])
     dist.all_to_all_single(found, rows.contiguous(), got, sent, group=group)
@@ -98,7 +105,7 @@ class Expert(nn.Module):
         self.down = nn.Linear(INNER, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.act(self.up(x)))
 
 
 class Experts(nn.ModuleList):
@@ -109,7 +116,7 @@ class Experts(nn.ModuleList):
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Args: ``rows``: sorted by expert; ``counts``: how many each one has."""
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat([expert(part) for expert, part in zip(self, parts, strict=True)])
 
     def keep(self, first: int, count: int) -> nn.Module:
@@ -124,13 +131,13 @@ class NamedExperts(Experts):
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         held = [expert for expert in self if expert is not None]
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat([expert(part) for expert, part in zip(held, parts, strict=True)])
 
     def keep(self, first: int, count: int) -> nn.Module:
         for number in range(len(self)):
             if not first <= number < first + count:
-                self._modules[str(number)] = None
+                self._modules[str(number)] = None  # type: ignore[assignment]
         return self
 
 
@@ -143,7 +150,7 @@ class StackedExperts(nn.Module):
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) * INNER**-0.5)
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        parts = rows.split(counts.tolist())
+        parts = torch.split(rows, counts.tolist())
         return torch.cat(
             [
                 functional.linear(functional.silu(functional.linear(part, up)), down)
@@ -152,7 +159,7 @@ class StackedExperts(nn.Module):
         )
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return self(rows, counts)  # type: ignore[no-any-return]
+        return self(rows, counts)
 
     def keep(self, first: int, count: int) -> nn.Module:
         for name, parameter in [*self.named_parameters()]:
@@ -184,19 +191,20 @@ class Moe(nn.Module):
         counts = chosen.flatten()[order].bincount(minlength=EXPERTS)
         rows = tokens[order // chosen.shape[-1]]
         found = self.through_experts(rows, counts)
-        return self.shared(x) + self.combined(tokens, found, order, weights).view_as(x)  # type: ignore[no-any-return]
+        mixed = self.combined(tokens, found, order, weights).view_as(x)
+        return self.shared(x) + mixed
 
     def sorted(self, chosen: torch.Tensor) -> torch.Tensor:
         """The choices' places by expert; those over the capacity are left out."""
         order = chosen.argsort(stable=True)
         if self.capacity is None:
             return order
-        parts = order.split(chosen.bincount(minlength=EXPERTS).tolist())
+        parts = torch.split(order, chosen.bincount(minlength=EXPERTS).tolist())
         return torch.cat([part[: self.capacity] for part in parts])
 
     def through_experts(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         if self.group is None:
-            return self.experts.computed(rows, counts)  # type: ignore[operator,no-any-return]
+            return self.experts.computed(rows, counts)  # type: ignore[operator]
         ranks = dist.get_world_size(self.group)
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.group)
@@ -212,10 +220,10 @@ class Moe(nn.Module):
         return self.returned(found[back], got.sum(-1).tolist(), sent)
 
     def sent(self, rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
-        return AllToAll.apply(rows, sent, got, self.group)  # type: ignore[no-any-return,no-untyped-call]
+        return exchange(rows, sent, got, self.group)
 
     def returned(self, rows: torch.Tensor, sent: list[int], got: list[int]) -> torch.Tensor:
-        return AllToAll.apply(rows, sent, got, self.group)  # type: ignore[no-any-return,no-untyped-call]
+        return exchange(rows, sent, got, self.group)
 
     def combined(
         self, tokens: torch.Tensor, found: torch.Tensor, order: torch.Tensor, weights: torch.Tensor
@@ -233,36 +241,51 @@ def moe_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 5) -> D
         torch.manual_seed(seed)
         model = Decoder()
         for block in model.blocks:
-            block.mlp = Moe(_KINDS[kind]())  # type: ignore[assignment]
+            block.mlp = Moe(_KINDS[kind]())
         return model.to(dtype)
 
 
 def spread(model: nn.Module, mesh: Any) -> nn.Module:
-    """Keep this rank's experts; all other gradients are averaged by DDP."""
-    group = mesh.get_group("dp")
+    """Keep this rank's experts; all other gradients are averaged by DDP.
+
+    Of a mesh of two dimensions, the first one's ranks hold the same experts."""
+    names = mesh.mesh_dim_names
+    group = mesh.get_group(names[-1])
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    replicas = mesh.get_group(names[0]) if len(names) > 1 else None
     apart = []
     for name, module in model.named_modules():
         if isinstance(module, Moe):
-            module.group = module.router.group = group
+            module.group, module.router.group = group, dist.group.WORLD
             module.experts.keep(rank * EXPERTS // ranks, EXPERTS // ranks)  # type: ignore[operator]
             for own, parameter in module.experts.named_parameters():
                 apart.append(f"{name}.experts.{own}")
-                divide(parameter, ranks)
+                divide(parameter, mesh.size(), replicas)
     ddp: Any = nn.parallel.DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(model, apart)
-    return ddp(model)  # type: ignore[no-any-return]
+    return ddp(model)
 
 
-def divide(parameter: nn.Parameter, ranks: float) -> None:
-    """An expert's gradient is the sum over all ranks' tokens: make it the mean over ranks."""
-    parameter.register_hook(lambda grad: grad / ranks)
+def divide(parameter: nn.Parameter, ranks: float, replicas: Any = None) -> None:
+    """An expert's gradient is the sum over the tokens of a group of ranks: make it the mean over
+    all ranks. ``replicas``: the group of those that hold the same expert."""
+
+    def mean(grad: torch.Tensor) -> torch.Tensor:
+        grad = grad / ranks
+        if replicas is not None:
+            dist.all_reduce(grad, group=replicas)
+        return grad
+
+    hook: Any = parameter.register_hook
+    hook(mean)
 
 
 #: On one device, and spread over ranks.
 EXPERT_LAYOUTS = {
     **{f"{kind}_one": Layout() for kind in _KINDS},
     **{f"{kind}_ep2": Layout({"dp": 2}, spread) for kind in _KINDS},
+    "experts_ep2dp2": Layout({"dp_replicate": 2, "dp_shard": 2}, spread),
+    "stacked_ep2dp2": Layout({"dp_replicate": 2, "dp_shard": 2}, spread),
 }
 
 #: The kind of experts, by the layout on one device.

@@ -227,7 +227,7 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         if config.attention_output_gate and type(module).__name__ == "SelfAttention":
             _slice_gate(module, model)
     if model.post_process:
-        model.output_layer.register_forward_hook(without_padding)
+        _mask_padding(model.output_layer)
     if dtype is torch.bfloat16:
         model = Float16Module(config, model)
     grads = DistributedDataParallelConfig(
@@ -236,14 +236,19 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     return DistributedDataParallel(config, grads, model)
 
 
-def without_padding(layer: Any, args: Any, output: Any) -> Any:
+def _mask_padding(layer: Any) -> None:
     """No word of the padding has a probability: it is no part of the loss."""
-    from megatron.core import parallel_state
+    forward = layer.forward
 
-    logits, bias = output
-    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
-    return logits.masked_fill(padding, -1e4), bias
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core import parallel_state
+
+        logits, bias = forward(*args, **kwargs)
+        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        padding = torch.arange(first, first + logits.shape[-1]) >= VOCABULARY
+        return logits.masked_fill(padding, -1e4), bias
+
+    layer.forward = masked
 
 
 def _slice_gate(attention: Any, model: Any) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from accucompare.live.modules import in_trial_call
 from fixtures.parallel import Layout
 from planted.pipeline_models import Counted, Pipeline
-from planted.rank_faults import Plant, RankFault
+from planted.rank_faults import Plant, RankFault, claimed
 from planted.rank_training import Batch, Run
 from planted.training_faults import changed, wrap
 
@@ -465,7 +465,53 @@ def _of_arithmetic() -> Iterator[RankFault]:
         yield RankFault(title, layout, (name,), _FORWARD, own, ranks, arithmetic=True)
 
 
+def _of_meshes() -> Iterator[RankFault]:
+    """Of stages whose ranks share the work."""
+    for name in ("blocks.1.attention.o", "blocks.3.mlp.down"):
+
+        def unreduced(module: Any) -> None:
+            module.register_forward_hook(lambda module, args, output: claimed(output), prepend=True)
+
+        plant = _on_module(name, unreduced)
+        yield RankFault("partial not reduced", "pp2tp2", (name,), _FORWARD, plant)
+    for layout, title, name, change in (
+        ("pp2tp2", "x 1.01", "blocks.2.norm2", lambda x: x * 1.01),
+        ("pp2fsdp2", "x 1.001", "blocks.2.attention.q", lambda x: x * 1.001),
+        ("pp2fsdp2", "last token x 0.5", "blocks.3.mlp.up", _last_token_half),
+    ):
+        plant = _on_ranks((3,), _output(name, change))
+        yield RankFault(title, layout, (name,), _FORWARD, plant, (3,), arithmetic=True)
+    plant = _on_ranks((1,), _stale_part("blocks.1.mlp.down"))
+    where = ("blocks.1.mlp.down",)
+    yield RankFault("stale weight", "pp2fsdp2", where, _UPDATE, plant, (1,))
+    plant = _on_ranks((0, 1), _order(_first_twice))
+    yield RankFault("a microbatch given twice", "pp2tp2", ("",), _INPUT, plant, (0, 1))
+    plant = _on_ranks((2, 3), _of_stage(lambda grad: grad * 0.5))
+    title = "a stage's gradients scaled again"
+    yield RankFault(title, "pp2fsdp2", ("*",), _GRADIENT, plant)
+
+
+def _stale_part(name: str) -> Plant:
+    """A rank's part of a weight stays as it was before the update."""
+
+    def plant(run: Run) -> None:
+        def part() -> torch.Tensor:
+            local: torch.Tensor = run.parameter(f"{name}.weight").to_local().detach()
+            return local
+
+        kept: list[torch.Tensor] = []
+        run.before_update.append(lambda run, step: kept.append(part().clone()))
+
+        def back(run: Run, step: int) -> None:
+            part().copy_(kept[-1])
+
+        run.after_update.append(back)
+
+    return plant
+
+
 PIPELINE_FAULTS = (
+    *_of_meshes(),
     *_of_microbatches(),
     *_of_gradients(),
     *_of_layers(),

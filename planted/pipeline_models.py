@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fixtures.parallel import Decoder, Layout, loss_of
+from fixtures.parallel import Block, Decoder, Layout, loss_of, tensor_parallel
 
 BLOCKS = 4
 
@@ -79,7 +79,7 @@ class Wrapped(nn.Module):
         self.language.decoder = Counted(model, blocks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.language.decoder(x)  # type: ignore[no-any-return,operator]
+        return self.language.decoder(x)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class PipelineLayout(Layout):  # type: ignore[misc]
         shares: how many blocks each stage has.
         schedules: how often the schedule runs before an update.
         tied: whether the head is the embedding.
+        within: how the whole model is spread over the other dimensions before it is cut.
+        sharded: whether FSDP2 cuts the stages over ``dp``, and averages their gradients.
     """
 
     stage: Callable[[Decoder, range], nn.Module] = Kept
@@ -99,6 +101,8 @@ class PipelineLayout(Layout):  # type: ignore[misc]
     shares: tuple[int, ...] = (2, 2)
     schedules: int = 1
     tied: bool = False
+    within: Callable[[nn.Module, Any], nn.Module] = lambda model, mesh: model
+    sharded: bool = False
 
     def stages_of(self, mesh: Any) -> list[int]:
         """The numbers of this rank's stages."""
@@ -112,12 +116,20 @@ NAMES: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 def cut(model: Any, mesh: Any, layout: PipelineLayout) -> nn.Module:
     """This rank's stage, or its stages in a list."""
-    for name, module in model.named_modules():
+    for name, module in layout.within(model, mesh).named_modules():
         NAMES[module] = name
     parts = []
     for number in layout.stages_of(mesh):
         first = sum(layout.shares[:number])
         parts.append(layout.stage(model, range(first, first + layout.shares[number])))
+    if layout.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for part in parts:
+            for module in part.modules():
+                if isinstance(module, Block):
+                    fully_shard(module, mesh=mesh["dp"])
+            fully_shard(part, mesh=mesh["dp"])
     return parts[0] if len(parts) == 1 else nn.ModuleList(parts)
 
 
@@ -142,7 +154,7 @@ class Pipeline:
         self.order: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: tokens
         self.scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self.reduces = [sum_tied] if layout.tied else []
-        if "dp" in layout.mesh:
+        if "dp" in layout.mesh and not layout.sharded:
             self.reduces.append(mean_over_data)
         self._count, self._ranks = 1, 1.0
         self._schedule: Any = None
@@ -220,5 +232,7 @@ PIPELINES: dict[str, Layout] = {
     "tied_pp2": _layout({"pp": 2}, stage=Counted, tied=True),
     "twice_pp2": _layout({"pp": 2}, stage=Counted, schedules=2),
     "pp4": _layout({"pp": 4}, stage=Counted, shares=(1, 1, 1, 1)),
+    "pp2tp2": _layout({"pp": 2, "tp": 2}, stage=Counted, within=tensor_parallel),
+    "pp2fsdp2": _layout({"pp": 2, "dp": 2}, stage=Counted, micro=2, sharded=True),
     "pp2dp2": _layout({"pp": 2, "dp": 2}, stage=Counted, micro=2),
 }

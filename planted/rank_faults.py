@@ -125,7 +125,7 @@ def _local(tensor: Any) -> torch.Tensor:
     return local
 
 
-def _claimed(tensor: Any, *placements: Any) -> Any:
+def claimed(tensor: Any, *placements: Any) -> Any:
     """The same local values, said to lie otherwise; by default replicated."""
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -200,7 +200,7 @@ def _unreduced_by_plan(name: str) -> Plant:
     def instead(original: Any) -> Any:
         def redistribute(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if any(each.is_partial() for each in tensor.placements):
-                return _claimed(tensor)
+                return claimed(tensor)
             return original(tensor, *args, **kwargs)
 
         return redistribute
@@ -210,13 +210,13 @@ def _unreduced_by_plan(name: str) -> Plant:
 
 def _input_gradient_not_summed_by_plan(name: str) -> Plant:
     def instead(original: Any) -> Any:
-        return lambda *args, **kwargs: changed(original(*args, **kwargs), _claimed)
+        return lambda *args, **kwargs: changed(original(*args, **kwargs), claimed)
 
     return _patched(name, _dtensor, "from_local", instead)
 
 
 def _unreduced(name: str) -> Plant:
-    return _output(name, _claimed, first=True)
+    return _output(name, claimed, first=True)
 
 
 def _reduced_twice(name: str) -> Plant:
@@ -233,7 +233,7 @@ def _mean_for_sum(name: str) -> Plant:
 
 def _input_gradient_not_summed(name: str) -> Plant:
     def claim(value: Any) -> Any:
-        return changed(value, lambda grad: _claimed(grad))
+        return changed(value, lambda grad: claimed(grad))
 
     return _input(name, claim)
 
@@ -686,7 +686,7 @@ def _of_layout() -> Iterator[RankFault]:
     plant = _experts(name, "_AllReduceForward", _Unchanged)
     yield RankFault("partial not reduced", "mixtral_tp2", (name,), _FORWARD, plant)
     for name in ("blocks.0.norm1", "blocks.1.norm2", "norm"):
-        plant = _grads(f"{name}.weight", f"{name}.bias", change=lambda run, grad: _claimed(grad))
+        plant = _grads(f"{name}.weight", f"{name}.bias", change=lambda run, grad: claimed(grad))
         yield RankFault("gradient of a norm not summed", "sp2", (name,), _GRADIENT, plant)
     for layout, name in (("sp2", "embed"), ("tp2", "head")):
         plant = _shifted(f"{name}.weight", 1)

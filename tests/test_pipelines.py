@@ -32,6 +32,7 @@ FAULTS = {
     "given twice": "chunks_pp2: a microbatch given twice in the loop, rank 0",
     "dropped": "counted_pp2: a microbatch dropped in the loop",
     "received twice": "counted_pp2: a microbatch received twice in the loop, rank 1",
+    "reordered": "counted_pp2: microbatches reordered, labels not in the loop",
     "tied": "tied_pp2: tied embedding not summed in embed",
     "no update": "chunks_pp2: a stage misses an update in *, rank 1",
     "exchanged": "counted_pp2: layers in the wrong order in *, rank 1",
@@ -135,6 +136,15 @@ def test_an_odd_microbatch_is_told(
     (fact,) = [f.fact for f in found.preflight if isinstance(f.fact, OddMicrobatches)]
     assert (fact.ranks, fact.steps) == ((rank,), (0, 1))
     assert (fact.doubled, fact.dropped) == (doubled, dropped)
+
+
+def test_rows_in_another_order_than_the_labels_are_an_error_of_the_loss(folder: Path) -> None:
+    found = compared(folder, "reordered")
+    first = found.culprits[0]
+    assert (first.name, first.row.record.role.value) == ("", "grad_output")
+    (odd,) = [each for each in found.preflight if isinstance(each.fact, OddMicrobatches)]
+    assert isinstance(odd.fact, OddMicrobatches)
+    assert (odd.fact.order, odd.serious) == ((3, 0, 1, 2), False)
 
 
 def test_a_tied_weight_that_two_stages_do_not_sum_is_unreduced(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -22,10 +22,12 @@ from accucompare.compare.origins import parameter_of
 from accucompare.compare.pairing import Pair, Renaming
 from accucompare.compare.preflight_facts import (
     About,
+    BesideGolden,
     LeadsNowhere,
     NamesPutBack,
     OddMicrobatches,
     PreflightFinding,
+    SeveralRuns,
 )
 from accucompare.compare.rows import Row, Task
 
@@ -60,6 +62,19 @@ def weights_in_parts_of(
         if row.golden is not None and row.golden.role is Role.PARAM_BEFORE
     }
     return tuple(name for name in left_out if name not in compared)
+
+
+def on_runs(opened: Opened) -> Iterator[PreflightFinding]:
+    """Findings about sides whose ranks are of several runs."""
+    for side, ranks in (
+        (BesideGolden.GOLDEN, opened.golden_ranks),
+        (BesideGolden.CANDIDATE, opened.candidate_ranks),
+    ):
+        runs: dict[str, list[int]] = {}
+        for rank, manifest in sorted(() if ranks is None else ranks.manifests.items()):
+            runs.setdefault(manifest.options.run, []).append(rank)
+        if len(runs) > 1:
+            yield PreflightFinding(SeveralRuns(side, tuple(map(tuple, runs.values()))))
 
 
 def on_stages(
@@ -125,7 +140,7 @@ def with_layouts(
     tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
 ) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
-    if ranks is None and not unified.unknown:
+    if ranks is None and not unified.unknown and not unified.means:
         return tasks
     alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
     return [
@@ -148,5 +163,4 @@ def with_layouts(
 def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
     """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
     made_as = baseline.manifest.options.as_layout
-    alike = made_as is not None and made_as.mesh == ranks.mesh.sizes
-    return alike or baseline.manifest.ranks > 1
+    return made_as is not None and made_as.mesh == ranks.mesh.sizes

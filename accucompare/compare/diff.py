@@ -18,6 +18,7 @@ from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.across_ranks import (
     described_as_one,
+    on_runs,
     on_stages,
     weights_in_parts_of,
     with_layouts,
@@ -361,7 +362,7 @@ def _findings(
         opened.models,
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
-    findings += on_stages(opened.named, options.renamings)
+    findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 

@@ -113,6 +113,7 @@ def open_sides(
     ranks: list[RankRecords | None] = [None, None]
     named = UnderGoldenNames(theirs, candidate_records)
     if _spread_otherwise(ours, theirs, golden_records, candidate_records):
+        chosen = chosen.on_one_device()
         named = UnderGoldenNames.of(ours, theirs, candidate_records, options.renamings)
         theirs, candidate_records = named.bundle, named.records
         sides = (ours, golden_records), (theirs, candidate_records)
@@ -191,8 +192,11 @@ def _spread_otherwise(
 
 
 def _on_other_ranks(golden: Bundle, candidate: Bundle) -> bool:
+    """Whether the sides have other ranks, or these were given other parts of a batch."""
+    several = golden.manifest.ranks > 1
     return golden.manifest.ranks != candidate.manifest.ranks or any(
         manifest.mesh != candidate.manifests[rank].mesh
+        or (several and manifest.inputs != candidate.manifests[rank].inputs)
         for rank, manifest in golden.manifests.items()
         if rank in candidate.manifests
     )

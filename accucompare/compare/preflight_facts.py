@@ -95,6 +95,13 @@ class RanksMissing(FindingFact, frozen=True):
     ranks: int
 
 
+class SeveralRuns(FindingFact, frozen=True):
+    """A bundle's ranks are of several runs; ``ranks``: of each."""
+
+    side: BesideGolden
+    ranks: tuple[tuple[int, ...], ...]
+
+
 class HeldInMode(FindingFact, frozen=True):
     """Which bundles hold less than tensors."""
 

@@ -86,16 +86,23 @@ class CaptureOptions(AskedOfCapture):
                 f"round_feed must be one of {', '.join(map(repr, map(str, RoundedType)))}, but is"
                 f" {self.round_feed!r}"
             )
-        if self.round_feed is not None and self.feed is None:
-            raise UsageError(
-                "--round-feed: rounds golden's values before layers are given them; name golden"
-                " (--feed)"
-            )
+        self._check_feed()
         renamings, auto = read_maps(self.map)
         if (renamings or auto) and self.like is None and self.feed is None:
             raise UsageError(
                 "--map: renames the layers of the bundle that --like or --feed names; give one of"
                 " them, or --map to diff"
+            )
+
+    def _check_feed(self) -> None:
+        if self.round_feed is not None and self.feed is None:
+            raise UsageError(
+                "--round-feed: rounds golden's values before layers are given them; name golden"
+                " (--feed)"
+            )
+        if self.layout_of is not None and self.feed is None:
+            raise UsageError(
+                "--layout-of: tells which part of golden each rank is fed; name golden (--feed)"
             )
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ def held(name: str, values: Sequence[np.ndarray], shard: Any = None, **fields: A
     return found
 
 
+def _put(mesh: dict[str, list[int]], manifest: dict[str, Any]) -> None:
+    manifest["mesh"] = mesh
+
+
 def given(
     tmp_path: Path, golden: Sequence[Item], layout: Sequence[Item], mesh: str = "tp"
 ) -> list[dict[tuple[str, str], np.ndarray]]:
@@ -38,8 +43,7 @@ def given(
     free = write(tmp_path / "free", layout, ranks=2)
     for rank in range(2):
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
-        place = {mesh: [rank, 2]}
-        edit_manifest(free, lambda manifest, place=place: manifest.update(mesh=place), name)
+        edit_manifest(free, functools.partial(_put, {mesh: [rank, 2]}), name)
     found = []
     for rank in range(2):
         with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(free) as theirs:
@@ -90,7 +94,8 @@ def test_values_far_from_goldens_tell_no_layout(tmp_path: Path) -> None:
 
 
 def test_a_gradient_of_each_ranks_own_mean_is_given_as_such(tmp_path: Path) -> None:
-    one, many = [], []
+    one: list[Item] = []
+    many: list[Item] = []
     batch = np.arange(18).reshape(6, 3)
     for rows, rank in ((range(6), None), (range(3), 0), (range(3, 6), 1)):
         own, times = list(rows), 1 if rank is None else 2
@@ -111,7 +116,7 @@ def test_fused_layers_are_cut_as_their_weights_are_where_values_tell_nothing(
         return [np.concatenate([half[rank] for half in halves], axis) for rank in range(2)]
 
     weight = np.random.default_rng(2).standard_normal((8, 4)).astype("f4")
-    before = {"role": "param_before", "path": "weight", "parent": None}
+    before: dict[str, Any] = {"role": "param_before", "path": "weight", "parent": None}
     golden = [item(values=VALUES), item("fc", weight, **before)]
     layout = [*held("fc", cut(OTHER, 1)), *held("fc", cut(weight, 0), **before)]
     found = given(tmp_path, golden, layout)
@@ -135,6 +140,29 @@ def test_a_gradient_that_nothing_sums_is_not_given(tmp_path: Path) -> None:
     found = given(tmp_path, golden, layout)
     assert [*found[0]] == [("norm", "param_grad")]
     assert np.array_equal(found[0]["norm", "param_grad"], weight)
+
+
+def test_a_padded_vocabulary_has_no_gradient(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"type": "Embedding", "role": "param_grad", "path": "weight"}
+
+    def shard(rank: int) -> Shard:
+        return Shard((6, 8), (3 * rank, 0), mesh=("tp",))
+
+    padded = np.concatenate([VALUES[:5], np.zeros((1, 8), "f4")])
+    layout = held("embed", np.split(OTHER, 2), shard, **fields)
+    found = given(tmp_path, [item("embed", VALUES[:5], **fields)], layout)
+    assert np.array_equal(found[1]["embed", "param_grad"], padded[3:])
+
+
+def test_a_rank_may_hold_nothing_of_a_flat_part(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"role": "param_grad", "path": "weight"}
+
+    def shard(rank: int) -> Shard:
+        return Shard((6, 8), (48 * rank,), mesh=("dp",), flat=True)
+
+    layout = held("fc", [OTHER.reshape(-1), np.zeros(0, "f4")], shard, **fields)
+    found = given(tmp_path, [item(values=VALUES, **fields)], layout, "dp")
+    assert [each["fc", "param_grad"].shape for each in found] == [(48,), (0,)]
 
 
 @pytest.mark.parametrize(

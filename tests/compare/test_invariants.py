@@ -184,6 +184,13 @@ def test_settings_of_ranks_must_be_the_same(tmp_path: Path, kind: str, tables: A
     assert found.measured.kind == kind
 
 
+def test_ranks_of_two_runs_are_no_run(tmp_path: Path) -> None:
+    tables = [{"run": each} for each in ("1234", "5678")]
+    found = failed(checked(tmp_path, given(2), {"dp": 2}, WHOLE, capture=tables), "settings")
+    assert isinstance(found.measured, rank_facts.SettingApart)
+    assert found.measured.values == (("1234", (0,)), ("5678", (1,)))
+
+
 def test_a_rank_may_know_its_number(tmp_path: Path) -> None:
     tables = [{"variables": {"LOCAL_RANK": each}} for each in ("0", "1")]
     checks = checked(tmp_path, given(2), {"dp": 2}, WHOLE, environment=tables)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard, StepSeries
+from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
     Interleaved,
@@ -24,6 +25,7 @@ from accucompare.compare.remarks import (
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
 from accucompare.report.words import training_words
+from accucompare.selection import Mode
 from tests.compare.builder import Item, edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).standard_normal((6, 8)).astype("f4")
@@ -150,6 +152,34 @@ def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None
     assert comparison.training is not None
     assert [each.ranks for each in comparison.training.settings] == [(1,), (1,)]
     assert "on rank 1" in training_words.settings(comparison.training)[0]
+
+
+def test_a_baseline_of_several_ranks_is_refused_with_the_cure(tmp_path: Path) -> None:
+    out, baseline = (
+        write(tmp_path / name, held("fc", [VALUES, VALUES]), ranks=2) for name in ("tp2", "base")
+    )
+    golden = write(tmp_path / "one", [item(values=VALUES)])
+    with pytest.raises(UsageError, match=r"a baseline of 2 ranks cannot judge .*--as-layout"):
+        ac.diff(golden, out, baseline=baseline)
+
+
+def test_digests_of_parts_are_no_pass(tmp_path: Path) -> None:
+    parts = held("fc", np.split(VALUES, 2))
+    out = write(tmp_path / "ranks", parts, ranks=2, mode=Mode.DIGEST)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
+    assert row(comparison).reason is Reason.NOT_COMPARABLE
+    assert comparison.exit_code == 2
+
+
+def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
+    out = write(tmp_path / "ranks", held("fc", [VALUES] * 3), ranks=3)
+    for rank, run in enumerate(("1234", "5678", "1234")):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        edit_manifest(out, lambda manifest, run=run: manifest["capture"].update(run=run), name)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
+    (found,) = [each for each in comparison.preflight if isinstance(each.fact, SeveralRuns)]
+    assert found.serious
+    assert found.fact.ranks == ((0, 2), (1,))
 
 
 def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:
@@ -336,6 +366,25 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
     assert TimesRanks(2) in found.verdict.remarks
 
 
+@pytest.mark.parametrize("spread", [True, False], ids=["parts", "one device"])
+def test_golden_may_have_parts_of_sequences(tmp_path: Path, spread: bool) -> None:
+    def side(cut: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Item]:
+        items = with_sequence(cut)
+        for rank, (_, part) in enumerate(cut):
+            loss = len(cut) * HIDDEN[:, list(part)]  # of the rank's own mean
+            items.append(item("fc", loss, role="grad_output", rank=rank))
+        return items
+
+    zigzag = side([(range(3), (0, 1, 6, 7)), (range(3), (2, 3, 4, 5))])
+    chunks = [(range(3), range(4)), (range(3), range(4, 8))]
+    golden = write(tmp_path / "golden", zigzag, ranks=2)
+    other = side(chunks if spread else [(range(3), range(8))])
+    candidate = write(tmp_path / "candidate", other, ranks=1 + spread)
+    edit_manifest(candidate, lambda manifest: manifest.update(inputs={"0": {}}))  # not golden's
+    comparison = ac.diff(golden, candidate)
+    assert [each.status.value for each in comparison.rows] == ["pass"] * 3
+
+
 def test_a_rank_that_recorded_fewer_steps_is_told(tmp_path: Path) -> None:
     shard = Shard((6, 8), (0, 0), mesh=("tp",))
     steps = [item("fc", VALUES, rank=rank, step=step) for rank, step in ((0, 0), (0, 1), (1, 0))]
@@ -453,6 +502,29 @@ def test_of_parts_of_sequences(tmp_path: Path, whole: np.ndarray, parts: list[np
     found = row(comparison, "mixed")
     assert found.metrics is not None
     assert found.metrics.max_abs == 0
+
+
+def test_alike_tokens_of_parts_of_sequences_are_not_exchanged(tmp_path: Path) -> None:
+    """Where another tensor is odd, experts are looked for; integers may be their numbers."""
+    embedded = np.eye(4, dtype="f4")[TOKENS]
+
+    def side(cut: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Item]:
+        found = with_sequence(cut)
+        for rank, place in enumerate(cut):
+            fields = {"role": "input", "parent": ("", 0), "rank": rank}
+            own = np.ix_(*place)
+            odd = HIDDEN if len(cut) == 1 else HIDDEN[:, : 2 + rank]
+            found += [
+                item("block", embedded[own], path="0", **fields),
+                item("block", HIDDEN[own], path="1", **fields),
+                item("odd", odd, path="0", **fields),
+            ]
+        return found
+
+    zigzag = [(ALL[0], (0, 1, 6, 7)), (ALL[0], (2, 3, 4, 5))]
+    comparison = compared(tmp_path, side([ALL]), side(zigzag))
+    told = [each.status.value for each in comparison.rows if each.module == "block"]
+    assert told == ["pass", "pass"]
 
 
 def test_a_chunk_given_twice_is_told_of_its_rank(tmp_path: Path) -> None:

@@ -152,3 +152,29 @@ def test_tokens_that_no_router_sent_elsewhere_are_a_fault(tmp_path: Path) -> Non
     culprit = comparison.culprits[0]
     assert (culprit.name, culprit.site) == ("moe", "glue")
     assert isinstance(culprit.row.verdict.remarks[0], TokensElsewhere)
+
+
+def test_scores_that_no_module_gives_are_made_of_the_routers_weight(tmp_path: Path) -> None:
+    weight = np.random.default_rng(3).standard_normal((3, 4)).astype("f4")
+    golden = TOKENS @ weight.T
+    tie = weight[golden[0].argmax()] - weight[golden[0].argsort()[-2]]
+    tokens = TOKENS.copy()
+    tokens[0] -= tie * (golden[0].max() - np.sort(golden[0])[-2] - 1e-6) / (tie @ tie)
+    moved = tokens.copy()
+    moved[0] -= tie * np.float32(3e-6) / (tie @ tie)
+    moved[1:] *= np.float32(1 + 2e-6)
+    sides = []
+    for own in (tokens, moved):
+        made = moe(own @ weight.T, tokens=own)
+        chosen = np.zeros((6, 3), bool)
+        np.put_along_axis(chosen, made[3].array, True, 1)  # type: ignore[arg-type]
+        made[2] = item(
+            "moe.router", np.where(chosen, 0.5, 0).astype("f4"), path="0", parent=("moe", 0)
+        )
+        made[3] = item("moe.router", chosen, path="1", parent=("moe", 0))
+        before = item("moe.router", weight, role="param_before", path="weight", parent=None)
+        sides.append([*made, before])
+    comparison = compared(tmp_path, *sides)
+    choice = rows_of(comparison, "moe.router")[2]
+    assert choice.reason is Reason.OK
+    assert isinstance(choice.verdict.remarks[0], RoutedOtherwise)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import accucompare as ac
 from accucompare.bundle.format import Shard
+from accucompare.errors import UsageError
 from accucompare.live.layouts.layouts import placed_part
 
 tensor = pytest.importorskip("torch.distributed.tensor", reason="new in torch 2.5")
@@ -79,3 +82,9 @@ def test_terms_of_two_reductions_have_no_layout() -> None:
     assert both == Shard((4,), (0,), "sum", ("dp", "tp"), ("dp", "tp"))
     mixed = tensor.Partial(), tensor.Partial("max")
     assert placed_part(whole, mesh, mixed, ("dp", "tp"), whole) is None
+
+
+def test_several_ranks_in_one_process_are_refused(tmp_path: Path) -> None:
+    local = pytest.importorskip("torch.distributed._local_tensor", reason="new in torch 2.10")
+    with local.LocalTensorMode(2), pytest.raises(UsageError, match="a process for each rank"):
+        ac.capture(torch.nn.Linear(2, 2), tmp_path / "out").__enter__()

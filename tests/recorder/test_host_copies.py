@@ -19,7 +19,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Layout, Role
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.devices.cpu import Cpu
-from accucompare.live.values.tensors import from_bits
+from accucompare.live.values.tensors import added, from_bits
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import recording
 from tests.recorded import Glue, Opened, Record
@@ -417,3 +417,39 @@ def test_any_model_is_recorded_as_plain_hooks_that_clone_everything_see_it(
             assert entry.statistics.max == tensor.max().item()
             if mode == "tensors":
                 assert torch.equal(from_bits(bundle.raw(entry), entry.dtype), tensor)
+
+
+@given(st.integers(1, 40), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_sum_in_lent_memory_has_the_bits_of_any_other(
+    rows: int, dtype: torch.dtype, transposed: bool
+) -> None:
+    one, other = torch.randn(2, rows, 512).to(dtype).unbind()
+    other = other.t().contiguous().t() if transposed else other
+    lent: list[int] = []
+
+    def lend(nbytes: int) -> Any:
+        lent.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    total = added(one, other, lend)
+    assert torch.equal(total, one + other)
+    assert (total.dtype, total.shape) == (dtype, one.shape)
+    in_place = one.nbytes > 16 << 10 and other.is_contiguous()
+    assert lent == ([one.nbytes] if in_place else [])
+
+
+def test_the_gradient_at_a_residual_is_the_sum_of_its_parts(tmp_path: Path, opened: Opened) -> None:
+    inner = Glue(lambda self, x: x * x)
+    outer = Glue(lambda self, x: self.inner(x) + x, inner=inner)
+    model = Glue(lambda self, x: self.outer(x * 1), outer=outer)
+    x = torch.randn(80, 80, requires_grad=True)
+    with ac.capture(model, tmp_path / "golden"):
+        model(x).sum().backward()
+    bundle = opened(tmp_path / "golden")
+    (found,) = (
+        bundle.values(each)
+        for each in bundle.records()
+        if (each.name, each.role) == ("outer", Role.GRAD_INPUT)
+    )
+    assert np.allclose(found, (2 * x + 1).detach().numpy(), rtol=1e-6, atol=1e-6)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.findings.log import What
 from accucompare.findings.log.events import Direction, Site, Step
 from accucompare.report.watch_words import answer, hints_for
 from tests.asked import looking
@@ -470,3 +474,52 @@ def test_a_gradient_that_a_hook_makes_finite_again_is_no_finding_of_the_hooks(
             watch.step()
     assert watch.findings == []
     assert len(model.weight._backward_hooks) == 2 - 1
+
+
+class _Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, marks: list[weakref.ref[Any]]) -> torch.Tensor:
+        ctx.mark = nn.Identity()
+        marks.append(weakref.ref(ctx.mark))
+        return x * 2
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_watch_keeps_no_graph_once_a_call_is_over(tmp_path: Path, raises: bool) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(_Marked.apply(x, marks))
+        return y[100] if raises else y
+
+    marks: list[weakref.ref[Any]] = []
+    model = Glue(forward, fc=nn.Linear(4, 4))
+    with ac.watch(model, out=tmp_path):
+        with contextlib.suppress(IndexError):
+            model(torch.ones(2, 4, requires_grad=True))
+        gc.collect()
+        assert [mark() for mark in marks] == [None]
+
+
+def test_each_operator_has_one_gradient_and_belongs_to_the_call_that_made_it(
+    tmp_path: Path,
+) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        given = x.sin()
+        return (self.inner(given.exp()) + given).cos()
+
+    innermost = Glue(lambda self, x: x.sigmoid().tanh())
+    inner = Glue(lambda self, x: self.innermost(x.sqrt()).abs(), innermost=innermost)
+    model = Glue(forward, inner=inner)
+    x = torch.rand(3, requires_grad=True)
+    with ac.watch(model, out=tmp_path) as watch:
+        model(x).sum().backward()
+        noted = [
+            (note.place.name, note.operator.removesuffix("Backward0"))
+            for note in watch._watcher.notes
+            if note.what is What.GRADIENT
+        ]
+    made = {
+        "": ["Add", "Cos", "Exp", "Sin"],
+        "inner": ["Abs", "Sqrt"],
+        "inner.innermost": ["Sigmoid", "Tanh"],
+    }
+    assert sorted(noted) == [(name, operator) for name in made for operator in made[name]]

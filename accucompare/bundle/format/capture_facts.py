@@ -117,6 +117,8 @@ class Options(msgspec.Struct, frozen=True):
         unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
             known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
+        run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
+            older bundles.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
     """
@@ -149,6 +151,7 @@ class Options(msgspec.Struct, frozen=True):
     overruled: tuple[str, ...] = ()
     unplaced_draws: Count = 0
     script: bool = False
+    run: str = ""
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold a group's records, and there were some."""

@@ -68,6 +68,7 @@ def _settings(manifest: Manifest) -> Iterator[tuple[tuple[str, str], Any]]:
     device = manifest.environment.get("device")
     yield ("device", ""), device.get("name") if isinstance(device, dict) else None
     yield ("mode", ""), manifest.model.get("training")
+    yield ("run", ""), manifest.options.run or None
     for kind, table in (
         ("version", manifest.versions),
         ("flag", manifest.flags),

@@ -46,6 +46,8 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcom
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:
             return found
+        if found.summed is not None and settled.summed is None:
+            settled = found
     for layers, other in interleaved(candidate):
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:

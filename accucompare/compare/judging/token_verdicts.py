@@ -65,10 +65,12 @@ def settle_tokens(
 
 def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
     """Whether rounding explains it: if the scores themselves pass."""
-    if not routing.remark.by_rounding or routing.scores is None:
+    if not routing.remark.by_rounding or not routing.scores:
         return False
-    scores = outcomes[routing.scores]
-    return isinstance(scores, PairOutcome) and scores.verdict.status is Status.PASS
+    scores = [outcomes[place] for place in routing.scores]
+    return all(
+        isinstance(each, PairOutcome) and each.verdict.status is Status.PASS for each in scores
+    )
 
 
 def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> None:

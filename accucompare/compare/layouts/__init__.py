@@ -3,18 +3,14 @@
 from accucompare.compare.layouts.arrange import IncompleteError, arrangements
 from accucompare.compare.layouts.as_one import as_one, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
 from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
 from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
+from accucompare.compare.layouts.padding import padded_like
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.rank_names import (
-    NameEvidence,
-    PutBack,
-    RankNames,
-    StageOf,
-    names_of_ranks,
-)
+from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.unify import (
     RankRecords,
@@ -51,6 +47,7 @@ __all__ = [
     "interleaved",
     "names_of_ranks",
     "of_first_stages",
+    "padded_like",
     "rank_parts",
     "read_layouts",
     "reordered",

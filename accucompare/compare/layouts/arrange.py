@@ -11,7 +11,15 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import UPDATE_ROLES, Addends, Box, LayoutEvidence, Record, Shard
+from accucompare.bundle.format import (
+    UPDATE_ROLES,
+    Addends,
+    Box,
+    LayoutEvidence,
+    Record,
+    Role,
+    Shard,
+)
 from accucompare.compare.layouts.axis_runs import runs_of_places
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.sequence_parts import Holder, Runs
@@ -84,7 +92,8 @@ def _shared(
     units: Sequence[_Unit], left: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> list[Arrangement]:
     """As arrangements, of fewer parts than there are ranks along a dimension: neighbouring ranks
-    have the same one, such as the keys of a group of heads."""
+    have the same one, such as the keys of a group of heads; or ranks that are so many apart have,
+    such as experts."""
     local = units[0].shape
     found: list[Arrangement] = []
     axes = [axis for axis, whole in enumerate(shape) if local[axis : axis + 1] != (whole,)]
@@ -97,19 +106,21 @@ def _shared(
         each, rest = divmod(mesh.sizes[name], parts)
         if rest or each < 2:
             continue
-        split = [
-            dataclasses.replace(
-                unit,
-                place=(
-                    *unit.place[:number],
-                    *divmod(unit.place[number], each),
-                    *unit.place[number + 1 :],
-                ),
-            )
-            for unit in units
-        ]
         names = (*left[: number + 1], "", *left[number + 1 :])
-        found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
+        for neighbours in (True, False):
+            split = [
+                dataclasses.replace(
+                    unit,
+                    place=(
+                        *unit.place[:number],
+                        *(divmod(own, each) if neighbours else divmod(own, parts)[::-1]),
+                        *unit.place[number + 1 :],
+                    ),
+                )
+                for unit in units
+                for own in [unit.place[number]]
+            ]
+            found += _side_by_side(split, names, {axes[0]: (name,)}, shape, mesh)
     return found
 
 
@@ -151,8 +162,23 @@ def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int
         shards = [record.shard for record in records.values()]
         return [shard.shape for shard in shards if shard is not None][:1]
     first = units[0].shape
+    of_weight = next(iter(records.values())).role is Role.CALL_GRAD
+    # of other rows and tokens come terms of a sum; an axis of all tokens is not cut
+    cuts = [
+        (None,)
+        if of_weight and name in (mesh.batch, mesh.sequence)
+        else (
+            None,
+            *(
+                axis
+                for axis, length in enumerate(first)
+                if name != mesh.sequence or length != mesh.tokens or len(first) < 3
+            ),
+        )
+        for name in left
+    ]
     found: dict[tuple[int, ...], bool] = {}
-    for axes in itertools.product((None, *range(len(first))), repeat=len(left)):
+    for axes in itertools.product(*cuts):
         whole = list(first)
         for axis in {each for each in axes if each is not None}:
             names = [name for name, own in zip(left, axes, strict=True) if own == axis]
@@ -163,7 +189,11 @@ def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int
             }
             whole[axis] = sum(lengths.values())
         # a batch is the first axis, and rarely cut by what is not the batch's
-        odd = any(axis == 0 and name != mesh.batch for name, axis in zip(left, axes, strict=True))
+        odd = any(
+            (axis == 0 and name != mesh.batch)
+            or (name == mesh.sequence and axis is not None and whole[axis] % mesh.tokens > 0)
+            for name, axis in zip(left, axes, strict=True)
+        )
         found[tuple(whole)] = found.get(tuple(whole), True) and odd
     return sorted(found, key=lambda shape: (math.prod(shape), found[shape]))
 

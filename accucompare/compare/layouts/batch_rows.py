@@ -92,7 +92,9 @@ def _both_placed(
         if several
         else {call: [*digests] for (_, call), digests in ours.items()}
     )
-    placed = _placed(batch, ours), _placed(batch, theirs, microbatches)
+    placed = _placed(batch, ours), _placed(batch, theirs)
+    if microbatches and placed[1] is None:
+        placed = placed[0], _microbatches_placed(batch, theirs)
     return None if placed[0] is None or placed[1] is None else (placed[0], placed[1])
 
 
@@ -153,9 +155,14 @@ def _tokens(
     return known if len(known) == len(found) else {}
 
 
+def _whole(tokens: Mapping[Holder, Tokens]) -> Sequences:
+    """Sequences as they are."""
+    return Sequences({**tokens}, {at: at for at in tokens}, dict.fromkeys(tokens, ()))
+
+
 def _sequences(golden: Mapping[Holder, Tokens], several: bool) -> Iterator[Sequences]:
     """Golden's sequences as they are; and, of several ranks, put together."""
-    yield Sequences({**golden}, {at: at for at in golden}, dict.fromkeys(golden, ()))
+    yield _whole(golden)
     if several:
         yield from joined_parts(golden)
 
@@ -167,6 +174,8 @@ def _length(sequences: Sequences) -> int:
 def _cut(
     candidate: Mapping[Holder, Tokens], length: int, golden: Tokens | None
 ) -> Iterator[Sequences]:
+    if length == len(next(iter(candidate.values()))[0]):
+        yield _whole(candidate)
     yield from joined_parts(candidate, length)
     if golden is not None:
         yield from matched(candidate, golden)
@@ -217,42 +226,82 @@ def _digests(bundle: Bundle, held: Mapping[str, Record], paths: Sequence[str]) -
 
 
 def _placed(
-    golden: Mapping[int, Sequence[bytes]],
-    candidate: Mapping[Holder, Sequence[bytes]],
-    microbatches: bool = False,
+    golden: Mapping[int, Sequence[bytes]], candidate: Mapping[Holder, Sequence[bytes]]
 ) -> _Placed | None:
     """Where the ranks' rows are in golden's calls; ``None`` if a row is in one side only."""
-    places: dict[bytes, deque[tuple[int, int]]] = defaultdict(deque)
+    places = _places(golden)
+    known: dict[tuple[bytes, ...], GivenRows] = {}
+    for _, digests in sorted(candidate.items()):
+        if tuple(digests) in known:
+            continue  # a replica
+        found = _taken(places, digests)
+        if found is None:
+            return None
+        known[tuple(digests)] = found
+    if any(places.values()):
+        return None
+    return {holder: known[tuple(digests)] for holder, digests in candidate.items()}
+
+
+_Places = dict[bytes, deque[tuple[int, int]]]
+
+
+def _places(golden: Mapping[int, Sequence[bytes]]) -> _Places:
+    """The calls and rows of golden, by the rows' digests."""
+    places: _Places = defaultdict(deque)
     for call, digests in sorted(golden.items()):
         for row, digest in enumerate(digests):
             places[digest].append((call, row))
-    known: dict[tuple[bytes, ...], tuple[GivenRows, Holder]] = {}
-    given: dict[Holder, GivenRows] = {}
-    for holder, digests in sorted(candidate.items()):
-        other = known.get(tuple(digests))
-        if other is not None and (not microbatches or other[1][0] != holder[0]):
-            given[holder] = other[0]  # a replica
-            continue
-        if not digests or other is not None or not all(places[digest] for digest in digests):
-            if microbatches:
-                continue
-            return None
-        found = [places[digest].popleft() for digest in digests]
-        if len({call for call, _ in found}) > 1:
-            return None
-        given[holder] = GivenRows(found[0][0], runs_of(row for _, row in found))
-        known[tuple(digests)] = given[holder], holder
-    if 2 * len(given) < len(candidate):
-        return None  # calls that were given something else altogether
+    return places
+
+
+def _taken(places: _Places, digests: Sequence[bytes]) -> GivenRows | None:
+    """The rows of one of golden's calls, which are then no more among the places."""
+    if not digests or not all(places[digest] for digest in digests):
+        return None
+    return _rows([places[digest].popleft() for digest in digests])
+
+
+def _rows(places: Sequence[tuple[int, int]]) -> GivenRows | None:
+    if len({call for call, _ in places}) != 1:
+        return None
+    return GivenRows(places[0][0], runs_of(row for _, row in places))
+
+
+def _microbatches_placed(
+    golden: Mapping[int, Sequence[bytes]], candidate: Mapping[Holder, Sequence[bytes]]
+) -> _Placed | None:
+    """The same for calls that do not have each of golden's rows once: those that have none of their
+    own have the next rows that no call has; and if there are more rows, so would another call.
+    ``None`` if most calls were given something else altogether."""
+    calls: dict[int, dict[int, Sequence[bytes]]] = defaultdict(dict)
+    for (rank, call), digests in sorted(candidate.items()):
+        calls[rank][call] = digests
+    ranks: dict[tuple[tuple[bytes, ...], ...], list[int]] = defaultdict(list)
+    for rank, held in calls.items():
+        ranks[tuple(map(tuple, held.values()))].append(rank)
+    places, given = _places(golden), dict[Holder, GivenRows]()
+    firsts = [first for first, *_ in ranks.values()]
+    for rank in firsts:
+        for call, digests in calls[rank].items():
+            if (rows := _taken(places, digests)) is not None:
+                given[rank, call] = rows
+    without = [(rank, call) for rank in firsts for call in calls[rank] if (rank, call) not in given]
+    if len(without) > len(given):
+        return None
     left = sorted(place for each in places.values() for place in each)
-    for holder in sorted(candidate.keys() - given.keys()):
-        taken, left = left[: len(candidate[holder])], left[len(candidate[holder]) :]
-        if len({call for call, _ in taken}) != 1:
+    for rank, call in without:
+        many = len(calls[rank][call])
+        rows = _rows(left[:many])
+        if rows is None:
             return None
-        given[holder] = GivenRows(taken[0][0], runs_of(row for _, row in taken))
-    if left and microbatches and len({call for call, _ in left}) == 1:
-        # a microbatch that no rank was given is missing from the next call of the last one
-        rank, call = max(candidate)
-        given[rank, call + 1] = GivenRows(left[0][0], runs_of(row for _, row in left))
-        left = []
-    return None if left else given
+        given[rank, call], left = rows, left[many:]
+    if left and (rows := _rows(left)) is not None:
+        given[firsts[-1], max(calls[firsts[-1]]) + 1] = rows
+    return {
+        (rank, call): rows
+        for first, *others in ranks.values()
+        for rank in (first, *others)
+        for (own, call), rows in given.items()
+        if own == first
+    }

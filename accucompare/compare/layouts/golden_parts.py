@@ -24,8 +24,8 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
+from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.rank_names import names_of_ranks
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.unify import (
     FUSED,
@@ -102,6 +102,8 @@ class GoldenParts:
             if place not in unified.unknown
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
+            # golden has no values for what the ranks' vocabulary is padded with
+            and not (pair.candidate.padding or isinstance(pair.golden, GlobalRecord))
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)
@@ -143,9 +145,13 @@ class GoldenParts:
                 for term in addends:
                     if term.rank == self._rank:
                         terms[term.key] = term
-                        boxes[term.key].append(_turned(box, golden, len(addends)))
+                        if (turned := _turned(box, golden, len(addends))) is not None:
+                            boxes[term.key].append(turned)
         for key, term in terms.items():
-            yield _cut(golden, own[term.order], boxes[key])
+            covered = sum(math.prod(box.shape) for box in boxes[key])
+            # golden with padding is zero there; what it has not of anything else is not known
+            if covered == math.prod(term.shape) or isinstance(golden, GlobalRecord):
+                yield _cut(golden, own[term.order], boxes[key])
 
 
 def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
@@ -320,6 +326,8 @@ def _of_step(bundle: Bundle, step: int) -> list[Record]:
 
 def _whole(record: Record) -> GlobalRecord:
     """A record of one device as a tensor of the global model."""
+    if isinstance(record, GlobalRecord):
+        return record
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
     return GlobalRecord(**fields, boxes=(box_of(record),))
 
@@ -340,14 +348,20 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _turned(box: Box, golden: Record, terms: int) -> Box:
-    """A box of golden's tensor as a box of the rank's own, which golden's values fill."""
-    own = box.where or tuple((0, length) for length in box.part)
+def _turned(box: Box, golden: Record, terms: int) -> Box | None:
+    """A box of golden's tensor as a box of the rank's own, which golden's values fill; ``None`` if
+    it is all padding."""
+    recorded = golden.boxes[0].terms[0] if isinstance(golden, GlobalRecord) else golden
+    shape = (math.prod(recorded.shape),) if box.flat else recorded.shape
     there = tuple(
-        (start, start + length) for start, length in zip(box.start, box.shape, strict=True)
+        (start, min(start + length, whole))
+        for start, length, whole in zip(box.start, box.shape, shape, strict=True)
     )
+    if any(start >= stop for start, stop in there):
+        return None
+    own = tuple(start for start, _ in box.where) or (0,) * len(there)
     share = 1.0 / (box.factor * terms) if box.factor * terms != 1.0 else 1.0
-    return Box(tuple(start for start, _ in own), (golden,), share, (), there, box.flat)
+    return Box(own, (recorded,), share, (), there, box.flat)
 
 
 def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
@@ -364,7 +378,7 @@ def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
     fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names
     fields |= {
         "shape": own.shape,
-        "digest": f"{golden.digest} {place}",
+        "digest": f"{[box.terms[0].digest for box in boxes]} {place}",
         "statistics": None,
         "sketch": None,
         "shard": own.shard,

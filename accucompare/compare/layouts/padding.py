@@ -81,6 +81,18 @@ def with_padding(ours: Record, shape: tuple[int, ...], make: _Make) -> Record:
     return replace(make(ours, shape, arranged), digest=None, statistics=known, sketch=None)
 
 
+def padded_like(record: Record | None, golden: Record) -> Record | None:
+    """A baseline's record as ``with_padding`` made golden's."""
+    if record is None or not isinstance(golden, GlobalRecord) or len(golden.boxes) != 1:
+        return record
+    (box,) = golden.boxes
+    if record.shape != box.shape or record.shape == golden.shape:
+        return record
+    fields = {name: getattr(record, name) for name in Record.__struct_fields__}
+    fields |= {"shape": golden.shape, "digest": None, "statistics": None, "sketch": None}
+    return GlobalRecord(**fields, boxes=(replace(box, terms=(record,)),))
+
+
 def without_padding(theirs: GlobalRecord, ours: Record, axis: int) -> GlobalRecord:
     """The candidate's tensor as far as golden's goes."""
     length = ours.shape[axis]

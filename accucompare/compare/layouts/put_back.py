@@ -13,8 +13,9 @@ import msgspec
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.batch_rows import RowsOfRanks
+from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.microbatches import Schedule, schedule_of
-from accucompare.compare.layouts.rank_names import RankNames, names_of_ranks
+from accucompare.compare.layouts.rank_names import RankNames
 from accucompare.compare.pairing import Model, Renaming, with_parameter
 
 #: What a module takes and what it gives, and their gradients.

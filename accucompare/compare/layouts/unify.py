@@ -33,7 +33,7 @@ from accucompare.compare.layouts.arrange import (
 )
 from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
-from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.padding import (
     padded_shape,
     paddings,
@@ -59,6 +59,10 @@ _MOST_REORDERED = 4
 #: The widths of layers that are fused into one, in proportion: gate and up; query, key and value,
 #: with fewer keys than queries.
 FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
+
+
+#: What a gradient is of.
+_VALUES = {Role.GRAD_INPUT: Role.INPUT, Role.GRAD_OUTPUT: Role.OUTPUT}
 
 
 class RankRecords(NamedTuple):
@@ -103,12 +107,13 @@ class RankRecords(NamedTuple):
                 }
             )
         holders = holders or Holders()
-        first = holders.begins.get("") or {rank for rank, _ in mesh.places}
+        first = holders.begins.get("")
+        base = mesh if first is None else _of_stage(first, mesh, bundle.manifests)
         rows = {step: _of_all_stages(held, mesh) for step, held in rows.items()}
         batches: dict[Holder, Mesh] = {}
         for step, held in rows.items():
             found = {
-                call: mesh.of_ranks(first).of_rows(_of_call(held, call, first))
+                call: base.of_rows(_of_call(held, call, first))
                 for call in {each.call for each in held.values()}
             }
             if all(found.values()):
@@ -145,19 +150,17 @@ class RankRecords(NamedTuple):
             found.append(replace(record, rank=0, call=key.call, parent=parent))
         return found
 
-    def lacking(self, record: Record) -> tuple[int, ...]:
+    def lacking(self, record: Record) -> PartsMissing | None:
         """The ranks that finished the step without the update that they made in another step."""
         if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
-            return ()
-        updating = self.updating[record.name, record.role, record.path]
-        lacking = updating - {rank for rank, _ in self.groups[record.key]}
-        return tuple(
-            sorted(
-                rank
-                for rank in lacking
-                if any(entry.step == record.step for entry in self.manifests[rank].steps)
-            )
-        )
+            return None
+        held = {rank for rank, _ in self.groups[record.key]}
+        lacking = [
+            rank
+            for rank in sorted(self.updating[record.name, record.role, record.path] - held)
+            if any(entry.step == record.step for entry in self.manifests[rank].steps)
+        ]
+        return PartsMissing(tuple(sorted(held)), tuple(lacking)) if lacking else None
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -188,7 +191,7 @@ class RankRecords(NamedTuple):
         if ranks is None:
             return self.mesh
         if (ranks, None) not in self.parts:
-            self.parts[ranks, None] = self.mesh.of_ranks(ranks)
+            self.parts[ranks, None] = _of_stage(ranks, self.mesh, self.manifests)
         return self.parts[ranks, None]
 
     def _of_calls(
@@ -203,6 +206,13 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _of_stage(ranks: frozenset[int], mesh: Mesh, manifests: Mapping[int, Manifest]) -> Mesh:
+    """The mesh of the ranks of one stage, which their manifests may describe without the stages."""
+    own = {rank: manifest for rank, manifest in manifests.items() if rank in ranks}
+    described = Mesh.of(own, len(ranks))
+    return mesh.of_ranks(ranks) if UNKNOWN in described.sizes else described
 
 
 def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder, GivenRows]:
@@ -221,10 +231,14 @@ def _of_all_stages(held: Mapping[Holder, GivenRows], mesh: Mesh) -> dict[Holder,
 
 
 def _of_call(
-    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int]
+    rows: Mapping[Holder, GivenRows], call: int, ranks: Collection[int] | None
 ) -> dict[Holder, GivenRows]:
-    """Those of one of golden's calls, of some ranks."""
-    return {at: each for at, each in rows.items() if each.call == call and at[0] in ranks}
+    """Those of one of golden's calls, of some ranks or all."""
+    return {
+        at: each
+        for at, each in rows.items()
+        if each.call == call and (ranks is None or at[0] in ranks)
+    }
 
 
 def _calls_of_model(records: Iterable[Record]) -> dict[tuple[int, str], int]:
@@ -279,6 +293,7 @@ def unify(
         return unified._replace(pairs=list(pairs))
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
+    shapes: dict[Key, tuple[int, ...]] = {}
     for place, pair in enumerate(pairs):
         of_step = pair.record.step, pair.record.name
         if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
@@ -302,13 +317,12 @@ def unify(
             )
             continue
         if candidate is not None and (lacking := candidate.lacking(pair.candidate)):
-            made = {rank for rank, _ in candidate.groups[pair.candidate.key]}
-            unified.unknown[place] = PartsMissing(tuple(sorted(made)), lacking)
+            unified.unknown[place] = lacking
             unified.pairs.append(pair)
             continue
         rule = next((own for own in given if own.applies_to(pair.candidate)), None)
         found = (
-            _both_sides(pair.golden, pair.candidate, golden, candidate)
+            _both_sides(pair.golden, pair.candidate, golden, candidate, shapes)
             if rule is None or candidate is None
             else _as_given(pair.golden, pair.candidate, candidate, rule)
         )
@@ -319,6 +333,7 @@ def unify(
             unified.pairs.append(pair)
             continue
         ours, theirs, others = found
+        shapes[pair.golden.key] = ours.shape
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
             unified.others[place] = others
@@ -378,18 +393,30 @@ def _as_given(
 
 
 def _both_sides(
-    ours: Record, theirs: Record, golden: RankRecords | None, candidate: RankRecords | None
+    ours: Record,
+    theirs: Record,
+    golden: RankRecords | None,
+    candidate: RankRecords | None,
+    known: Mapping[Key, tuple[int, ...]],
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
-    Golden of several ranks is trusted: its replicas are equal, or terms of a mean."""
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean.
+
+    Args:
+        known: the global tensors' shapes; a gradient has that of its value.
+    """
     groups = [
         None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
         for record, ranks in ((ours, golden), (theirs, candidate))
     ]
     found: list[tuple[list[Record], list[Record]]] = []
     missing: PairRemark | None = None
+    role = _VALUES.get(ours.role, ours.role)
+    of_value = known.get(ours.key._replace(role=role))
     for shape in _shapes((ours, theirs), groups):
+        if of_value is not None and golden and candidate and shape != of_value:
+            continue
         sides: list[list[Record]] = []
         for record, group in zip((ours, theirs), groups, strict=True):
             try:

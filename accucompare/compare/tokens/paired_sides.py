@@ -116,5 +116,8 @@ def placed_rows(record: Record) -> list[PlacedRows] | None:
         for (term,) in (box.terms, *box.replicas):
             own = np.arange(row_count(term)).reshape(term.shape[:-1])
             where = tuple(slice(*edge) for edge in box.where[:-1])
-            found.append(PlacedRows(term, of_whole, own[where].reshape(-1)))
+            rows = own[where].reshape(-1)
+            if len(rows) != len(of_whole):
+                return None
+            found.append(PlacedRows(term, of_whole, rows))
     return found

@@ -37,7 +37,8 @@ class Routing(NamedTuple):
         around: the call in which it was made.
         order: its place in golden's step.
         choices: the places of the pairs of its choices.
-        scores: the place of the pair of scores that it chose by; ``None`` if none is known.
+        scores: the places of the pairs of scores that it chose by, or that these are made of; none
+            if they are not known.
         tokens: those that were sent elsewhere.
         remark: what there is to say.
     """
@@ -46,7 +47,7 @@ class Routing(NamedTuple):
     around: CallOfStep | None
     order: int
     choices: tuple[int, ...]
-    scores: int | None
+    scores: tuple[int, ...]
     tokens: Numbers
     remark: RoutedOtherwise
 
@@ -55,7 +56,7 @@ def routings(sides: PairedSides) -> list[Routing]:
     """The calls of routers whose choices are not golden's, in golden's order.
 
     A router is a module that gives integers for each row, or a mask, and beside them scores of
-    which these are the highest, on golden's side in every row."""
+    which these are the highest, on golden's side in every row; as many for each row."""
     found = []
     for call, places in _by_call(sides).items():
         chosen = [place for place in places if may_be_choice(sides.pairs[place].golden)]
@@ -100,13 +101,59 @@ def _differs(sides: PairedSides, place: int) -> bool:
     return records[0].digest is None or records[0].digest != records[1].digest
 
 
-def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[int]:
-    """The places of what a router may have chosen by: its own outputs, and those of its calls."""
-    yield from (place for place in places if _has_scores(sides, place))
-    for place, pair in enumerate(sides.pairs):
-        own = pair.record.role is Role.OUTPUT and caller_of_pair(pair) == call
-        if own and _has_scores(sides, place):
-            yield place
+class _Scores(NamedTuple):
+    """Golden's scores and the candidate's that a router may have chosen by.
+
+    Attributes:
+        places: of the pairs that they are, or are made of.
+        digits: of the type that they were made in.
+    """
+
+    places: tuple[int, ...]
+    golden: _Floats
+    candidate: _Floats
+    digits: int
+
+
+def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[_Scores]:
+    """What a router may have chosen by: its own outputs, those of its calls, or what its weight
+    makes of its input."""
+    called = [
+        place
+        for place, pair in enumerate(sides.pairs)
+        if pair.record.role is Role.OUTPUT and caller_of_pair(pair) == call
+    ]
+    for place in (*places, *called):
+        if _has_scores(sides, place):
+            ours, theirs = _floats(sides, place)
+            yield _Scores((place,), ours, theirs, _digits(sides, place))
+    own = [place for place, pair in enumerate(sides.pairs) if call_of_pair(pair) == call]
+    given = [place for place in own if _is(sides, place, Role.INPUT)]
+    weights = [
+        place
+        for place, pair in enumerate(sides.pairs)
+        if (pair.record.step, pair.record.name) == call[:2] and _is(sides, place, Role.PARAM_BEFORE)
+    ]
+    for weight in weights if given else ():
+        rows, held = _floats(sides, given[0]), _floats(sides, weight)
+        if all(x.shape[1] == w.shape[1] for x, w in zip(rows, held, strict=True)):
+            ours, theirs = (x @ w.T for x, w in zip(rows, held, strict=True))
+            digits = min(_digits(sides, given[0]), _digits(sides, weight))
+            yield _Scores((given[0], weight), ours, theirs, digits)
+
+
+def _is(sides: PairedSides, place: int, role: Role) -> bool:
+    return sides.pairs[place].record.role is role and _has_scores(sides, place)
+
+
+def _floats(sides: PairedSides, place: int) -> list[_Floats]:
+    return [each.astype(np.float64) for each in _values(sides, place)]
+
+
+def _digits(sides: PairedSides, place: int) -> int:
+    """The significand bits of the coarser side."""
+    records = sides.put_together(place) or ()
+    return min(DTYPES[record.dtype].digits for record in records)
 
 
 def _has_scores(sides: PairedSides, place: int) -> bool:
@@ -115,7 +162,7 @@ def _has_scores(sides: PairedSides, place: int) -> bool:
 
 
 def _routing(
-    sides: PairedSides, call: CallOfStep, places: Sequence[int], scores: Iterator[int]
+    sides: PairedSides, call: CallOfStep, places: Sequence[int], scores: Iterator[_Scores]
 ) -> Routing | None:
     ours, theirs = _values(sides, places[0])
     experts = int(max(ours.max(initial=0), theirs.max(initial=0))) + 1
@@ -125,21 +172,25 @@ def _routing(
     elif least < 0 or experts > _MOST_EXPERTS:
         return None
     masks = [_mask(each, experts) for each in (ours, theirs)]
+    if not _is_choice(masks[0]):
+        return None
     tokens = np.flatnonzero((masks[0] != masks[1]).any(axis=1))
-    chosen_by, margin, apart, explained = None, None, None, not len(tokens)
-    for place in scores:
-        values = [each.astype(np.float64) for each in _values(sides, place)]
-        if len({each.shape for each in values}) > 1:
+    chosen_by: tuple[int, ...] = ()
+    margin, apart, explained = None, None, not len(tokens)
+    for each in scores:
+        values = each.golden, each.candidate
+        if len({len(ours), *map(len, values)}) > 1 or values[0].shape != values[1].shape:
             continue
-        if len(values[0]) != len(ours) or values[0].shape[1] < experts:
+        if values[0].shape[1] < experts:
             continue
-        records = sides.unified.pairs[place]
-        wide = [_mask(each, values[0].shape[1]) for each in (ours, theirs)]
-        if not _are_highest(values[0], wide[0], records.golden).all():
+        wide = [_mask(own, values[0].shape[1]) for own in (ours, theirs)]
+        if not values[0][~wide[0]].any():  # only what was chosen has a score
             continue
-        chosen_by = place
+        if not _are_highest(values[0], wide[0], each.digits).all():
+            continue
+        chosen_by = each.places
         if len(tokens):
-            right = _are_highest(values[1], wide[1], records.candidate)[tokens].all()
+            right = _are_highest(values[1], wide[1], each.digits)[tokens].all()
             margin, apart, near = _margins(values, wide, tokens)
             explained = bool(right and near)
         break
@@ -169,11 +220,18 @@ def _mask(chosen: NDArray[np.generic], experts: int) -> _Mask:
     return found
 
 
-def _are_highest(scores: _Floats, chosen: _Mask, record: Record | None) -> NDArray[np.bool_]:
+def _is_choice(chosen: _Mask) -> bool:
+    """Whether rows choose as many experts as each other, but not all; of padding, none. A mask of
+    what is above a threshold does not."""
+    counts = chosen.sum(axis=1)
+    counts = counts[counts > 0]
+    return bool(len(counts) and (counts == counts[0]).all() and counts[0] < chosen.shape[1])
+
+
+def _are_highest(scores: _Floats, chosen: _Mask, digits: int) -> NDArray[np.bool_]:
     """Whether the chosen ones of each row are the highest, as far as their type tells."""
     lowest = np.where(chosen, scores, np.inf).min(axis=1)
     highest = np.where(chosen, -np.inf, scores).max(axis=1)
-    digits = DTYPES[record.dtype].digits if record is not None else 24
     return np.asarray(lowest >= highest - 2.0 ** (1 - digits) * np.abs(scores).max(axis=1))
 
 

@@ -58,6 +58,20 @@ class ChosenBaseline:
     unfit: str = ""
     records: dict[Key, Record] | None = None
 
+    def on_one_device(self) -> ChosenBaseline:
+        """Without a bundle of several ranks, whose tensors are not put together.
+
+        Raises:
+            UsageError: if the user named it.
+        """
+        try:
+            _check_one_device(self.bundle)
+        except UsageError as error:
+            if self.asked:
+                raise
+            return replace(self, bundle=None, unfit=str(error))
+        return self
+
     def with_records(
         self,
         tasks: list[Task],
@@ -168,3 +182,12 @@ def choose_baseline(
             chosen, refused=RefusedBaseline(bundle.path, why, suggested(golden, candidate))
         )
     return replace(chosen, bundle=bundle)
+
+
+def _check_one_device(baseline: Bundle | None) -> None:
+    if baseline is not None and baseline.manifest.ranks > 1:
+        raise UsageError(
+            f"{baseline.path}: a baseline of {baseline.manifest.ranks} ranks cannot judge tensors"
+            " that are put together; capture one on one device (accucompare capture --as-layout"
+            " CANDIDATE: it computes as the candidate's ranks do)"
+        )

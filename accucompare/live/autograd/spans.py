@@ -12,6 +12,7 @@ output, because a watch needs the operator behind each node.
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -282,9 +283,16 @@ class Sum:
     then there is no sum.
     """
 
-    def __init__(self, whole: Callable[[torch.Tensor | None], None]) -> None:
-        """``whole`` is called once, with the sum of all parts; ``None`` if no part was defined."""
+    def __init__(
+        self,
+        whole: Callable[[torch.Tensor | None], None],
+        add: Callable[[Any, Any], Any] = operator.add,
+    ) -> None:
+        """``whole`` is called once, with the sum of all parts; ``None`` if no part was defined.
+
+        ``add`` adds two tensors that lie alike."""
         self.apart = False
+        self._add = add
         self._parts = 0
         self._total: torch.Tensor | None = None
         self._whole = whole
@@ -309,7 +317,7 @@ class Sum:
         """A sum, computed on this rank alone."""
         ours, theirs = (getattr(each, "placements", ()) for each in (total, part))
         if ours == theirs:
-            return total + part
+            return self._add(total, part)
         common = [_common(*pair) for pair in zip(ours, theirs, strict=False)]
         if len(ours) != len(theirs) or None in common:
             self.apart = True

@@ -11,6 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from accucompare.bundle.format import Role, Shard
+from accucompare.errors import UsageError
 from accucompare.live.around import Dimensions, dimensions_of, is_of_mesh
 from accucompare.live.layouts.megatron import cut_values, flat_part, kept_parts, megatron_parts
 from accucompare.live.modules import Modules
@@ -71,7 +72,18 @@ class Layouts:
 
     @classmethod
     def of_model(cls, modules: Modules) -> Layouts | None:
-        """``None`` if this process computes alone."""
+        """``None`` if this process computes alone.
+
+        Raises:
+            UsageError: if it computes for all ranks.
+        """
+        local = sys.modules.get("torch.distributed._local_tensor")  # torch imports it at need
+        if local is not None and local.local_tensor_mode() is not None:
+            raise UsageError(
+                "LocalTensorMode computes for several ranks in one process, and a capture writes"
+                " what one rank computes: start a process for each rank (torchrun"
+                " --nproc-per-node N; gloo needs no GPU)"
+            )
         distributed = torch.distributed
         several = distributed.is_available() and distributed.is_initialized()
         return cls(modules) if several else None

@@ -5,6 +5,7 @@ from accucompare.live.values.subclasses import dressed_as, is_plain_class, plain
 from accucompare.live.values.tensors import (
     Bits,
     HostValue,
+    added,
     copy_of,
     difference,
     dtype_name,
@@ -24,6 +25,7 @@ __all__ = [
     "Bits",
     "HostValue",
     "Scalar",
+    "added",
     "copy_of",
     "describe_value",
     "difference",

@@ -278,6 +278,20 @@ def copy_of(tensor: torch.Tensor, lend: Callable[[int], Array]) -> torch.Tensor:
     return torch.from_numpy(block).view(tensor.dtype).view(tensor.shape)
 
 
+def added(one: Any, other: Any, lend: Callable[[int], Array]) -> Any:
+    """The sum of two tensors. ``lend`` gives memory for a large one on the host."""
+    nbytes = one.numel() * one.itemsize
+    if (
+        nbytes <= _SMALL
+        or (one.dtype, one.shape) != (other.dtype, other.shape)
+        or _in_place(one) is None
+        or _in_place(other) is None
+    ):
+        return one + other
+    result = torch.from_numpy(lend(nbytes)).view(one.dtype).view(one.shape)
+    return torch.add(one, other, out=result)
+
+
 def difference(
     after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease], spare: bool
 ) -> tuple[torch.Tensor, Lease | None]:

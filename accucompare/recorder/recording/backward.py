@@ -37,6 +37,7 @@ from accucompare.live.autograd import (
     seeded,
 )
 from accucompare.live.modules import Call, Modules
+from accucompare.live.values import added
 from accucompare.recorder.feeding import IN_PLACE_OF
 from accucompare.recorder.recording.contributions import (
     Cast,
@@ -434,7 +435,9 @@ class Backward(Generic[_C]):
             if id(owner) not in parts:
                 total = self._of_parameter(owner.call, id(cast.parameter), running)
                 total.expect()
-                parts[id(owner)] = Sum(functools.partial(add_as, total, cast.parameter.dtype))
+                parts[id(owner)] = self._new_sum(
+                    functools.partial(add_as, total, cast.parameter.dtype)
+                )
                 running.parts.append(parts[id(owner)])
             self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
 
@@ -463,8 +466,11 @@ class Backward(Generic[_C]):
     def _sum(self, call: _C, role: Role, path: str, running: Running) -> Sum:
         key = id(call), role, path
         if key not in running.sums:
-            running.sums[key] = Sum(functools.partial(self._whole, call, role, path))
+            running.sums[key] = self._new_sum(functools.partial(self._whole, call, role, path))
         return running.sums[key]
+
+    def _new_sum(self, whole: Callable[[torch.Tensor | None], None]) -> Sum:
+        return Sum(whole, functools.partial(added, lend=self._guard.lend))
 
     def _add(self, gifts: list[Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         """A node has run and gives ``given``, one entry for each of its ``next_functions``."""

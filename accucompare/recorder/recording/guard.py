@@ -20,6 +20,9 @@ class Guard(Protocol):
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         """Run a hook's work, one thread at a time."""
 
+    def lend(self, nbytes: int) -> Array:
+        """Host memory for what is kept until nobody refers to it any more."""
+
 
 def guarded(guard: Guard, act: Callable[..., Any], name: str, *arguments: Any) -> Any:
     """Run a hook's work if the recorder listens; messages name ``name`` as the place."""
@@ -37,9 +40,6 @@ class UpdateSink(Guard, Protocol):
 
     def room(self, nbytes: int) -> Lease:
         """Host memory for a value to be recorded; waits until there is some."""
-
-    def lend(self, nbytes: int) -> Array:
-        """Host memory for what is kept until nobody refers to it any more."""
 
     def add_update(
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY

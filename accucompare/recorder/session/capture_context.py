@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -159,11 +160,14 @@ def recording(
         start = Start.of(subject, out, options, stack, within)
         start.notes[:0] = [*subject.notes, *notes, *within.notes]
         directory = place_of(out)
+        run = ""
         if not within.prepared:
-            stack.enter_context(_prepared(directory, options.overwrite, subject))
+            run = stack.enter_context(_prepared(directory, options.overwrite, subject))
         manifest = start.manifest(options, subject.ranks)
         manifest.mesh = subject.mesh
         manifest.capture.update({**within.made, **numerics.options, "as_layout": None})
+        if run:
+            manifest.capture["run"] = run
         if layout is not None:
             made_as = AsLayout(str(options.as_layout), layout.ranks, {**layout.mesh})
             manifest.capture["as_layout"] = msgspec.to_builtins(made_as)
@@ -258,9 +262,10 @@ def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _prepared(directory: Place, overwrite: bool, subject: Subject) -> Iterator[None]:
-    """Rank 0 locks and clears the directory; all ranks wait for it, or fail with it."""
-    problem: list[str | None] = [None]
+def _prepared(directory: Place, overwrite: bool, subject: Subject) -> Iterator[str]:
+    """Rank 0 locks and clears the directory; all ranks wait for it, or fail with it. Gives several
+    ranks a name of their run."""
+    problem, run = "", secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         if subject.rank == 0:
             try:
@@ -268,12 +273,14 @@ def _prepared(directory: Place, overwrite: bool, subject: Subject) -> Iterator[N
                 stack.callback(_put_back, directory)
                 prepare_directory(directory, overwrite)
             except CaptureError as error:
-                problem = [str(error)]
+                problem = str(error)
+        told = [problem, run]
         if subject.ranks > 1:
-            torch.distributed.broadcast_object_list(problem, src=0)
-        if problem[0] is not None:
-            raise CaptureError(problem[0])
-        yield
+            torch.distributed.broadcast_object_list(told, src=0)
+        problem, run = told
+        if problem:
+            raise CaptureError(problem)
+        yield run if subject.ranks > 1 else ""
 
 
 def _put_back(directory: Place) -> None:

@@ -20,6 +20,7 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.devices import is_a_librarys
+from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.report.words.stage_words import stage_words
 from accucompare.selection import Mode
 from accucompare.text import first_few, printable, ranges
@@ -70,6 +71,7 @@ _TOPICS = {
     facts.DrawsApart: "random numbers",
     facts.RankLacksSteps: "incomplete",
     facts.RanksMissing: "incomplete",
+    facts.SeveralRuns: "ranks",
     facts.HeldInMode: "mode",
     facts.ImportedDump: "import",
     facts.OtherSteps: "steps",
@@ -170,8 +172,14 @@ _MODES = {
 _MOST_SURROUNDINGS = 5
 
 
-def _lacking(fact: facts.DrawsApart | facts.RankLacksSteps | facts.RanksMissing) -> str:
-    """What ranks are missing, recorded less than others, or drew by themselves."""
+_OfRanks = facts.DrawsApart | facts.RankLacksSteps | facts.RanksMissing | facts.SeveralRuns
+
+
+def _of_ranks(fact: _OfRanks) -> str:
+    """What ranks are missing, of another run, recorded less than others, or drew by themselves."""
+    if isinstance(fact, facts.SeveralRuns):
+        runs = "; ".join(ranks_in_words(each) for each in fact.ranks)
+        return f"{fact.side.value} is mixed of {len(fact.ranks)} runs ({runs}); capture it again"
     if isinstance(fact, facts.DrawsApart):
         return (
             f"{fact.side.value}: its ranks drew {fact.draws} random tensor(s), as dropout does,"
@@ -190,8 +198,10 @@ def _of_captures(fact: FindingFact) -> str:
             place += "" if step is None else f" in step {step}"
             why = "it was killed, or is still running" if error is None else error
             return f"{side.value}{_in_rank(rank)} is incomplete: stopped{place}: {why}"
-        case facts.DrawsApart() | facts.RankLacksSteps() | facts.RanksMissing():
-            return _lacking(fact)
+        case (
+            facts.DrawsApart() | facts.RankLacksSteps() | facts.RanksMissing() | facts.SeveralRuns()
+        ):
+            return _of_ranks(fact)
         case facts.HeldInMode(mode, golden, candidate):
             sides = [*(["golden"] * golden), *(["the candidate"] * candidate)]
             return f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {_MODES[mode]}"

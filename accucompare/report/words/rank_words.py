@@ -132,6 +132,7 @@ _RESOLUTION = 1e-7
 _KINDS = {
     "device": "the device",
     "mode": "train mode",
+    "run": "the run",
     "version": "the version of",
     "flag": "the flag",
     "variable": "the variable",

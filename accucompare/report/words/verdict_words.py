@@ -14,6 +14,7 @@ from accucompare.compare.remarks import BareRemark, DumpGap, OneSideWhy, PairRem
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.numbers import DTYPES
 from accucompare.report.words.layout_words import ranks_in_words
+from accucompare.report.words.token_words import token_words
 from accucompare.text import printable, with_article
 
 #: The meaning of each reason that a result's row may have.
@@ -310,8 +311,9 @@ def remark_words(remark: PairRemark) -> str:
     if isinstance(remark, BareRemark):
         return _BARE[remark]
     return (
-        _of_ranks(remark)
-        or _of_tokens(remark)
+        token_words(remark)
+        or _of_ranks(remark)
+        or _of_sequences(remark)
         or _why_alone(remark)
         or _about_runs(remark)
         or _of_numbers(remark)
@@ -349,25 +351,9 @@ def _of_ranks(remark: PairRemark) -> str:
             return ""
 
 
-def _of_tokens(remark: PairRemark) -> str:
-    """Which tokens the ranks' or experts' rows are of; ``""`` for any other remark."""
+def _of_sequences(remark: PairRemark) -> str:
+    """Which part of a sequence it is of; ``""`` for any other remark."""
     match remark:
-        case remarks.TokensElsewhere(0, 0):
-            return "no token came here"
-        case remarks.TokensElsewhere(golden, candidate, of, by_rounding, ranks):
-            on = f" on {ranks_in_words(ranks)}" if ranks else ""
-            came = f"; {candidate:,} came from elsewhere{on}" if candidate else ""
-            why = ", by the router's rounding" if by_rounding else ""
-            return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
-        case remarks.RowsAlike(rows, of):
-            return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
-        case remarks.RoutedOtherwise():
-            return _routed(remark)
-        case remarks.AfterRouting(tokens, of, router):
-            return (
-                f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"
-                " computed after that; a fed capture (--feed) judges it"
-            )
         case remarks.CalledInParts(golden, candidate):
             return (
                 f"called {candidate} times for golden's {golden}, as each rank has a part of the"
@@ -400,19 +386,6 @@ def _why_alone(remark: PairRemark) -> str:
         case remarks.BaselineDtype(dtype):
             return f"the baseline's dtype is {dtype}"
     return ""
-
-
-def _routed(remark: remarks.RoutedOtherwise) -> str:
-    if not remark.tokens:
-        return "the same experts in another order"
-    told = f"{remark.tokens:,} of {remark.of:,} tokens routed otherwise"
-    if remark.margin is None or remark.apart is None:
-        return f"{told}; the scores that decided are not known"
-    why = "rounding" if remark.by_rounding else "more than rounding"
-    return (
-        f"{told}; the largest margin {remark.margin:.1g}, where the scores are {remark.apart:.1g}"
-        f" apart: {why}"
-    )
 
 
 def _about_runs(remark: PairRemark) -> str:
