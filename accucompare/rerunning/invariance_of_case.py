@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -14,12 +14,20 @@ from torch.utils import _pytree as pytree
 
 from accucompare.bundle.format import display_name
 from accucompare.bundle.reading import open_bundle
-from accucompare.compare.limits import float_dtype
-from accucompare.compare.reruns import BatchAxes, Invariance, Variant, Variation, VariedRuns
+from accucompare.compare.limits import float_dtype, is_half
+from accucompare.compare.reruns import (
+    BatchAxes,
+    Invariance,
+    Variant,
+    VariantOutcome,
+    Variation,
+    VariedRuns,
+)
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, CaseError
 from accucompare.live.modules import class_of, name_modules
 from accucompare.live.operators import RandomState
+from accucompare.numbers import DTYPES
 from accucompare.places import local
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import (
@@ -75,7 +83,8 @@ def check_invariance(
     at other places, in smaller and larger batches, after another batch on the same model, with
     other padding if there is a mask, and on other numbers of threads. Each run builds the case anew
     under the seed. Only the forward is run. How large rounding is, a run in float64 on the CPU
-    says.
+    says. Of a half type, runs whose bits change are made in float64, too, where rounding hides
+    less.
 
     Args:
         case: as for ``accucompare.locate``.
@@ -142,27 +151,53 @@ class _Runs:
         except CaptureError:  # the limits of its type judge instead
             exact = None
         note(2)
+        axes = BatchAxes(batch.samples, batch.tokens)
         outcomes = []
         with contextlib.ExitStack() as stack:
             whole = stack.enter_context(open_bundle(golden))
             baseline = None if exact is None else stack.enter_context(open_bundle(exact))
-            compared = VariedRuns(whole, BatchAxes(batch.samples, batch.tokens), baseline)
+            runs = VariedRuns(whole, axes, baseline)
             for number, variant in enumerate(variants):
-                with tempfile.TemporaryDirectory(dir=folder) as own:
-                    out = Path(own) / "run"
-                    before = [arguments] if variant.kind is Variation.LATER else []
-                    with _on_threads(variant.threads):
-                        self._run(out, batch.of(variant, known), _others(before, batch))
-                    with open_bundle(out) as bundle:
-                        if variant.kind is Variation.ALONE:
-                            compared.learn(bundle, variant)
-                        outcomes.append(compared.compare(bundle, variant))
+                outcomes.append(self._outcome(folder, runs, batch, variant, known))
                 note(number + 3)
             dtype = float_dtype(whole.manifest)
+            hides = dtype in DTYPES and is_half(dtype)
+            if baseline is not None and hides and any(each.changed for each in outcomes):
+                runs = VariedRuns(baseline, axes, None, FloatType.FLOAT32.value)
+                outcomes = [
+                    replace(
+                        each, exact=self._outcome(folder, runs, batch, each.variant, known, True)
+                    )
+                    if each.variant.kind is Variation.ALONE or (each.changed and not each.fails)
+                    else each
+                    for each in outcomes
+                ]
         why_not = batch.why_not(on_cpu, known)
         return Invariance(
             name, str(device), dtype, batch.samples, exact is not None, outcomes, why_not, bitwise
         )
+
+    def _outcome(
+        self,
+        folder: Path,
+        runs: VariedRuns,
+        batch: BatchOfCase,
+        variant: Variant,
+        positions_known: bool,
+        exact: bool = False,
+    ) -> VariantOutcome:
+        """Make one run, and hold it against the whole batch."""
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            out = Path(own) / "run"
+            before = None
+            if variant.kind is Variation.LATER:  # a batch of the last sample alone
+                before = batch.of(Variant(variant.kind, variant.rows[-1:] * batch.samples))
+            with _on_threads(variant.threads):
+                self._run(out, batch.of(variant, positions_known), before, exact)
+            with open_bundle(out) as bundle:
+                if variant.kind is Variation.ALONE:
+                    runs.learn(bundle, variant)
+                return runs.compare(bundle, variant)
 
     def _built(self, exact: bool = False) -> tuple[nn.Module, CallArguments, str]:
         device = torch.device("cpu") if exact else self.device
@@ -222,13 +257,6 @@ class _Runs:
         return len(ours) == len(theirs) > 0 and all(
             torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)
         )
-
-
-def _others(before: list[CallArguments], batch: BatchOfCase) -> CallArguments | None:
-    """Another batch of the same shape: of the last sample alone."""
-    if not before:
-        return None
-    return batch.of(Variant(Variation.LATER, (batch.samples - 1,) * batch.samples))
 
 
 @contextlib.contextmanager

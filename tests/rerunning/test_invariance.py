@@ -57,14 +57,18 @@ def test_a_right_model_differs_by_rounding_at_most(
     assert (found.exit_code, found.unseen) == (0, [])
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize("name", BATCH_FAULTS)
-def test_a_fault_is_more_than_rounding_and_named(name: str, check: Any) -> None:
+def test_a_fault_is_more_than_rounding_and_named(name: str, dtype: str | None, check: Any) -> None:
     fault = BATCH_FAULTS[name]
-    found = check(name, faulty=True)
+    found = check(name, faulty=True, dtype=dtype)
     assert found.exit_code == 1
     shown = {each.variant.kind: each for each in found.failing}
     assert fault.shows in shown
-    first = shown[fault.shows].first_more
+    outcome = shown[fault.shows]
+    seen = outcome if outcome.fails_itself else outcome.exact
+    assert seen is not None
+    first = seen.first_more
     assert first is not None
     assert first.name == fault.place
 
@@ -146,13 +150,13 @@ def test_the_command_shows_runs_layers_and_the_answer(cli: Run, small: str) -> N
     assert cli("invariance", f"{small}:one").returncode == 2
 
 
-def outcome(changed: int) -> VariantOutcome:
+def outcome_of(changed: int) -> VariantOutcome:
     return VariantOutcome(Variant(Variation.ALONE, (0,)), 2, 0, 1, changed=changed)
 
 
 @pytest.mark.parametrize(("bitwise", "changed", "code"), [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
 def test_rounding_fails_for_those_who_need_bits(bitwise: int, changed: int, code: int) -> None:
-    found = Invariance("c", "cpu", "float32", 2, True, [outcome(changed)], {}, bool(bitwise))
+    found = Invariance("c", "cpu", "float32", 2, True, [outcome_of(changed)], {}, bool(bitwise))
     assert found.exit_code == code
 
 

@@ -94,7 +94,9 @@ class VariantOutcome:
         first, first_more: the first tensor in execution order that changed; by more than rounding.
         at_outputs: the worst of the model's outputs, if one changed.
         changed, more: how many tensors did.
-        layers: by module, the worst of its outputs and glue that changed.
+        layers: by module, the worst of its outputs that changed.
+        exact: of a half type: the same run in float64, where rounding hides less; ``None`` if it
+            was not needed, or not possible.
     """
 
     variant: Variant
@@ -107,10 +109,16 @@ class VariantOutcome:
     changed: int = 0
     more: int = 0
     layers: Mapping[str, LayerChange] = field(default_factory=dict)
+    exact: VariantOutcome | None = None
 
     @property
     def fails(self) -> bool:
         """Whether the samples change by more than rounding."""
+        return self.fails_itself or (self.exact is not None and self.exact.fails_itself)
+
+    @property
+    def fails_itself(self) -> bool:
+        """Whether they do so in this type."""
         if self.variant.shifted:
             return self.at_outputs is not None and self.at_outputs.more
         return self.more > 0

@@ -10,7 +10,7 @@ import numpy as np
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging import judge_pair
-from accucompare.compare.limits import EXACT, Expected, LimitsInForce
+from accucompare.compare.limits import EXACT, Expected, LimitsInForce, Tolerance
 from accucompare.compare.measuring import Metrics, may_hold_masks, measure_pair
 from accucompare.compare.reruns.batch_axes import BatchAxes, BatchAxis
 from accucompare.compare.reruns.invariance_facts import LayerChange, Variant, VariantOutcome
@@ -28,10 +28,15 @@ class VariedRuns:
         golden: its bundle.
         axes: what is known of the batch.
         baseline: the same batch in float64; ``None`` without.
+        coarsest: the type that limits are of at least; ``""`` for each tensor's own. Modules may
+            compute in float32 whatever the model's type.
     """
 
-    def __init__(self, golden: Bundle, axes: BatchAxes, baseline: Bundle | None) -> None:
+    def __init__(
+        self, golden: Bundle, axes: BatchAxes, baseline: Bundle | None, coarsest: str = ""
+    ) -> None:
         self.golden = golden
+        self._coarsest = coarsest
         self.axes = axes
         self._records = [each for each in golden.records() if each.role in _ROLES]
         self._records.sort(key=lambda record: record.order)
@@ -128,7 +133,7 @@ class VariedRuns:
         metrics = _measured(*values, (dtype, dtype), _holds_masks(record, other))
         expected = self._rounding(record, variant)
         exact = dtype.kind in (Kind.INT, Kind.BOOL)
-        tolerance = EXACT if exact else _LIMITS.tolerance_for(record, other)
+        tolerance = EXACT if exact else self._limits(record, other)
         verdict = judge_pair(_undigested(record), _undigested(other), metrics, tolerance, expected)
         return LayerChange(
             record.name,
@@ -143,6 +148,14 @@ class VariedRuns:
             None if expected is None else expected.rel_l2,
             verdict.rel_l2_limit,
         )
+
+    def _limits(self, record: Record, other: Record) -> Tolerance:
+        if not self._coarsest:
+            return _LIMITS.tolerance_for(record, other)
+        before = (each.dtype for each in self._records if each.order <= record.order)
+        known = [DTYPES[name] for name in {self._coarsest, *before} if name in DTYPES]
+        coarsest = min((each for each in known if each.digits), key=lambda each: each.digits)
+        return _LIMITS.tolerance_for(record, other, coarsest.name)
 
     def _rounding(self, record: Record, variant: Variant) -> Expected | None:
         """Golden's own error in these samples, against float64."""

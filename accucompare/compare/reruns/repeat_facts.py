@@ -89,10 +89,6 @@ class RepeatedAnswer(str, Enum):
     NOT_SURE = "not sure"
 
 
-#: 0: the run agrees with itself; 1: it does not; 2: nothing was compared.
-_EXIT_CODES = {RepeatedAnswer.AGREES: 0, RepeatedAnswer.DISAGREES: 1, RepeatedAnswer.NOT_SURE: 2}
-
-
 @dataclass(frozen=True)
 class Repeated:
     """A case, or a script, that was run several times.
@@ -120,4 +116,5 @@ class Repeated:
 
     @property
     def exit_code(self) -> int:
-        return _EXIT_CODES[self.answer]
+        """0: the run agrees with itself; 1: it does not; 2: nothing was compared."""
+        return [*RepeatedAnswer].index(self.answer)

@@ -36,9 +36,9 @@ class RepeatedRuns:
             device = manifest.environment.get("device") or {}
             devices[rank] = str(device.get("name") or device.get("type") or "")
             for name, table in (manifest.model.get("parameters") or {}).items():
-                key = Key(rank, _BEFORE, name, 0, Role.PARAM, "")
+                key = Key(rank, -1, name, 0, Role.PARAM, "")
                 digests[key] = repr(sorted(table.items(), key=str))
-                self._where.setdefault(key, _Where((_BEFORE, 0), "", devices[rank]))
+                self._where.setdefault(key, _Where((-1, 0), "", devices[rank]))
         for record in bundle.records():
             self._steps.add(record.step)
             if record.digest is None:
@@ -59,7 +59,7 @@ class RepeatedRuns:
             runs=len(self._runs),
             ranks=self._ranks,
             steps=sorted(self._steps),
-            values=sum(key.step != _BEFORE for key in self._where),
+            values=sum(key.role is not Role.PARAM for key in self._where),
             first=first,
             count=len(apart),
             odd=sorted({run for _, values in apart for run in _odd(values)}),
@@ -81,17 +81,13 @@ class RepeatedRuns:
             key.call,
             key.role.value,
             key.path,
-            None if key.step == _BEFORE else key.step,
+            None if key.role is Role.PARAM else key.step,
             key.rank,
             where.device,
             len({*values} - {None}),
             _odd(values),
             [run for run, value in enumerate(values) if value is None],
         )
-
-
-#: The step of weights, before all others.
-_BEFORE = -1
 
 
 def _odd(values: list[str | None]) -> list[int]:

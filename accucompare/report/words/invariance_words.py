@@ -121,8 +121,9 @@ def what_changed(outcome: VariantOutcome) -> str:
     if outcome.first is None:
         return f"equal bits in {counted(outcome.looked, 'tensor')}{_left(outcome)}"
     shown = _shown(outcome)
-    text = f"from {change_place(shown)}: {change_size(shown)}"
-    if outcome.fails and outcome.first is not shown:
+    hidden = " in float64, where rounding hides less," if _is_hidden(outcome) else ""
+    text = f"from{hidden} {change_place(shown)}: {change_size(shown)}"
+    if outcome.fails and outcome.first not in (shown, None):
         text += f"; bits change from {change_place(outcome.first)} on"
     if outcome.more and not outcome.fails:
         text += (
@@ -140,9 +141,17 @@ def invariance_cure(outcome: VariantOutcome) -> str:
 
 def _shown(outcome: VariantOutcome) -> LayerChange:
     """Where it begins: with more than rounding, if that fails."""
+    if _is_hidden(outcome):
+        assert outcome.exact is not None
+        return _shown(outcome.exact)
     shown = outcome.first_more if outcome.fails else outcome.first
     assert shown is not None
     return shown
+
+
+def _is_hidden(outcome: VariantOutcome) -> bool:
+    """Whether it is more than rounding in float64 only."""
+    return outcome.fails and not outcome.fails_itself
 
 
 def _left(outcome: VariantOutcome) -> str:
