@@ -195,7 +195,6 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": False,
-        "attention_softmax_in_fp32": False,
         "deallocate_pipeline_outputs": False,
         "calculate_per_token_loss": layout.per_token,
         **(mixture if layout.experts else {}),

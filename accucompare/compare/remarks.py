@@ -113,6 +113,7 @@ class OneSideWhy(str, Enum):
     WITHOUT_GRADIENTS = "no gradients"
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 
 class NotOnSide(_Fact, frozen=True):

@@ -161,6 +161,21 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
     assert comparison.passed
 
 
+def test_an_argument_that_is_written_into_by_way_of_a_cast_is_so_in_its_own_type_alone(
+    tmp_path: Path,
+) -> None:
+    inner = Glue(lambda self, a: a.float().add_(1.0).exp().to(a.dtype))
+    model = Glue(lambda self, x: self.inner(x * 1.0), inner=inner)
+    for dtype in (torch.float32, torch.bfloat16):
+        with ac.capture(model, tmp_path / str(dtype)), torch.no_grad():
+            model(torch.ones(4, dtype=dtype))
+    golden, candidate = (tmp_path / str(dtype) for dtype in (torch.float32, torch.bfloat16))
+    comparison = ac.diff(golden, candidate)
+    row = next(row for row in comparison.rows if row.status is Status.NOT_COMPARED)
+    assert "a cast of it is a copy" in verdict_words.detail(row)
+    assert comparison.passed
+
+
 @pytest.mark.parametrize(
     ("reaches", "noted"), [(False, True), (True, False)], ids=["detached", "one of two backwards"]
 )

@@ -40,6 +40,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     classes = _other_classes(golden, candidate)
     dumps = of_dumps(golden, candidate, pairs)
     options = golden.manifest.options, candidate.manifest.options
+    cast = _cast(pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -48,6 +49,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             not_asked(pair, *options)
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
+            or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
             or _no_gradient(pair)
@@ -74,6 +76,34 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _cast(pairs: Sequence[Pair]) -> set[tuple[int, int, str, int, str]]:
+    """The arguments of calls that have another type on each side, if some are written into."""
+    if not any(pair.record.role is Role.ARGUMENT_UPDATE for pair in pairs):
+        return set()
+    return {
+        _argument(pair.record)
+        for pair in pairs
+        if pair.record.role is Role.INPUT
+        and pair.golden is not None
+        and pair.candidate is not None
+        and pair.golden.dtype != pair.candidate.dtype
+    }
+
+
+def _argument(record: Record) -> tuple[int, int, str, int, str]:
+    return record.rank, record.step, record.name, record.call, record.path
+
+
+def _written_into_copy(
+    pair: Pair, cast: Collection[tuple[int, int, str, int, str]]
+) -> PairRemark | None:
+    """Why a side's argument is not written into, as in ``scores.float().masked_fill_(mask, -1)``:
+    of float32 that is the argument itself, of any other type a copy."""
+    if pair.record.role is not Role.ARGUMENT_UPDATE or _argument(pair.record) not in cast:
+        return None
+    return NotOnSide(OneSideWhy.CAST, golden=pair.golden is None)
 
 
 def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:

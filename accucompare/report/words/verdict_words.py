@@ -300,6 +300,9 @@ _NOT_ON_SIDE = {
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
+    OneSideWhy.CAST: (
+        "{side}'s argument has another type: a cast of it is a copy, which is written into"
+    ),
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere, and {side} adds none, which is the same"
     ),
