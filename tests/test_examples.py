@@ -37,6 +37,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("examples")
     (folder / "model.py").write_text(CASE.read_text())
+    (folder / "batch.py").write_text(
+        "import torch\nfrom accucompare import Case\n\n"
+        "def case():\n    return Case(torch.nn.ReLU().eval(), torch.randn(4, 8))\n"
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         capture_case("model.py", "golden", DeviceName("cpu"), CaptureOptions(steps=1))

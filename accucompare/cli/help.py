@@ -23,8 +23,9 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     title: names.split()
     for title, names in {
         "What to run": (
-            "device dtype round_weights emulate as_layout seed steps repeat like feed layout_of "
-            "round_feed deterministic hf32 tf32 golden_case golden_python model arm lists force"
+            "device dtype round_weights emulate as_layout seed steps repeat times like feed "
+            "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
+            "model arm lists force batch_axis"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -33,7 +34,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         ),
         "Which layers": "only skip map",
         "What to compare": "golden baseline layout verify keep_going workers cluster",
-        "What is close enough": "atol rtol rel_l2 cosine tolerances accept",
+        "What is close enough": "atol rtol rel_l2 cosine tolerances accept bitwise",
         "What to look for": (
             "on_finding pause_after frames trace_steps abort_after_step every checks_every "
             "thresholds threshold_file allow near flag_per_module agree kernel_dump"
@@ -55,6 +56,14 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "invariance": (
+            "invariance_command",
+            "Run the samples of CASE in other batches: does a layer's result depend on those?",
+        ),
+        "repeat": (
+            "repeat_command",
+            "Run CASE, or a script, several times: does it agree with itself?",
+        ),
         "ranks": (
             "rank_command",
             "Check what must hold between the ranks of one run, without a golden.",

@@ -189,6 +189,23 @@ def repeat(help: str) -> Callable[[F], F]:
     )
 
 
+times = click.option(
+    "--times",
+    type=click.IntRange(2),
+    default=10,
+    show_default=True,
+    help="Number of runs, each from scratch; and the most replays of a step that disagrees.",
+)
+batch_axis = click.option(
+    "--batch-axis",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The axis of the inputs in which they have their samples.",
+)
+bitwise = click.option("--bitwise", is_flag=True, help="Fail if any bits change, by rounding, too.")
+
+
 def bundle(name: str) -> Callable[[F], F]:
     """An argument: the directory or the URL of a bundle."""
     return click.argument(name, type=PLACE)

@@ -33,7 +33,7 @@ OF_CASES = {
         "--with-baseline: runs a case again in other types, and a script chooses its types"
     ),
     "baseline_tensors": "--baseline-tensors: belongs to --with-baseline, which is for cases",
-    "repeat": "--repeat: is for cases; run the script again with another --out, and diff the two",
+    "repeat": "--repeat: is for cases; for a script, type: accucompare repeat -- COMMAND",
     "golden_case": "--golden-case: is for cases; give golden itself (--golden)",
     "golden_python": "--golden-python: is for cases; name the interpreter in the command",
     "ops": "--ops: is for cases; capture both runs with --level op --only NAME, and diff them",

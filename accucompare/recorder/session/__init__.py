@@ -3,7 +3,7 @@
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.capture_context import capture, recording
 from accucompare.recorder.session.case_capture import Casting, build, capture_case, moved, repeat_of
-from accucompare.recorder.session.failures import telling_exits
+from accucompare.recorder.session.failures import naming_the_model, telling_exits
 from accucompare.recorder.session.model_capture import capture_model
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import Start, Within, rank_and_ranks
@@ -19,6 +19,7 @@ __all__ = [
     "capture_case",
     "capture_model",
     "moved",
+    "naming_the_model",
     "rank_and_ranks",
     "recording",
     "repeat_of",

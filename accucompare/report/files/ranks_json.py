@@ -59,14 +59,15 @@ def _place(place: RankPlace) -> dict[str, Any]:
 
 
 def _fact(fact: RankFact) -> dict[str, Any]:
-    found: dict[str, Any] = _plain(msgspec.to_builtins(fact, enc_hook=str))
+    found: dict[str, Any] = finite_or_text(msgspec.to_builtins(fact, enc_hook=str))
     return found
 
 
-def _plain(value: Any) -> Any:
+def finite_or_text(value: Any) -> Any:
+    """Builtin values, in which numbers that JSON lacks are text."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: finite_or_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [finite_or_text(each) for each in value]
     odd = isinstance(value, float) and not -float("inf") < value < float("inf")
     return str(value) if odd else value

@@ -3,9 +3,11 @@
 from accucompare.report.words import (
     culprit_words,
     decision_words,
+    invariance_words,
     limit_words,
     preflight_words,
     rank_words,
+    repeat_words,
     training_words,
     verdict_words,
 )
@@ -28,11 +30,13 @@ __all__ = [
     "decision_words",
     "error_words",
     "failure",
+    "invariance_words",
     "limit_words",
     "nan_on_both",
     "place_words",
     "preflight_words",
     "rank_words",
+    "repeat_words",
     "training_words",
     "verdict_words",
 ]

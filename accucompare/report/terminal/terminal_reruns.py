@@ -1,0 +1,110 @@
+"""Samples in other batches, and repeated runs, in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from accucompare.bundle.format import display_name
+from accucompare.compare.reruns import (
+    Invariance,
+    InvarianceAnswer,
+    LayerVariation,
+    Repeated,
+    RepeatedAnswer,
+)
+from accucompare.report.console import open_console, safe_text
+from accucompare.report.table import COUNT, EXCESS, SCIENTIFIC, Column
+from accucompare.report.terminal.tables import print_table
+from accucompare.report.words import invariance_words, repeat_words
+
+_OF_INVARIANCE = {
+    InvarianceAnswer.INVARIANT: "green",
+    InvarianceAnswer.ROUNDING: "green",
+    InvarianceAnswer.BROKEN: "bold red",
+    InvarianceAnswer.NOT_SURE: "yellow",
+}
+_OF_REPEATS = {
+    RepeatedAnswer.AGREES: "green",
+    RepeatedAnswer.DISAGREES: "bold red",
+    RepeatedAnswer.NOT_SURE: "yellow",
+}
+_FAIL, _DIM = "bold red", "bright_black"
+_INDENT = 16
+
+
+def print_invariance(found: Invariance, quiet: bool = False) -> None:
+    """Print each run and where its samples begin to change, and a table by layer; only the first
+    line if ``quiet``."""
+    console = open_console()
+    style = _FAIL if found.exit_code == 1 else _OF_INVARIANCE[found.answer]
+    line = Text.assemble("invariance: ", (invariance_words.invariance_headline(found), style), "  ")
+    console.print(line.append(safe_text(found.case)), soft_wrap=True)
+    if quiet:
+        return
+    console.print(Text(f"  {invariance_words.what_was_run(found)}"), soft_wrap=True)
+    for each in found.outcomes:
+        word, style = ("MORE", _FAIL) if each.fails else ("rounding", "green")
+        if not each.changed:
+            word = "same bits" if each.outputs else "not sure"
+        _entry(
+            console,
+            (word, style),
+            invariance_words.variant_words(each.variant),
+            invariance_words.what_changed(each),
+            invariance_words.invariance_cure(each),
+        )
+    for why in dict.fromkeys(found.not_looked_at.values()):
+        kinds = [kind.value for kind, own in found.not_looked_at.items() if own is why]
+        told = invariance_words.NOT_LOOKED_AT[why]
+        _entry(console, ("not looked at", _DIM), ", ".join(kinds), told)
+    if found.layers:
+        print_table(
+            console,
+            _COLUMNS,
+            found.layers,
+            "Layers whose bits change",
+            style=lambda row, column: _FAIL if row.worst.more else "",
+        )
+
+
+def print_repeats(made: Repeated, quiet: bool = False) -> None:
+    """Print where runs begin to disagree, how often, and what replays say; only the first line if
+    ``quiet``."""
+    console = open_console()
+    style = _OF_REPEATS[made.answer]
+    line = Text.assemble("repeat: ", (repeat_words.repeat_headline(made), style), "  ")
+    console.print(line.append(safe_text(made.what)), soft_wrap=True)
+    if quiet:
+        return
+    for each in (*repeat_words.what_is_known(made), repeat_words.what_replays_say(made)):
+        if each:
+            console.print(Text("  ").append(safe_text(each)), soft_wrap=True)
+    if cure := repeat_words.repeat_cure(made):
+        console.print(Text(f"  → {cure}"), soft_wrap=True)
+
+
+def _entry(console: Console, state: tuple[str, str], name: str, told: str, cure: str = "") -> None:
+    word, style = state
+    line = Text(f"  {word:<{_INDENT - 3}} ", style)
+    line.append(f"{name}: ", "bold")
+    line.append(safe_text(told))
+    console.print(line, soft_wrap=True)
+    if cure:
+        console.print(Text(f"{'':<{_INDENT}}→ {cure}"), soft_wrap=True)
+
+
+def _name(row: LayerVariation) -> str:
+    return display_name(row.worst.name)
+
+
+_COLUMNS = (
+    Column("layer", _name, least=24),
+    Column("class", lambda row: row.worst.type, least=12, spare=1),
+    Column("runs", lambda row: row.runs, COUNT),
+    Column("worst", lambda row: invariance_words.variant_words(row.variant), least=12),
+    Column("max ULP", lambda row: row.worst.ulp, COUNT),
+    Column("relative L2", lambda row: row.worst.rel_l2, SCIENTIFIC),
+    Column("rounding", lambda row: row.worst.rounding, SCIENTIFIC),
+    Column("x limit", lambda row: row.worst.over_limit, EXCESS),
+)
