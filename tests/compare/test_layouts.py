@@ -381,6 +381,16 @@ def test_rows_are_found_by_their_digests(
     assert [each.status.value for each in comparison.rows] == ["pass", "pass"]
 
 
+def test_an_experts_rows_are_not_cut_as_the_batch_is(tmp_path: Path) -> None:
+    rows = np.random.default_rng(2).standard_normal((12, 8)).astype("f4")  # of 6, some twice
+    ranks = with_batch([(0, 0, (0, 1, 2)), (1, 0, (3, 4, 5))])
+    for rank, own in enumerate((rows[:9], rows[9:])):
+        ranks.append(item("experts", own, parent=("", 0), rank=rank))
+    one = [*ONE, item("experts", rows, parent=("", 0))]
+    found = row(compared(tmp_path, one, ranks, {"dp": 2}), "experts")
+    assert found.status is Status.PASS
+
+
 def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
     cut = [(0, 0, (0, 1, 2)), (1, 0, (0, 1, 2))]
     comparison = compared(tmp_path, ONE, with_batch(cut), {"dp": 2})

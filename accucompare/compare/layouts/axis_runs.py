@@ -86,15 +86,13 @@ def _of_tokens(
 def _scaled(
     runs: Mapping[tuple[int, ...], Runs], lengths: Mapping[tuple[int, ...], int]
 ) -> RunsOfPlaces | None:
-    """Runs of an axis of which each index is several of the tensor's; ``None`` if the lengths are
-    not so."""
-    found: RunsOfPlaces = {}
-    for place, length in lengths.items():
-        each, rest = divmod(length, sum(count for _, count in runs[place]))
-        if rest or not each:
-            return None
-        found[place] = _times(runs[place], each)
-    return found
+    """Runs of an axis of which each index is as many of the tensor's on all places; ``None`` if the
+    lengths are not so, such as those of an expert's rows."""
+    own = [sum(count for _, count in runs[place]) for place in lengths]
+    each = sum(lengths.values()) // sum(own)
+    if not each or [*lengths.values()] != [count * each for count in own]:
+        return None
+    return {place: _times(runs[place], each) for place in lengths}
 
 
 def _times(runs: Iterable[tuple[int, int]], each: int) -> Runs:

@@ -85,12 +85,18 @@ class Schedule:
             name = name.rpartition(".")[0]
 
 
-def schedule_of(records: Sequence[Record], firsts: Mapping[int, str]) -> Schedule:
-    """The microbatches of the outermost calls.
+def schedule_of(
+    records: Sequence[Record],
+    firsts: Mapping[int, str],
+    meshes: Mapping[int, Mapping[str, Sequence[int]]],
+) -> Schedule:
+    """The microbatches of the outermost calls. Those of a stage that took nothing that another one
+    gave, as where it is changed on its way, are in order.
 
     Args:
         records: of all ranks, under their own names.
         firsts: the outermost module of each rank that has the first stage.
+        meshes: the places of each rank.
     """
     taken, sources = _taken(records, firsts)
     made = Schedule()
@@ -101,11 +107,12 @@ def schedule_of(records: Sequence[Record], firsts: Mapping[int, str]) -> Schedul
         rank, name, step = place
         begun = [_begin((place, call), sources) for call in sorted(calls)]
         ranks = Counter(each[0][0] for each in begun if each is not None and each[0][0] in firsts)
-        if firsts.get(rank) == name or not ranks:
+        likely = [each for each, _ in ranks.most_common(1)] or _begins_for(rank, firsts, meshes)
+        if firsts.get(rank) == name or not likely:
             continue
-        first = ranks.most_common(1)[0][0]
+        first = likely[0]
         made.first.setdefault((rank, step), first)
-        many = len(taken[first, firsts[first], step])
+        many = len(taken.get((first, firsts[first], step), ()))
         own = tuple(None if each is None else each[1] for each in begun)
         told = Microbatches(rank, step, own, many)
         if told.is_odd:
@@ -116,6 +123,24 @@ def schedule_of(records: Sequence[Record], firsts: Mapping[int, str]) -> Schedul
     if made.numbers:
         made.times = _times(records, taken)
     return made
+
+
+def _begins_for(
+    rank: int, firsts: Mapping[int, str], meshes: Mapping[int, Mapping[str, Sequence[int]]]
+) -> list[int]:
+    """The rank with the first stage of another one's pipeline: its place is another along one
+    dimension; none if this tells several."""
+    own = meshes.get(rank, {})
+    found = (
+        [*firsts]
+        if len(firsts) == 1
+        else [
+            each
+            for each in firsts
+            if sum(place != own.get(name) for name, place in meshes.get(each, {}).items()) == 1
+        ]
+    )
+    return found if len(found) == 1 else []
 
 
 #: A call of a stage, and the one whose output it took.

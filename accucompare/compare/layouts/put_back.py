@@ -80,7 +80,7 @@ class UnderGoldenNames:
         names = names_of_ranks(theirs, models, meshes, renamings)
         if not names or bundle.ranks == 1:
             return cls(bundle, records)
-        schedule = schedule_of(records, _first_stages(records, names))
+        schedule = schedule_of(records, _first_stages(records, names), meshes)
         kept = [
             _renamed(record, names[record.rank], schedule)
             for record in records
