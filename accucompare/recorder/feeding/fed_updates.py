@@ -47,9 +47,10 @@ class FedUpdates:
             with torch.no_grad():
                 own, theirs = local_part(tensor), local_part(golden)
                 factor = self.feed.clipping(place.step) if role is Role.PARAM_GRAD else None
-                clipped = factor is not None and _is_times(own, factor, theirs)
+                if factor is not None and not _is_times(own, factor, theirs):
+                    factor = None
                 own.copy_(theirs)
-                if clipped:  # by code of its own, before the update; golden's is from before
+                if factor is not None:  # clipped by code of its own, and golden's is from before
                     own.mul_(factor)
             self.feed.fed += 1
         elif isinstance(golden, str) and self.feed.has(place):
