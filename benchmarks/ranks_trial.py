@@ -18,6 +18,7 @@ from accucompare.compare.origins import Culprit, Stage
 from accucompare.compare.preflight_facts import OddMicrobatches
 from accucompare.compare.remarks import (
     NotRecordedOn,
+    PartsMissing,
     RanksDiffer,
     ReducedHere,
     Swapped,
@@ -207,6 +208,8 @@ def ranks_of(row: Row) -> tuple[int, ...]:
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
+        if isinstance(remark, PartsMissing) and remark.lacking:
+            return remark.lacking
         if isinstance(remark, TokensElsewhere) and remark.ranks:
             return remark.ranks
         if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
