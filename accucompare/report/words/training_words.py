@@ -142,7 +142,8 @@ def steps_sentence(comparison: Result) -> str:
         all_steps = f"All {training.compared:,} steps have"
         steps = "The one step has" if training.compared == 1 else all_steps
         return f"{steps} the same losses and gradient norms, bit for bit"
-    return f"The runs do not part in {training.compared:,} steps, judged by {judged_by(training)}"
+    steps = counted(training.compared, "step")
+    return f"The runs do not part in {steps}, judged by {judged_by(training)}"
 
 
 def judged_by(training: TrainingResult) -> str:
