@@ -145,7 +145,7 @@ class GoldenParts:
                 for number, term in enumerate(addends):
                     if term.rank == self._rank:
                         terms[term.key] = term
-                        share = _share(golden, number, len(addends)) / box.factor
+                        share = _share(number, len(addends)) / box.factor
                         if (turned := _turned(box, golden, share)) is not None:
                             boxes[term.key].append(turned)
         for key, term in terms.items():
@@ -349,12 +349,10 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _share(golden: Record, number: int, terms: int) -> float:
-    """What a rank gets of a sum: equal shares of a value. Those of a gradient are unlike, so that a
-    sum that is missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and
-    all of them make 1: 2 and -1, or 2, -2 and 1, or products of these."""
-    if golden.role not in GRADIENT_ROLES:
-        return 1.0 / terms
+def _share(number: int, terms: int) -> float:
+    """How many times golden's value a rank gets of a sum. Shares are unlike, so that a sum that is
+    missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and all of them
+    make 1: 2 and -1, or 2, -2 and 1, or products of these."""
     share = 1.0
     while terms > 1:
         base = next(each for each in range(2, terms + 1) if terms % each == 0)
