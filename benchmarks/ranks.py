@@ -187,12 +187,15 @@ def main() -> int:
         def told(what: str) -> None:
             progress.print(f"{time.monotonic() - began:4.0f} s  {what}", style="dim", markup=False)
 
-        for fault in faults:
-            trials.append(try_fault(bench, fault))
-            told(f"{trials[-1].verdict}, fed {trials[-1].fed_verdict}: {fault}")
-        for setup in setups:
-            pairs.append(try_clean(bench, setup))
-            told(f"{'ALARM' if pairs[-1].alarm else 'silent'}: {setup}")
+        for megatron in (False, True):  # last, as it changes torch in the ranks' processes
+            for fault in faults:
+                if ("megatron" in fault.layout) is megatron:
+                    trials.append(try_fault(bench, fault))
+                    told(f"{trials[-1].verdict}, fed {trials[-1].fed_verdict}: {fault}")
+            for setup in setups:
+                if ("megatron" in setup.layout) is megatron:
+                    pairs.append(try_clean(bench, setup))
+                    told(f"{'ALARM' if pairs[-1].alarm else 'silent'}: {setup}")
     for table in tables(trials, pairs, options.full):
         console.print(table)
     console.print(_ABOUT, style="dim", highlight=False)
