@@ -22,7 +22,7 @@ from accucompare.compare.reruns import (
 )
 from accucompare.errors import CaseError
 from planted.batch_faults import BATCH_CLEAN, BATCH_FAULTS
-from tests.conftest import Run
+from tests.conftest import ROOT, Run
 
 CASE = """
 import functools, os
@@ -45,6 +45,11 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return ac.check_invariance(str(source), "cpu", **options)
 
     return run
+
+
+def test_a_mean_loss_of_the_batch_is_of_no_sample() -> None:
+    check = ac.check_invariance(f"{ROOT}/fixtures/gpt2.py:training", "cpu")
+    assert (check.exit_code, check.outcomes[0].left) == (0, 1)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])

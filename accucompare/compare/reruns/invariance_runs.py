@@ -48,8 +48,9 @@ class VariedRuns:
         """Find the axis of each tensor's samples, by the run of one sample alone.
 
         Where an axis holds several of each sample (tokens, heads), its size may be chance: the
-        tokens of an expert. There the values prove it, in each run of one sample: it is none where
-        they are further apart than rounding."""
+        tokens of an expert. What has no such axis may be made of the whole batch: a mean loss. In
+        both cases the values prove it, in each run of one sample: it is none where they are further
+        apart than rounding."""
         theirs, first = _by_key(alone), not self._places
         for record in self._records:
             other = theirs.get(record.key)
@@ -59,7 +60,7 @@ class VariedRuns:
             place = self.axes.found(record.shape, other.shape) if first else known
             if place is None:
                 continue
-            if place.each == 1:
+            if place.each == 1 and place.axis is not None:
                 self._places[record.key] = place
                 continue
             for each in (place, place._replace(last=True)) if first else (place,):
