@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from fixtures.parallel import Layout
 from planted.context_models import LENGTH, CoreAttention, Gathered, Passed, by_context
-from planted.rank_faults import Plant, RankFault
-from planted.rank_training import Batch, Run
+from planted.rank_faults import Plant, RankFault, divided, given
+from planted.rank_training import Batch, Run, token_count
 from planted.sharded_layers import applied
 from planted.training_faults import changed, given_as, wrap
 
@@ -36,24 +36,6 @@ def _on(rank: int, plant: Plant) -> Plant:
 
 def _core(change: Callable[[CoreAttention], None], name: str = _CORE) -> Plant:
     return lambda run: change(run.module(name))
-
-
-def _batch(change: Callable[[Run, Batch], Batch]) -> Plant:
-    def plant(run: Run) -> None:
-        run.batch = lambda run, step, whole: change(run, whole)
-
-    return plant
-
-
-def _divisor(change: Callable[[Run, Batch, Batch], tuple[int, float]]) -> Plant:
-    def plant(run: Run) -> None:
-        run.divisor = change
-
-    return plant
-
-
-def _count(batch: Batch) -> int:
-    return int((batch[-1] != -100).sum())
 
 
 # positions and masks
@@ -324,12 +306,12 @@ def _of_positions() -> Iterator[RankFault]:
         yield RankFault(title, layout, where, _FORWARD, _positions(_local), ranks)
     title = "positions local on one rank"
     yield RankFault(title, "cp2_zigzag", where, _FORWARD, _on(1, _positions(_local)), (1,))
-    yield RankFault(title, "ring2_ids", ("",), _INPUT, _on(1, _batch(_local_ids)), (1,))
+    yield RankFault(title, "ring2_ids", ("",), _INPUT, _on(1, given(_local_ids)), (1,))
     for layout in ("cp2_zigzag", "ring4", "cp2tp2"):
         title = "positions not in a zigzag"
         yield RankFault(title, layout, where, _FORWARD, _positions(_in_order))
     title = "mask of padding not cut"
-    yield RankFault(title, "ring2_ids", ("",), _INPUT, _on(1, _batch(_uncut_mask)), (1,))
+    yield RankFault(title, "ring2_ids", ("",), _INPUT, _on(1, given(_uncut_mask)), (1,))
     for layout, rank in (("cp2", 1), ("ring2_ids", 1), ("cp2_bfloat16", 1)):
         plant = _on(rank, _core(_mask_of_other_chunk))
         title = "causal mask of another chunk"
@@ -376,20 +358,20 @@ def _of_the_loop() -> Iterator[RankFault]:
     title, built = "gradients not summed over rows", _synced_over_parts_only
     yield RankFault(title, "dp2cp2_ids", ("*",), _GRADIENT, _nothing, built=built)
     for layout, parts in (("cp2", 2), ("ring4", 4)):
-        plant = _divisor(lambda run, whole, own: (_count(whole), 1))
+        plant = divided(lambda run, whole, own: (token_count(whole), 1))
         yield RankFault("divided by CP twice", layout, ("", "*"), _LOSS + _NORM, plant)
-        plant = _divisor(lambda run, whole, own, n=parts: (_count(whole), run.ranks * n))  # type: ignore[misc]
+        plant = divided(lambda run, whole, own, n=parts: (token_count(whole), run.ranks * n))  # type: ignore[misc]
         title = "loss of a token times CP"
         yield RankFault(title, layout, ("", "*"), _LOSS + _NORM, plant, real=6)
     for layout in ("cp2", "ring2_ids", "dp2cp2_ids"):
-        plant = _divisor(lambda run, whole, own: (max(_count(own), 1), 1))
+        plant = divided(lambda run, whole, own: (max(token_count(own), 1), 1))
         yield RankFault("mean over own tokens", layout, ("",), _LOSS, plant, real=15)
-    plant = _batch(_shifted_in_part)
+    plant = given(_shifted_in_part)
     title = "labels shifted in the part"
     yield RankFault(title, "cp2", ("",), _LOSS, plant, (0,))
     yield RankFault(title, "ring2_ids", ("",), _LOSS, plant)
     for layout, rank in (("cp2", 1), ("cp2_zigzag", 1), ("ring4", 2)):
-        plant = _on(rank, _batch(_chunk_twice))
+        plant = _on(rank, given(_chunk_twice))
         yield RankFault("a chunk given twice", layout, ("",), _INPUT, plant, (rank,))
     stages = ("between", "forward", "update")
     for layout, name in (("cp2_zigzag", "blocks.0.attention.v"), ("ring4", "blocks.1.mlp.up")):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fixtures.parallel import Layout
 from planted.rank_models import by_hand
-from planted.rank_training import Batch, Run, plain
+from planted.rank_training import Batch, Run, plain, token_count
 from planted.sharded_layers import Reduced, applied
 from planted.training_faults import changed, given_as, wrap
 
@@ -308,22 +308,22 @@ def _never_synced(run: Run) -> None:
     run.unsynced = lambda step, last: True
 
 
-def _batch(change: Callable[[Run, Batch], Batch]) -> Plant:
+def given(change: Callable[[Run, Batch], Batch]) -> Plant:
+    """Changes the batch that a rank is given."""
+
     def plant(run: Run) -> None:
         run.batch = lambda run, step, whole: change(run, whole)
 
     return plant
 
 
-def _divisor(change: Callable[[Run, Batch, Batch], tuple[int, float]]) -> Plant:
+def divided(change: Callable[[Run, Batch, Batch], tuple[int, float]]) -> Plant:
+    """Changes what the sum of the loss is divided by."""
+
     def plant(run: Run) -> None:
         run.divisor = change
 
     return plant
-
-
-def _tokens(batch: Batch) -> int:
-    return int((batch[-1] != -100).sum())
 
 
 def _stale(name: str, rank: int) -> Plant:
@@ -522,7 +522,10 @@ def _scaled_at_each_call(run: Run) -> None:
 
 
 def _undivided(run: Run) -> None:
-    run.divisor = lambda run, whole, own: (_tokens(whole), run.layout.data_ranks * run.layout.micro)
+    run.divisor = lambda run, whole, own: (
+        token_count(whole),
+        run.layout.data_ranks * run.layout.micro,
+    )
 
 
 def _block_of_rows_twice(run: Run, grad: Any) -> Any:
@@ -602,7 +605,7 @@ def _lost(rank: int) -> Plant:
     """A rank's loss does not count."""
 
     def plant(run: Run) -> None:
-        run.divisor = lambda run, whole, own: (_tokens(whole), 0.0)
+        run.divisor = lambda run, whole, own: (token_count(whole), 0.0)
 
     return _on(rank, plant)
 
@@ -732,23 +735,23 @@ def _of_loop() -> Iterator[RankFault]:
         "clipped before reduced", "ddp2", ("*",), ("update", "norm"), _clip_before_reduce, clip=True
     )
     for layout in (*_DP, "tp2dp2"):
-        title, plant = "mean over own tokens", _divisor(lambda run, whole, own: (_tokens(own), 1))
-        yield RankFault(title, layout, ("",), _LOSS, plant, real=15)
-        plant = _batch(lambda run, whole: run.own(whole, 0))
+        plant = divided(lambda run, whole, own: (token_count(own), 1))
+        yield RankFault("mean over own tokens", layout, ("",), _LOSS, plant, real=15)
+        plant = given(lambda run, whole: run.own(whole, 0))
         ranks = (2, 3) if layout == "tp2dp2" else (1,)
         yield RankFault("a batch given twice", layout, ("",), _INPUT, plant, ranks)
-    plant = _divisor(lambda run, whole, own: (_tokens(whole), run.ranks))
+    plant = divided(lambda run, whole, own: (token_count(whole), run.ranks))
     yield RankFault("divisor of all ranks", "tp2dp2", ("", "*"), _LOSS + _NORM, plant)
-    plant = _divisor(lambda run, whole, own: (_tokens(whole), 1))
+    plant = divided(lambda run, whole, own: (token_count(whole), 1))
     yield RankFault("divisor missed", "fsdp2", ("", "*"), _LOSS + _NORM, plant)
     yield RankFault(
-        "rows of another batch", "tp2", ("",), _INPUT, _on(1, _batch(_rows_of_other_rank)), (1,)
+        "rows of another batch", "tp2", ("",), _INPUT, _on(1, given(_rows_of_other_rank)), (1,)
     )
     for layout in ("ddp2", "fsdp2"):
         yield RankFault("a rank's loss lost", layout, ("",), _LOSS, _lost(1), (1,))
-        plant = _on(1, _batch(_without_tokens))
+        plant = _on(1, given(_without_tokens))
         yield RankFault("a batch of zeros", layout, ("",), _INPUT, plant, (1,))
-        plant = _on(1, _batch(_labels_of_other_rows))
+        plant = _on(1, given(_labels_of_other_rows))
         yield RankFault("labels of other rows", layout, ("",), _LOSS, plant, (1,))
     stages = ("between", "forward", "update")
     for layout, name in (

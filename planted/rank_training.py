@@ -64,7 +64,7 @@ class Run:
         default=lambda run, step, whole: run.own(whole)
     )
     divisor: Callable[[Run, Batch, Batch], tuple[int, float]] = field(
-        default=lambda run, whole, own: (_count(whole), run.layout.data_ranks)
+        default=lambda run, whole, own: (token_count(whole), run.layout.data_ranks)
     )
     unsynced: Callable[[int, bool], bool] = field(default=lambda step, last: not last)
     updates: Callable[[int], bool] = field(default=lambda step: True)
@@ -228,7 +228,7 @@ def whole_norm(run: Run) -> float:
     return math.sqrt(total)
 
 
-def _count(batch: Batch) -> int:
+def token_count(batch: Batch) -> int:
     return int((batch[-1] != -100).sum())
 
 
