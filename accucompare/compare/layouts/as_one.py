@@ -67,6 +67,8 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
             _series(bundle, entry, unified, golden, entry.step in steps, whole)
+            if entry.step not in ranks.short
+            else _of_some_ranks(entry)
             for entry in first.series
         ],
     )
@@ -283,6 +285,13 @@ def _own_clipping(norm: float, golden: StepSeries) -> float | None:
     if factor is None or not factor < 1.0 or golden.clipped_norm is None:
         return None
     return factor if math.isclose(norm, golden.clipped_norm, rel_tol=SAME_NUMBER) else None
+
+
+def _of_some_ranks(entry: StepSeries) -> StepSeries:
+    """One step's numbers where ranks are missing: nothing is known of the global model."""
+    return msgspec.structs.replace(
+        entry, losses=(), grad_norm=None, clipped_norm=None, batch=None, weights=None
+    )
 
 
 def _golden_clips_itself(norm: float, factor: float, golden: StepSeries | None) -> bool:

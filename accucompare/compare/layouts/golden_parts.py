@@ -61,7 +61,7 @@ class GoldenParts:
         self._known: dict[int, list[Record] | None] = {}
         # of all steps that were read: how many times golden's gradients are, with its weight, as
         # golden's values and as the ranks' own sums tell; and how near one is to golden's
-        self._times, self._reduced = Counter[float](), Counter[float]()
+        self._times, self._reduced = defaultdict[float, float](float), Counter[float]()
         self._nearest = math.inf
 
     @property
@@ -136,9 +136,11 @@ class GoldenParts:
             for factor, distance in each.told(self._golden, self._layout):
                 self._times[factor] += 1.0 / max(distance, DTYPES["float32"].rounding)
                 self._nearest = min(self._nearest, distance)
-        self._reduced.update(_reduced(ways, self._layout))
-        own = self._reduced if self._nearest > REDUCED_WITHIN and self._reduced else self._times
-        return max(own, key=lambda factor: own[factor], default=1.0)
+        if self._nearest > REDUCED_WITHIN:
+            self._reduced.update(_reduced(ways, self._layout))
+            if self._reduced:
+                return self._reduced.most_common(1)[0][0]
+        return max(self._times, key=lambda factor: self._times[factor], default=1.0)
 
     def _own(
         self,

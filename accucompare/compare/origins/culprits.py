@@ -302,7 +302,8 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
     """Ranked by excess. Of about equal ones outputs come before glue, children before parents.
 
     Computed buffers come first, since they are wrong before anything runs. Last come another shape
-    or kind of number, and what was computed from values that were not fed, which may be the cause.
+    or kind of number, and what was computed from values that were not fed, which may be the cause:
+    such as an output of another shape, which is none of golden's.
     Of inputs of another shape, those come first if their call's outputs are ``off``. A module's
     culprit comes after its operators'. The gradient that a loss sends back comes before its value
     where several ranks made it: it tells whose loss is wrong."""
@@ -324,6 +325,12 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
+        if structure:
+            # what a call with golden's inputs made in another shape is no golden value for others
+            made = record is not None and record.role is Role.OUTPUT and not not_all_fed
+            structure = 1 if made and culprit.reason in STRUCTURAL else 2 + structure
+        else:
+            structure = 2 * not_all_fed
         depth = culprit.name.count(".") + bool(culprit.name)
         late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(
             culprit.stage

@@ -203,7 +203,15 @@ class Trace:
 
     def _of_its_inputs(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict, which says whether its call's inputs were all fed or proven right."""
-        unknown = self._unknown.get(call_of(record)) if self._unknown else None
+        if not self._unknown:
+            return verdict
+        caller = caller_of(record)
+        around = () if caller is None else self._unknown.get(caller, ())
+        if record.role is Role.GRAD_OUTPUT and any(
+            role == Role.GRAD_OUTPUT.value for role, _ in around
+        ):  # what arrives at a call may be what arrives at its last child
+            return verdict.unfed() if verdict.status is Status.FAIL else verdict
+        unknown = self._unknown.get(call_of(record))
         if not unknown:
             return verdict
         if record.role.value in _TAKEN and _is_right(record, verdict):
