@@ -23,7 +23,7 @@ from accucompare.compare.across_ranks import (
     weights_in_parts_of,
     with_layouts,
 )
-from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
+from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.judging import (
     Beside,
@@ -128,7 +128,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         as_captured = open_sides(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(as_captured, options)
-        opened = described_as_one(as_captured, paired.selected)
+        opened = described_as_one(as_captured, paired.unified)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -361,6 +361,7 @@ def _findings(
     """The findings of pre-flight, of maps and of the baseline, which lacks the rows ``alone``."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     findings = preflight_findings(golden, candidate, renamings)
+    findings += unused_layouts(options.layouts, opened.candidate_records)
     findings += unused_options(
         renamings,
         options.selection,

@@ -14,6 +14,7 @@ from accucompare.compare.judging import Sides
 from accucompare.compare.layouts import (
     RankRecords,
     UnderGoldenNames,
+    given_to_none,
     of_first_stages,
     rows_of_ranks,
 )
@@ -119,6 +120,8 @@ def open_sides(
         sides = (ours, golden_records), (theirs, candidate_records)
         rows, later = rows_of_ranks(*sides, microbatches=bool(named.schedule.first))
         named.schedule.odd += of_first_stages(candidate_records, later, named.schedule)
+        if not named.names and ours.manifest.ranks == 1:
+            named.schedule.odd += given_to_none(golden_records, candidate_records, later)
         later = named.with_later_stages(later)
         ranks = [
             RankRecords.of(*side, own, holders) if side[0].manifest.ranks > 1 else None

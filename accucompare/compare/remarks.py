@@ -245,7 +245,8 @@ class TimesRanks(_Fact, frozen=True):
 
 
 class OwnClipping(_Fact, frozen=True):
-    """The ranks' loop has clipped the gradient by itself, by this factor; it is judged without."""
+    """A loop has clipped the gradient by itself, by this factor; it is judged without. The ranks'
+    loop has; golden's, if the factor is over 1: its inverse."""
 
     factor: float
 

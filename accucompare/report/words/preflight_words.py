@@ -96,6 +96,7 @@ _TOPICS = {
     facts.NotInBaseline: "baseline",
     facts.OtherModel: "model",
     facts.MapClash: "map",
+    facts.LayoutMatchesNothing: "layout",
     facts.LeadsNowhere: "map",
     facts.MapsTaken: "map",
     facts.MapsProposed: "map",
@@ -297,6 +298,12 @@ def _of_options(fact: FindingFact) -> str:
             return f"the candidate calls some of golden's layers otherwise{try_maps(maps)}"
         case facts.MatchesNothing(option, value):
             return f"--{option} {value} matches none of golden's layers"
+        case facts.LayoutMatchesNothing(layer, role):
+            of_role = "" if role == "*" else f" with the role {role}"
+            return (
+                f"--layout: the rule for {layer}{of_role} applies to none of the candidate's"
+                " records, so it tells nothing; its names are golden's"
+            )
         case facts.LeadsNowhere(text):
             return f"--map {text} leads to no layer of the candidate"
         case facts.RuleJudgesNothing(file, number):
