@@ -25,7 +25,7 @@ from accucompare.report.words import decode_words
 from accucompare.rerunning.batch_variants import float_type
 from accucompare.rerunning.token_places import Columns
 from accucompare.rerunning.token_runs import FedTokens, GoldenTokens, WholeRun
-from accucompare.rerunning.token_sequence import Arrangement, TokenSequence
+from accucompare.rerunning.token_sequence import Arrangement, NoCacheError, TokenSequence
 from accucompare.selection import FloatType, RoundedType
 
 
@@ -122,13 +122,19 @@ class _DecodeRuns:
         outcomes = []
         for precision in precisions:
             self._learn_rounding(sequence, golden, precision, own, casting)
-            for arrangement in planned.values():
-                outcomes.append(self._outcome(sequence, golden, arrangement, precision, own))
+            for way, arrangement in [*planned.items()]:
+                try:
+                    outcomes.append(self._outcome(sequence, golden, arrangement, precision, own))
+                except NoCacheError:
+                    if DecodeWay.GENERATE not in planned:
+                        raise
+                    not_looked_at[way] = NotDecodedWhy.NO_CACHE
+                    del planned[way]
                 done += 1
                 if progress is not None:
                     progress(done, count)
         main = [each for each in outcomes if each.way is DecodeWay.TOKENS]
-        if all(each.raised for each in main):
+        if main and all(each.raised for each in main):
             raise CaptureError(f"{sequence.name}: with its cache the model raised {main[0].raised}")
         return Decoded(
             case=sequence.name,

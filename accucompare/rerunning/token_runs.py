@@ -29,6 +29,13 @@ from accucompare.live.values import leaves, replaced
 from accucompare.numbers import DTYPES
 from accucompare.rerunning.token_places import Columns, TokenPlace, bits_of, by_token, token_place
 
+#: Modules of torch that make a token of several, and keep none from one call to the next.
+_MIX = tuple(
+    getattr(nn, f"{kind}{dimensions}d")
+    for kind in ("Conv", "ZeroPad", "ConstantPad", "ReplicationPad", "AvgPool", "MaxPool")
+    for dimensions in (1, 2)
+    if hasattr(nn, f"{kind}{dimensions}d")
+) + (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention)
 #: Module, call, role, path.
 _ValueKey = tuple[str, int, Role, str]
 
@@ -273,6 +280,9 @@ class FedTokens(_Listening):
         view = by_token(copy, place, self.golden.samples, columns.count)
         if golden is None or view is None or view.shape[2:] != golden.shape[2:]:
             self.left += 1
+            if self._has_lost_tokens(key, place, columns, value):
+                at = 0, int(columns.tokens.max())
+                self._note([self._difference(call, key, at, (np.inf, None, np.inf))])
             return None
         tokens = columns.tokens
         if len(view) == 1 and len(tokens) > 1:  # one for all samples
@@ -293,6 +303,9 @@ class FedTokens(_Listening):
         samples, places = torch.from_numpy(at[:, 0]), torch.from_numpy(at[:, 1])
         ours = golden[samples, places]
         where = np.stack([at[:, 0], tokens[at[:, 0], at[:, 1]]], 1)
+        if type(call.module) in _MIX and not columns.first:
+            self.left += 1  # the code around it has to give it the tokens before
+            return None
         self._judge(call, key, ours, view[samples, places], where)
         if not call.name:
             self.seen_outputs.update(where[:, 1].tolist())
@@ -303,6 +316,22 @@ class FedTokens(_Listening):
             given = torch.where(finite, ours.clamp(limits.min, limits.max), ours).to(value.dtype)
         view[samples, places] = given.to(value.device)
         return copy
+
+    def _has_lost_tokens(
+        self, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
+    ) -> bool:
+        """Whether an output of one token has another number of them: not all that the cache holds,
+        either."""
+        golden, axis = self.golden.values[key], place.axis
+        if (
+            key[2] is not Role.OUTPUT
+            or columns.count > 1
+            or value.dim() != golden.dim()
+            or not axis
+        ):
+            return False
+        size = value.shape[axis]
+        return size != 1 and (not key[0] or size <= int(columns.tokens.max()))
 
     def _mask(
         self, call: Call, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -323,6 +352,10 @@ class FedTokens(_Listening):
                 return
             counts.append(seen.reshape(tensor.shape[0], -1, tensor.shape[axis])[:, 0])
         ours, theirs = counts
+        if (
+            ours[:, 0].sum() > ours[:, -1].sum()
+        ):  # it tells what is hidden: the first token sees one
+            ours, theirs = golden.shape[-1] - ours, value.shape[-1] - theirs
         samples, tokens = len(columns.tokens), columns.tokens
         if len(theirs) not in (1, samples) or (len(theirs) == 1 and not columns.alike):
             self.left += 1
@@ -358,7 +391,7 @@ class FedTokens(_Listening):
     ) -> None:
         """Hold tokens against golden's. ``at``: sample and token of each."""
         ours, theirs = bits_of(golden), bits_of(value)
-        if ours is None or theirs is None or not ours[0].shape == theirs[0].shape:
+        if ours is None or theirs is None or ours[0].shape != theirs[0].shape:
             self.left += 1
             return
         errors = token_errors(ours[0], theirs[0], (ours[1], theirs[1]))

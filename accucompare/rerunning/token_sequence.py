@@ -25,10 +25,16 @@ _CACHES = ("past_key_values", "cache", "cache_params", "state")
 #: The arguments that hold a sequence's tokens.
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 _ENCODED = "encoder_outputs"
+#: The ways in which ``generate()`` makes the calls.
+BY_GENERATE = (DecodeWay.GENERATE, DecodeWay.GENERATE_UNEQUAL)
 #: How many tokens of padding are added.
 _PADDING = 3
 #: What makes no sense of a part of a sequence, or is the runs' own choice.
 _LEFT_OUT = ("labels", "use_cache", "cache_position", *_CACHES)
+
+
+class NoCacheError(CaseError):
+    """The model gave no cache back."""
 
 
 @dataclass(frozen=True)
@@ -182,21 +188,23 @@ class TokenSequence:
         why = self._why_not_padded(first)
         for way in padded:
             found[way] = self._padded(way) if why is None else why
-        found[DecodeWay.GENERATE] = (
-            Arrangement(DecodeWay.GENERATE, every, ends)
-            if why is not None
-            else Arrangement(DecodeWay.GENERATE, *self._columns(DecodeWay.UNEQUAL))
-        )
+        found[DecodeWay.GENERATE] = Arrangement(DecodeWay.GENERATE, every, ends)
+        unequal = DecodeWay.GENERATE_UNEQUAL
+        found[unequal] = self._padded(unequal) if why is None else why
         if self.own is not None:
             return {
                 way: each if way is DecodeWay.TOKENS else NotDecodedWhy.OWN_PROTOCOL
                 for way, each in found.items()
             }
+        if getattr(model, "_is_stateful", False):
+            for way in padded:
+                found[way] = why or NotDecodedWhy.STATE
         if self.is_decoder or not getattr(model, "_can_compile_fullgraph", False):
             found[DecodeWay.STATIC] = NotDecodedWhy.NO_STATIC
         says = getattr(model, "can_generate", None)
         if says is None or not says() or self.tokens_name not in (_TOKENS[0], _TOKENS[2]):
-            found[DecodeWay.GENERATE] = NotDecodedWhy.NO_GENERATE
+            for way in BY_GENERATE:
+                found[way] = NotDecodedWhy.NO_GENERATE
         return found
 
     def _why_not_padded(self, first: int) -> NotDecodedWhy | None:
@@ -289,7 +297,7 @@ class TokenSequence:
         Args:
             moved: brings arguments to the model's device and type.
         """
-        if arrangement.way is DecodeWay.GENERATE:
+        if arrangement.way in BY_GENERATE:
             self._generate(model, arrangement, moved)
             return
         if self.own is not None:
@@ -323,9 +331,9 @@ class TokenSequence:
             value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
             if value is not None and name in self._taken:
                 return {name: value}
-        raise CaseError(
-            f"{self.name}: the model returned no cache; give two functions that run it with its own:"
-            " Case(…, prefill=…, decode=…)"
+        raise NoCacheError(
+            f"{self.name}: the model returned no cache; give two functions that run it with its"
+            " own: Case(…, prefill=…, decode=…)"
         )
 
     def _static(self, model: nn.Module, arrangement: Arrangement) -> dict[str, Any]:
@@ -367,9 +375,12 @@ class TokenSequence:
         settings.pad_token_id = 0 if settings.pad_token_id is None else settings.pad_token_id
         settings.do_sample, settings.num_beams, settings.max_length = False, 1, None
         settings.max_new_tokens = len(arrangement.ends)
+        settings.decoder_start_token_id = int(ids[0, 0])  # else it may put one before
+        made = 0
 
         def force(found: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            at = found.shape[1]
+            nonlocal made
+            at, made = first + made, made + 1
             new = torch.full_like(scores, -torch.inf)
             token = chosen[:, at] if at < chosen.shape[1] else torch.zeros(len(scores)).long()
             return new.scatter(1, token[:, None].to(scores.device), 0.0)

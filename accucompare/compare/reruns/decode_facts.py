@@ -18,7 +18,8 @@ class DecodeWay(str, Enum):
     LEFT = "padded left"
     UNEQUAL = "unequal lengths"
     RIGHT = "padded right"
-    GENERATE = "as generate() does"
+    GENERATE = "by generate()"
+    GENERATE_UNEQUAL = "by generate(), unequal lengths"
 
 
 class NotDecodedWhy(str, Enum):
@@ -30,6 +31,8 @@ class NotDecodedWhy(str, Enum):
     NO_POSITIONS = "no positions"
     OWN_PROTOCOL = "own protocol"
     ENCODER_DECODER = "encoder-decoder"
+    STATE = "state"
+    NO_CACHE = "no cache returned"
     NO_STATIC = "no static cache"
     NO_GAPS = "no gaps"
     SHORT = "short"

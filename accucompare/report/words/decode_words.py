@@ -25,6 +25,10 @@ NOT_DECODED = {
     ),
     NotDecodedWhy.OWN_PROTOCOL: "the case's own functions take one token after the other",
     NotDecodedWhy.ENCODER_DECODER: "a decoder's sequence begins with its first token",
+    NotDecodedWhy.STATE: (
+        "a state takes the mask of new tokens only; generate() is run with padding in its place"
+    ),
+    NotDecodedWhy.NO_CACHE: "the model gives no cache back; generate() gives it one of its own",
     NotDecodedWhy.NO_STATIC: "the model does not say that it takes a static cache",
     NotDecodedWhy.SHORT: "the sequence is too short; give a longer one, or a smaller --decode",
     NotDecodedWhy.NO_GENERATE: "the model does not generate from tokens",
@@ -40,6 +44,9 @@ _LOOK = {
     DecodeWay.LEFT: "look at the module's mask, and at positions that count padding",
     DecodeWay.UNEQUAL: "look at the module's mask, and at positions that count padding",
     DecodeWay.RIGHT: "look at the module's mask, and at positions that count padding",
+    DecodeWay.GENERATE_UNEQUAL: (
+        "look at prepare_inputs_for_generation(), and at what the module does with padding"
+    ),
     DecodeWay.GENERATE: "look at prepare_inputs_for_generation(): positions and masks",
 }
 
