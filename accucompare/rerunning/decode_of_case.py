@@ -25,7 +25,7 @@ from accucompare.report.words import decode_words
 from accucompare.rerunning.batch_variants import float_type
 from accucompare.rerunning.token_places import Columns
 from accucompare.rerunning.token_runs import FedTokens, GoldenTokens, WholeRun
-from accucompare.rerunning.token_sequence import Arrangement, NoCacheError, TokenSequence
+from accucompare.rerunning.token_sequence import GivenTokens, NoCacheError, TokenSequence
 from accucompare.selection import FloatType, RoundedType
 
 
@@ -112,7 +112,7 @@ class _DecodeRuns:
         precisions = [own]
         if own in DEFAULT_REL_L2 and is_half(own):
             precisions.append(FloatType.FLOAT32.value)
-        planned = {way: each for way, each in ways.items() if isinstance(each, Arrangement)}
+        planned = {way: each for way, each in ways.items() if isinstance(each, GivenTokens)}
         not_looked_at = {way: each for way, each in ways.items() if isinstance(each, NotDecodedWhy)}
         for way in [way for way, each in planned.items() if each.padded]:
             if (why := self._why_not(sequence, planned[way], golden, casting)) is not None:
@@ -216,7 +216,7 @@ class _DecodeRuns:
         self,
         sequence: TokenSequence,
         golden: GoldenTokens,
-        arrangement: Arrangement,
+        arrangement: GivenTokens,
         precision: str,
         own: str,
     ) -> DecodeOutcome:
@@ -257,7 +257,7 @@ class _DecodeRuns:
     def _why_not(
         self,
         sequence: TokenSequence,
-        arrangement: Arrangement,
+        arrangement: GivenTokens,
         golden: GoldenTokens,
         casting: Casting,
     ) -> NotDecodedWhy | None:

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from accucompare.live.values import to_host
 from accucompare.numbers import Array
 
+#: The arguments that hold a sequence's tokens.
+TOKENS_NAMES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
 
 class TokenPlace(NamedTuple):
     """Where a tensor has its tokens.
@@ -71,7 +74,7 @@ class Columns(NamedTuple):
 def by_token(
     tensor: torch.Tensor, place: TokenPlace, samples: int, columns: int
 ) -> torch.Tensor | None:
-    """A view of a tensor with samples (or 1, for all of them) and tokens as its first axes; ``None``
+    """A view of a tensor whose first axes are samples (or 1, for all of them) and tokens; ``None``
     if it has other sizes."""
     axis = place.axis
     assert axis is not None

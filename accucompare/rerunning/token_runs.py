@@ -27,15 +27,20 @@ from accucompare.compare.reruns import (
 from accucompare.live.modules import Call, Listener, class_of, name_modules
 from accucompare.live.values import leaves, replaced
 from accucompare.numbers import DTYPES
-from accucompare.rerunning.token_places import Columns, TokenPlace, bits_of, by_token, token_place
+from accucompare.rerunning.token_places import (
+    TOKENS_NAMES,
+    Columns,
+    TokenPlace,
+    bits_of,
+    by_token,
+    token_place,
+)
 
 #: Modules of torch that make a token of several, and keep none from one call to the next.
-_MIX = tuple(
-    getattr(nn, f"{kind}{dimensions}d")
-    for kind in ("Conv", "ZeroPad", "ConstantPad", "ReplicationPad", "AvgPool", "MaxPool")
-    for dimensions in (1, 2)
-    if hasattr(nn, f"{kind}{dimensions}d")
-) + (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention)
+_MIX = (
+    *(nn.Conv1d, nn.Conv2d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d),
+    *(nn.AvgPool1d, nn.MaxPool1d, nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention),
+)
 #: Module, call, role, path.
 _ValueKey = tuple[str, int, Role, str]
 
@@ -222,16 +227,18 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
+        self._has_others = False  # the call has other tokens than it was to have
 
     def begins(self) -> None:
         super().begins()
         self._number += 1
+        self._has_others = False
 
     @property
     def columns(self) -> Columns | None:
         """Of the call of the model that runs, or is about to begin."""
         number = max(self._number, 0)
-        return self.calls[number] if number < len(self.calls) else None
+        return self.calls[number] if number < len(self.calls) and not self._has_others else None
 
     def call_ended(self, call: Call, output: Any) -> Any:
         self._whole_numbers, self._is_off = [], False
@@ -248,6 +255,9 @@ class FedTokens(_Listening):
         key, columns = (call.name, call.index, role, path), self.columns
         place = self.golden.places.get(key)
         if not call.name and role is Role.INPUT:
+            if path in TOKENS_NAMES and columns is not None and place is not None:
+                axis = place.axis
+                self._has_others = axis is not None and value.shape[axis] != columns.count
             return None
         if columns is None or place is None:
             self.left += 1

@@ -18,12 +18,10 @@ from accucompare.case import Case
 from accucompare.compare.reruns import DecodeWay, NotDecodedWhy
 from accucompare.errors import CaseError, UsageError
 from accucompare.recorder.state import CallArguments
-from accucompare.rerunning.token_places import Columns
+from accucompare.rerunning.token_places import TOKENS_NAMES, Columns
 
 #: Arguments by which models of transformers take a cache, and attributes by which they return it.
 _CACHES = ("past_key_values", "cache", "cache_params", "state")
-#: The arguments that hold a sequence's tokens.
-_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 _ENCODED = "encoder_outputs"
 #: The ways in which ``generate()`` makes the calls.
 BY_GENERATE = (DecodeWay.GENERATE, DecodeWay.GENERATE_UNEQUAL)
@@ -38,7 +36,7 @@ class NoCacheError(CaseError):
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class GivenTokens:
     """A sequence as one run gives it.
 
     Attributes:
@@ -125,7 +123,7 @@ class TokenSequence:
 
     def _named(self) -> str:
         kwargs = self.arguments[1]
-        return next((each for each in _TOKENS if kwargs.get(each) is not None), "")
+        return next((each for each in TOKENS_NAMES if kwargs.get(each) is not None), "")
 
     def _tokens_tensor(self) -> torch.Tensor:
         args, kwargs = self.arguments
@@ -166,29 +164,29 @@ class TokenSequence:
             return mask.bool().cpu().numpy()
         return np.ones((self.samples, self.tokens), bool)
 
-    def ways(self, model: nn.Module) -> dict[DecodeWay, Arrangement | NotDecodedWhy]:
+    def ways(self, model: nn.Module) -> dict[DecodeWay, GivenTokens | NotDecodedWhy]:
         """The runs to make, or why one is not."""
         first, every = (
             self._first,
             np.broadcast_to(np.arange(self.tokens), (self.samples, self.tokens)),
         )
         ends = tuple(range(first, self.tokens + 1))
-        found: dict[DecodeWay, Arrangement | NotDecodedWhy] = {
-            DecodeWay.TOKENS: Arrangement(DecodeWay.TOKENS, every, ends)
+        found: dict[DecodeWay, GivenTokens | NotDecodedWhy] = {
+            DecodeWay.TOKENS: GivenTokens(DecodeWay.TOKENS, every, ends)
         }
         chunk = max(2, -(-first // 3))
         chunks = (*range(chunk, first, chunk), *ends)
         found[DecodeWay.CHUNKED] = (
             NotDecodedWhy.SHORT
             if len(chunks) == len(ends)
-            else Arrangement(DecodeWay.CHUNKED, every, chunks)
+            else GivenTokens(DecodeWay.CHUNKED, every, chunks)
         )
-        found[DecodeWay.STATIC] = Arrangement(DecodeWay.STATIC, every, ends)
+        found[DecodeWay.STATIC] = GivenTokens(DecodeWay.STATIC, every, ends)
         padded = (DecodeWay.LEFT, DecodeWay.UNEQUAL, DecodeWay.RIGHT)
         why = self._why_not_padded(first)
         for way in padded:
             found[way] = self._padded(way) if why is None else why
-        found[DecodeWay.GENERATE] = Arrangement(DecodeWay.GENERATE, every, ends)
+        found[DecodeWay.GENERATE] = GivenTokens(DecodeWay.GENERATE, every, ends)
         unequal = DecodeWay.GENERATE_UNEQUAL
         found[unequal] = self._padded(unequal) if why is None else why
         if self.own is not None:
@@ -202,7 +200,7 @@ class TokenSequence:
         if self.is_decoder or not getattr(model, "_can_compile_fullgraph", False):
             found[DecodeWay.STATIC] = NotDecodedWhy.NO_STATIC
         says = getattr(model, "can_generate", None)
-        if says is None or not says() or self.tokens_name not in (_TOKENS[0], _TOKENS[2]):
+        if says is None or not says() or not self.tokens_name.endswith("_ids"):
             for way in BY_GENERATE:
                 found[way] = NotDecodedWhy.NO_GENERATE
         return found
@@ -214,8 +212,8 @@ class TokenSequence:
             return NotDecodedWhy.NO_MASK
         return NotDecodedWhy.SHORT if first <= _PADDING else None
 
-    def _padded(self, way: DecodeWay) -> Arrangement:
-        return Arrangement(way, *self._columns(way))
+    def _padded(self, way: DecodeWay) -> GivenTokens:
+        return GivenTokens(way, *self._columns(way))
 
     def _columns(self, way: DecodeWay) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         """The columns with padding, and the calls' ends."""
@@ -245,10 +243,10 @@ class TokenSequence:
         if not self.tokens_name:
             return self._cut(0, self.tokens - count)
         every = np.broadcast_to(np.arange(self.tokens), (self.samples, self.tokens))
-        arrangement = Arrangement(DecodeWay.TOKENS, every, (self.tokens - count,))
+        arrangement = GivenTokens(DecodeWay.TOKENS, every, (self.tokens - count,))
         return (), {**self._of(arrangement, 0, self.tokens - count), **self._cache(False)}
 
-    def at_once(self, arrangement: Arrangement) -> CallArguments:
+    def at_once(self, arrangement: GivenTokens) -> CallArguments:
         """A padded sequence in one call, without a cache."""
         length = arrangement.tokens.shape[1]
         return (), {**self._of(arrangement, 0, length), **self._cache(False)}
@@ -265,7 +263,7 @@ class TokenSequence:
         args, kwargs = self.arguments
         return tuple(cut(each) for each in args), {name: cut(v) for name, v in kwargs.items()}
 
-    def _of(self, arrangement: Arrangement, begin: int, end: int) -> dict[str, Any]:
+    def _of(self, arrangement: GivenTokens, begin: int, end: int) -> dict[str, Any]:
         """The arguments of the columns from ``begin`` to ``end``."""
         columns = arrangement.tokens[:, begin:end]
         tokens = torch.from_numpy(np.maximum(columns, 0))
@@ -290,7 +288,7 @@ class TokenSequence:
         return given
 
     def drive(
-        self, model: nn.Module, arrangement: Arrangement, moved: Callable[[Any], Any]
+        self, model: nn.Module, arrangement: GivenTokens, moved: Callable[[Any], Any]
     ) -> None:
         """Give a model the sequence.
 
@@ -336,7 +334,7 @@ class TokenSequence:
             " own: Case(…, prefill=…, decode=…)"
         )
 
-    def _static(self, model: nn.Module, arrangement: Arrangement) -> dict[str, Any]:
+    def _static(self, model: nn.Module, arrangement: GivenTokens) -> dict[str, Any]:
         kind = importlib.import_module("transformers").StaticCache
         taken = inspect.signature(kind.__init__).parameters
         weight = next(model.parameters())
@@ -361,7 +359,7 @@ class TokenSequence:
             _, cache = _two(decode(model, cache, *args, **kwargs), self.name, "decode")
 
     def _generate(
-        self, model: nn.Module, arrangement: Arrangement, moved: Callable[[Any], Any]
+        self, model: nn.Module, arrangement: GivenTokens, moved: Callable[[Any], Any]
     ) -> None:
         """Let ``generate()`` make the calls, with these tokens in place of those it chooses."""
         first = arrangement.ends[0]
@@ -373,6 +371,7 @@ class TokenSequence:
         settings = copy.deepcopy(model.generation_config)
         settings.eos_token_id = None
         settings.pad_token_id = 0 if settings.pad_token_id is None else settings.pad_token_id
+        settings.use_cache = True
         settings.do_sample, settings.num_beams, settings.max_length = False, 1, None
         settings.max_new_tokens = len(arrangement.ends)
         settings.decoder_start_token_id = int(ids[0, 0])  # else it may put one before

@@ -79,9 +79,9 @@ def print_decode(found: Decoded, quiet: bool = False) -> None:
     """Print each run and at which token it begins to differ, and a table by layer of the first that
     does; only the first line if ``quiet``."""
     console = open_console()
-    line = Text("decode: ")
-    line.append(safe_text(decode_words.decode_headline(found)), _OF_DECODING[found.answer])
-    console.print(line.append("  ").append(safe_text(found.case)), soft_wrap=True)
+    headline = decode_words.decode_headline(found)
+    line = Text.assemble("decode: ", (headline, _OF_DECODING[found.answer]), "  ")
+    console.print(line.append(safe_text(found.case)), soft_wrap=True)
     if quiet:
         return
     console.print(Text(f"  {decode_words.how_decoded(found)}"), soft_wrap=True)

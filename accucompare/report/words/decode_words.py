@@ -64,7 +64,10 @@ def decode_headline(found: Decoded) -> str:
         case DecodeAnswer.NOT_SURE:
             if found.anticipates is not None:
                 where = f", from {display_name(found.anticipates)} on" if found.anticipates else ""
-                return f"not sure: the model's outputs change with later tokens{where}: no cache gives them"
+                return (
+                    f"not sure: the model's outputs change with later tokens{where}, so no cache"
+                    " can give them"
+                )
             return f"not sure: {what_differs(found.unsure[0])}, {found.unsure[0].way}"
     return (
         f"rounding: {counted(found.steps, 'token')} with the cache are those of the whole sequence"
