@@ -3,6 +3,7 @@
 from accucompare.report.words import (
     culprit_words,
     decision_words,
+    decode_words,
     invariance_words,
     limit_words,
     preflight_words,
@@ -28,6 +29,7 @@ __all__ = [
     "culprit_place",
     "culprit_words",
     "decision_words",
+    "decode_words",
     "error_words",
     "failure",
     "invariance_words",
