@@ -25,6 +25,7 @@ from accucompare.compare.across_ranks import (
 )
 from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
+from accucompare.compare.fusions import on_fusions, with_carried_sums
 from accucompare.compare.judging import (
     Beside,
     DiffRows,
@@ -193,13 +194,19 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected; ``parameters`` are golden's names that the candidate ties."""
+    """The pairs, all and selected.
+
+    Attributes:
+        parameters: golden's names that the candidate ties.
+        carried: classes of which the candidate carries a value as two terms.
+    """
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+    carried: list[str]
 
     @property
     def unified(self) -> Unified:
@@ -234,11 +241,13 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
+    pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
     unified = unify(selected, *ranks, options.layouts)
+    unified = unified._replace(unknown={**unified.unknown, **opened.fusions.unknown(unified.pairs)})
     tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
-    return _Paired(pairs, tokens, renamings, proposed, parameters)
+    return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
 
 
 def _assign(
@@ -307,7 +316,8 @@ def _judge(
         beside.rounded,
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
-    on = None if several else cluster  # its workers know records of one rank each
+    # its workers know records as they were captured
+    on = None if several or opened.fusions or paired.carried else cluster
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judge_with, sides)
@@ -369,6 +379,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
+    findings += on_fusions(opened.fusions, paired.carried)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
