@@ -3,12 +3,11 @@ residual carried apart, weights loaded by a mapping of stacked parameters, as vL
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import silu
 
 from accucompare import Case
 
@@ -53,7 +52,7 @@ class SiluAndMul(nn.Module):
         gate, up = x.chunk(2, dim=-1)
         if self.swapped:
             gate, up = up, gate
-        return F.silu(gate) * up
+        return silu(gate) * up
 
 
 class RMSNorm(nn.Module):
@@ -202,10 +201,7 @@ class LlamaDecoderLayer(nn.Module):
         self.fault = fault
 
     def forward(
-        self,
-        positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        residual: torch.Tensor | None,
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             residual = hidden_states
@@ -270,12 +266,12 @@ class LlamaForCausalLM(nn.Module):
                 if self.faults.at("loaded_v_k", layer):
                     parts = [parts[0], parts[2], parts[1]]
                 attention = self.model.layers[layer].self_attn
-                order = qkv_order(
-                    self.layout, attention.heads, attention.groups, attention.size
-                )
+                order = qkv_order(self.layout, attention.heads, attention.groups, attention.size)
                 loaded = torch.cat(parts)[order]
             elif ".gate_up_proj." in name:
-                both = [theirs[name.replace("gate_up_proj", f"{each}_proj")] for each in ("gate", "up")]
+                both = [
+                    theirs[name.replace("gate_up_proj", f"{each}_proj")] for each in ("gate", "up")
+                ]
                 if self.faults.at("loaded_up_gate", int(name.split(".")[2])):
                     both.reverse()
                 loaded = torch.cat(both)

@@ -245,7 +245,9 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
     unified = unify(selected, *ranks, options.layouts)
-    unified = unified._replace(unknown={**unified.unknown, **opened.fusions.unknown(unified.pairs)})
+    if opened.fusions:
+        settled, unknown = opened.fusions.settled(unified.pairs)
+        unified = unified._replace(pairs=settled, unknown=unknown)
     tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
     return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
 

@@ -4,4 +4,13 @@ from accucompare.compare.fusions.carried_apart import is_sum, with_carried_sums
 from accucompare.compare.fusions.fused_weights import FusedWeight, Run, WeightPart, find_fused
 from accucompare.compare.fusions.fusions import Fusions, on_fusions
 
-__all__ = ["FusedWeight", "Fusions", "Run", "WeightPart", "find_fused", "is_sum", "on_fusions", "with_carried_sums"]
+__all__ = [
+    "FusedWeight",
+    "Fusions",
+    "Run",
+    "WeightPart",
+    "find_fused",
+    "is_sum",
+    "on_fusions",
+    "with_carried_sums",
+]

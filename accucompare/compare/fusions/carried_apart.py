@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,6 +23,24 @@ _MOST_TRIED = 8
 _Values = tuple[int, str, int, Role]
 #: A class's values: its name, the role, the paths of the two terms.
 _Kind = tuple[str, Role, str, str]
+
+
+class _Sum(NamedTuple):
+    """A value of golden's and the two terms that it may be the sum of; ``place``: of the second's
+    pair."""
+
+    golden: Record
+    one: Record
+    other: Record
+    place: int
+
+    @property
+    def kind(self) -> _Kind:
+        return self.one.type, self.one.role, self.one.path, self.other.path
+
+    @property
+    def held(self) -> bool:
+        return None not in (self.golden.member, self.one.member, self.other.member)
 
 
 def is_sum(golden: Float64, one: Float64, other: Float64) -> bool:
@@ -45,7 +64,7 @@ def with_carried_sums(
     for place, pair in enumerate(pairs):
         if pair.golden is None and pair.candidate is not None and _may_be_term(pair.candidate):
             left[_values(pair.candidate)].append(place)
-    terms: dict[int, int] = {}
+    sums: dict[int, _Sum] = {}
     for place, pair in enumerate(pairs if left else ()):
         ours, theirs = pair.golden, pair.candidate
         if ours is None or theirs is None or not _may_be_term(theirs):
@@ -53,29 +72,27 @@ def with_carried_sums(
         for other in left.get(_values(theirs), ()):
             second = pairs[other].candidate
             if second is not None and ours.shape == second.shape == theirs.shape:
-                terms[place] = other
+                sums[place] = _Sum(ours, theirs, second, other)
                 break
     tried: dict[_Kind, int] = defaultdict(int)
     proved: set[_Kind] = set()
-    for place, other in terms.items():
-        ours, theirs, second = pairs[place].golden, pairs[place].candidate, pairs[other].candidate
-        assert ours is not None and theirs is not None and second is not None
-        kind = _kind(theirs, second)
-        held = None not in (ours.member, theirs.member, second.member)
-        if kind in proved or not held or tried[kind] == _MOST_TRIED:
+    for each in sums.values():
+        if each.kind in proved or not each.held or tried[each.kind] == _MOST_TRIED:
             continue
-        tried[kind] += 1
-        values = (golden.values(ours), candidate.values(theirs), candidate.values(second))
-        if is_sum(*(each.astype(np.float64) for each in values)):
-            proved.add(kind)
+        tried[each.kind] += 1
+        values = (
+            golden.values(each.golden),
+            candidate.values(each.one),
+            candidate.values(each.other),
+        )
+        if is_sum(*(value.astype(np.float64) for value in values)):
+            proved.add(each.kind)
     found = list(pairs)
     gone: set[int] = set()
-    for place, other in terms.items():
-        theirs, second = pairs[place].candidate, pairs[other].candidate
-        assert theirs is not None and second is not None
-        if _kind(theirs, second) in proved:
-            found[place] = replace(pairs[place], candidate=_sum(theirs, second))
-            gone.add(other)
+    for place, each in sums.items():
+        if each.kind in proved:
+            found[place] = replace(pairs[place], candidate=_added(each.one, each.other))
+            gone.add(each.place)
     classes = list(dict.fromkeys(kind[0] for kind in proved))
     return [pair for place, pair in enumerate(found) if place not in gone], classes
 
@@ -95,11 +112,7 @@ def _values(record: Record) -> _Values:
     return record.step, record.name, record.call, record.role
 
 
-def _kind(one: Record, other: Record) -> _Kind:
-    return one.type, one.role, one.path, other.path
-
-
-def _sum(one: Record, other: Record) -> GlobalRecord:
+def _added(one: Record, other: Record) -> GlobalRecord:
     fields = {each: getattr(one, each) for each in Record.__struct_fields__}
     held = None not in (one.member, other.member)
     fields |= {

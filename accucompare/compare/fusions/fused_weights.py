@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,9 +171,7 @@ def _numbers(view: _View, dtype: str, block: int) -> list[int]:
     return found
 
 
-def _made_up(
-    name: str, mine: _Weights, others: _Weights, of_golden: bool
-) -> Iterator[FusedWeight]:
+def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> Iterator[FusedWeight]:
     """A parameter as made up of the other side's, in the first way that uses all rows once."""
     for view, width in mine.views_of(name):
         block = view.entry.get("block")
@@ -182,8 +180,7 @@ def _made_up(
             if runs is None:
                 continue
             parts = tuple(
-                WeightPart(part.name, tuple(own), part.turned)
-                for part, own in runs.items()
+                WeightPart(part.name, tuple(own), part.turned) for part, own in runs.items()
             )
             if len(parts) > 1 or parts[0].turned is not view.turned or len(parts[0].runs) > 1:
                 yield FusedWeight(name, of_golden, parts, view.rows, view.turned)
@@ -200,9 +197,7 @@ def _walk(
     last: tuple[_View, int] | None = None
     at = -1
     for at, number in enumerate(numbers):
-        places = [
-            each for each in index.get(number, ()) if each[1] not in used.get(each[0], ())
-        ]
+        places = [each for each in index.get(number, ()) if each[1] not in used.get(each[0], ())]
         if not places:
             return None
         following = None if last is None else (last[0], last[1] + 1)
@@ -221,7 +216,8 @@ def _walk(
 
 def _near(part: _View, whole: _View) -> int:
     """How much of its name a part has in common with the whole: equal weights are told apart."""
-    return len(os.path.commonprefix([part.name, whole.name]))
+    names = zip(part.name, whole.name, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], names))
 
 
 def _biases(weight: FusedWeight, sides: Sequence[_Weights]) -> Iterator[FusedWeight]:
@@ -243,9 +239,7 @@ def _biases(weight: FusedWeight, sides: Sequence[_Weights]) -> Iterator[FusedWei
                 yield FusedWeight(name, weight.of_golden, tuple(parts), whole.rows, False)
 
 
-def _same_runs(
-    whole: _View, parts: Sequence[WeightPart], entries: Mapping[str, _Entry]
-) -> bool:
+def _same_runs(whole: _View, parts: Sequence[WeightPart], entries: Mapping[str, _Entry]) -> bool:
     """Whether a whole has each part's rows where they should be."""
     for dtype in whole.entry.get("digests", ()):
         block = whole.entry["block"]

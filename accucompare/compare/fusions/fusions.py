@@ -4,9 +4,8 @@ layers."""
 from __future__ import annotations
 
 import copy
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from accucompare.bundle.format import (
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
-from accucompare.compare.pairing import Model, Pair, Renaming
+from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
 from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
 from accucompare.compare.remarks import OtherFunction, PairRemark, ShareOfSum
 
@@ -79,7 +78,8 @@ class Fusions:
         described = replace(manifest, model=self.described(manifest.model, golden, False))
         one = copy.copy(bundle)
         one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
-        return one, self.translated(records, of_golden=False)
+        named = _by_arguments(manifest.model, golden)
+        return one, self.translated(map(named, records), of_golden=False)
 
     def described(self, model: Model, other: Model, of_golden: bool) -> dict[str, Any]:
         """A side's model with the other's layers in place of its own.
@@ -98,7 +98,9 @@ class Fusions:
                 entry = (other.get("parameters") or {}).get(name, {})
                 known = {**entry.get("digests", {})}
                 found["parameters"][name] = {
-                    "dtype": dtype, "shape": entry["shape"], "digests": known
+                    "dtype": dtype,
+                    "shape": entry["shape"],
+                    "digests": known,
                 }
                 module = name.rpartition(".")[0]
                 for kind in ("modules", "configuration"):
@@ -123,20 +125,27 @@ class Fusions:
             found += translator.take(record)
         return found
 
-    def unknown(self, pairs: Sequence[Pair]) -> dict[int, PairRemark]:
-        """Why pairs cannot be compared, by their place: shares of a sum, and other functions."""
-        parts = {name for layer in self._layers if not layer.of_golden for name in layer.parts}
-        wholes = {layer.whole for layer in self._layers if not layer.of_golden and layer.parts}
+    def settled(self, pairs: Sequence[Pair]) -> tuple[list[Pair], dict[int, PairRemark]]:
+        """The pairs, those of other functions with the part that golden's takes; and why some
+        cannot be compared, by their place: shares of a sum, and what other functions give."""
+        split = [layer for layer in self._layers if not layer.of_golden and layer.parts]
+        parts = {name: layer for layer in split for name in layer.parts}
+        shares = {*parts, *(layer.whole for layer in split)}
         others = self.other_functions([pair.golden for pair in pairs if pair.golden is not None])
-        found: dict[int, PairRemark] = {}
-        for place, pair in enumerate(pairs):
-            record = pair.record
-            if record.role is Role.GRAD_INPUT and record.name in (*parts, *wholes):
-                found[place] = ShareOfSum(record.name in wholes)
+        found, unknown = list(pairs), dict[int, PairRemark]()
+        for place, pair in enumerate(pairs if split else ()):
+            record, theirs = pair.record, pair.candidate
+            if record.role is Role.GRAD_INPUT and record.name in shares:
+                unknown[place] = ShareOfSum(record.name not in parts)
             elif record.name in others and record.role not in UPDATE_ROLES:
-                if record.role in (*_OUTPUTS, Role.GRAD_INPUT):
-                    found[place] = OtherFunction(others[record.name])
-        return found
+                part = others[record.name]
+                layer = parts[part]
+                if record.role is not Role.INPUT:
+                    unknown[place] = OtherFunction(part)
+                elif theirs is not None and theirs.shape[-1:] == (layer.rows,):
+                    sliced = _columns(theirs, record.name, theirs.path, layer.parts[part])
+                    found[place] = msgspec.structs.replace(pair, candidate=sliced)
+        return found, unknown
 
     def other_functions(self, golden: Iterable[Record]) -> dict[str, str]:
         """Modules of golden's that take one part's output where the candidate's, of another class
@@ -158,6 +167,25 @@ class Fusions:
             and ours.get(record.name) != theirs[record.name]
             and not any(record.name == layer.whole for layer in self._layers)
         }
+
+
+def _by_arguments(model: Model, other: Model) -> Callable[[Record], Record]:
+    """Gives inputs their arguments' names where the other side's class takes them in another
+    order."""
+    own, theirs = (each.get("signatures") or {} for each in (model, other))
+    classes = other.get("modules") or {}
+
+    def named(record: Record) -> Record:
+        if record.role not in (*_INPUTS, Role.ARGUMENT_UPDATE):
+            return record
+        mine = list(own.get(record.type) or ())
+        given = list(theirs.get(classes.get(record.name, "")) or ())
+        both = [name for name in mine if name in given]
+        if all(mine.index(name) == given.index(name) for name in both):
+            return record
+        return msgspec.structs.replace(record, path=argument_path(record.path, mine))
+
+    return named
 
 
 def _layer(name: str, of_golden: bool, weights: list[FusedWeight], models: _Models) -> _Layer:
@@ -208,10 +236,13 @@ class _Translator:
             if found := [*_split(record, layer)]:
                 yield from found
                 return
-        elif (layer := self._parts.get(record.name)) is not None:
-            if record.layout is Layout.STRIDED and record.role in (*_OUTPUTS, *_INPUTS):
-                yield from self._joined(record, layer)
-                return
+        elif (
+            (layer := self._parts.get(record.name)) is not None
+            and record.layout is Layout.STRIDED
+            and record.role in (*_OUTPUTS, *_INPUTS)
+        ):
+            yield from self._joined(record, layer)
+            return
         yield record
 
     def _joined(self, record: Record, layer: _Layer) -> Iterator[Record]:
@@ -269,9 +300,14 @@ def _split(record: Record, layer: _Layer) -> Iterator[Record]:
             yield msgspec.structs.replace(record, name=name)
     elif record.role in _OUTPUTS and record.path in _FIRST and record.shape[-1:] == (layer.rows,):
         for name, part in layer.parts.items():
-            rows = sum(run.rows for run in part.runs)
-            boxes = [_along_last(record, run.at, run.own, run.rows) for run in part.runs]
-            yield _made(record, name, record.path, (*record.shape[:-1], rows), boxes)
+            yield _columns(record, name, record.path, part)
+
+
+def _columns(record: Record, name: str, path: str, part: WeightPart) -> GlobalRecord:
+    """What of a fused layer's output is a part's."""
+    rows = sum(run.rows for run in part.runs)
+    boxes = [_along_last(record, run.at, run.own, run.rows) for run in part.runs]
+    return _made(record, name, path, (*record.shape[:-1], rows), boxes)
 
 
 def _split_weight(record: Record, weight: FusedWeight, rest: str) -> Iterator[Record]:
@@ -283,9 +319,7 @@ def _split_weight(record: Record, weight: FusedWeight, rest: str) -> Iterator[Re
             yield msgspec.structs.replace(record, name=module, path=path)
             continue
         turned = weight.turned, part.turned
-        boxes = [
-            _weight_box(record, run.at, run.own, run.rows, turned) for run in part.runs
-        ]
+        boxes = [_weight_box(record, run.at, run.own, run.rows, turned) for run in part.runs]
         yield _made(record, module, path, _weight_shape(record, rows, turned), boxes)
 
 
@@ -307,9 +341,7 @@ def _weight_shape(record: Record, rows: int, turned: tuple[bool, bool]) -> tuple
     return (width, rows) if turned[1] else (rows, width)
 
 
-def _weight_box(
-    record: Record, own: int, at: int, rows: int, turned: tuple[bool, bool]
-) -> Box:
+def _weight_box(record: Record, own: int, at: int, rows: int, turned: tuple[bool, bool]) -> Box:
     """So many neighbouring rows of a record, and where they lie. ``turned``: as above."""
     if not any(turned):  # of any number of dimensions
         width = record.shape[-1] if len(record.shape) > 1 else 1
@@ -364,4 +396,6 @@ def on_fusions(fusions: Fusions, carried: Sequence[str]) -> Iterator[PreflightFi
 def _form(weight: FusedWeight) -> tuple[str, ...]:
     """What a fused parameter and those of other layers have in common: all but the numbers."""
     names = (weight.whole, *(part.name for part in weight.parts))
-    return tuple(".".join(each for each in name.split(".") if not each.isdecimal()) for name in names)
+    return tuple(
+        ".".join(each for each in name.split(".") if not each.isdecimal()) for name in names
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Sequence
 
 from accucompare.compare.preflight_facts import CarriedApart, FindingFact, FusedNames
@@ -17,10 +17,11 @@ def fusion_words(fact: FindingFact) -> str:
     match fact:
         case FusedNames(of_golden, whole, parts, turned, more):
             side, other = ("golden", "the candidate") if of_golden else ("the candidate", "golden")
-            around = os.path.commonprefix([name.split(".") for name in (whole, *(n for n, _ in parts))])
+            split = [name.split(".") for name in (whole, *(name for name, _ in parts))]
+            around = sum(1 for _ in itertools.takewhile(_alike, zip(*split, strict=False)))
             word = "columns" if turned else "rows"
             said = [
-                f"{printable('.'.join(name.split('.')[len(around):]))} ({word} {_rows(runs)})"
+                f"{printable('.'.join(name.split('.')[around:]))} ({word} {_rows(runs)})"
                 for name, runs in parts
             ]
             others = f"; and {more} more alike" if more else ""
@@ -34,6 +35,10 @@ def fusion_words(fact: FindingFact) -> str:
                 " its own (hidden states and residual)"
             )
     return ""
+
+
+def _alike(names: Sequence[str]) -> bool:
+    return len({*names}) == 1
 
 
 def _rows(runs: Sequence[tuple[int, int]]) -> str:

@@ -9,7 +9,6 @@ from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, TokensElsewh
 from accucompare.compare.rows import Row
 from accucompare.text import first_few
 
-
 #: How it is known where values lie that one rank has fused, or in parts.
 _OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES)
 

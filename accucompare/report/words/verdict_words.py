@@ -350,7 +350,9 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"{layers} layers are fused, and each rank has a part of each"
         case remarks.ShareOfSum(whole):
             what = "the sum of its layers' own" if whole else "its share of a sum"
-            return f"{what}; one side has fused the layers, and the sum is compared where it arrives"
+            return (
+                f"{what}; one side has fused the layers, and the sum is compared where it arrives"
+            )
         case remarks.OtherFunction(part):
             return (
                 f"golden's module takes what {display_name(part)} makes, the candidate's what the"
