@@ -335,7 +335,8 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
+    origins = _origins(opened, paired.pairs)
+    origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -459,7 +460,8 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
+def _origins(opened: Opened, pairs: list[Pair]) -> Trace:
+    golden, candidate, records = opened.golden, opened.candidate, opened.golden_records
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
@@ -473,11 +475,13 @@ def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: li
         if pair.golden is not None and pair.candidate is not None
     ]
     # the candidate's manifest has the candidate's names
-    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
+    places = {_place(own): _place(key) for own, key in opened.fusions.renamed.items()}
+    places |= {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
-        for at in not_fed(candidate.manifests)
+        for own in not_fed(candidate.manifests)
+        for at in [places.get(own, own)]
     }
     return Trace(True, values, recorded, steps)
 

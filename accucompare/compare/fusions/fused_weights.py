@@ -175,7 +175,9 @@ def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> It
     """A parameter as made up of the other side's, in the first way that uses all rows once."""
     for view, width in mine.views_of(name):
         block = view.entry.get("block")
-        for dtype in view.entry.get("digests", ()) if isinstance(block, int) else ():
+        if not isinstance(block, int):
+            continue
+        for dtype in view.entry.get("digests", ()):
             runs = _walk(view, _numbers(view, dtype, block), others.index(width, dtype, block))
             if runs is None:
                 continue

@@ -15,6 +15,7 @@ from accucompare.bundle.format import (
     UPDATE_ROLES,
     Box,
     GlobalRecord,
+    Key,
     Layout,
     LayoutEvidence,
     Record,
@@ -54,10 +55,12 @@ class Fusions:
 
     Attributes:
         weights: every parameter that is made up of others.
+        renamed: the candidate's inputs that got their arguments' names: the new keys by their own.
     """
 
     def __init__(self, golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> None:
         self.weights = find_fused(golden, own, renamings)
+        self.renamed: dict[Key, Key] = {}
         self._classes = golden.get("modules") or {}, own.get("modules") or {}
         by_module: dict[tuple[str, bool], list[FusedWeight]] = defaultdict(list)
         for each in self.weights:
@@ -78,8 +81,28 @@ class Fusions:
         described = replace(manifest, model=self.described(manifest.model, golden, False))
         one = copy.copy(bundle)
         one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
-        named = _by_arguments(manifest.model, golden)
-        return one, self.translated(map(named, records), of_golden=False)
+        by_name = [*map(_by_arguments(manifest.model, golden), records)]
+        self.renamed = {
+            own.key: new.key for own, new in zip(records, by_name, strict=True) if own is not new
+        }
+        return one, self.translated(by_name, of_golden=False)
+
+    def golden_like(self, golden: Bundle, own: Model) -> Bundle:
+        """Golden, described with the layers of the model that it feeds."""
+        manifest = golden.manifest
+        described = replace(manifest, model=self.described(manifest.model, own, True))
+        one = copy.copy(golden)
+        one.manifest, one.manifests = described, {**golden.manifests, 0: described}
+        return one
+
+    def golden_records(self, records: list[Record], golden: Model, own: Model) -> list[Record]:
+        """Golden's records as the model that it feeds has them; without what its modules of other
+        functions give."""
+        others, named = self.other_functions(records), _by_arguments(golden, own)
+        kept = (
+            named(each) for each in records if each.name not in others or each.role in UPDATE_ROLES
+        )
+        return self.translated(kept, of_golden=True)
 
     def described(self, model: Model, other: Model, of_golden: bool) -> dict[str, Any]:
         """A side's model with the other's layers in place of its own.
