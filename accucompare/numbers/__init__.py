@@ -3,7 +3,7 @@
 from accucompare.numbers import digests, kernel, sums
 from accucompare.numbers.digests import digest, digest_of_segments, fingerprint, same_fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
-from accucompare.numbers.row_digests import RowDigests, merged, read_rows
+from accucompare.numbers.row_hashes import RowHashes, merged, read_rows
 from accucompare.numbers.sketch import (
     GROUPS,
     ROWS,
@@ -48,7 +48,7 @@ __all__ = [
     "Float64",
     "Kind",
     "Products",
-    "RowDigests",
+    "RowHashes",
     "Statistics",
     "as_reals",
     "block_places",

@@ -11,7 +11,7 @@ import xxhash
 
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
-from accucompare.numbers.row_digests import RowDigests
+from accucompare.numbers.row_hashes import RowHashes
 from accucompare.numbers.sharing import shared
 from accucompare.numbers.sums import BLOCK
 
@@ -49,7 +49,7 @@ def fingerprint(
     raw: Array,
     dtype: DType,
     rounded: Callable[[Array, DType], Array] = round_to,
-    rows: RowDigests | None = None,
+    rows: RowHashes | None = None,
 ) -> dict[str, str]:
     """A tensor's digest under its own type and under each type that it may be compared in.
 

@@ -16,7 +16,7 @@ from accucompare.numbers import merged, read_rows, same_fingerprint
 _Entry = Mapping[str, Any]
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """So many rows that follow each other: where they begin in the whole, and in the part."""
 
     at: int
@@ -32,7 +32,7 @@ class WeightPart(NamedTuple):
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
     turned: bool
 
 
@@ -191,11 +191,11 @@ def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> It
 
 def _walk(
     whole: _View, numbers: Iterable[int], index: Mapping[int, Sequence[tuple[_View, int]]]
-) -> dict[_View, list[Run]] | None:
+) -> dict[_View, list[RowRun]] | None:
     """The runs that make up a whole, by part; ``None`` unless all rows of each are used once."""
     block = whole.entry["block"]
     used: dict[_View, set[int]] = defaultdict(set)
-    runs: dict[_View, list[Run]] = defaultdict(list)
+    runs: dict[_View, list[RowRun]] = defaultdict(list)
     last: tuple[_View, int] | None = None
     at = -1
     for at, number in enumerate(numbers):
@@ -209,7 +209,7 @@ def _walk(
             runs[view][-1] = run._replace(rows=run.rows + block)
         else:
             view, place = max(places, key=lambda each: _near(each[0], whole))
-            runs[view].append(Run(at * block, place * block, block))
+            runs[view].append(RowRun(at * block, place * block, block))
         used[view].add(place)
         last = view, place
     whole_used = all(len(places) * block == view.rows for view, places in used.items())

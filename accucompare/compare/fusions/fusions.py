@@ -78,7 +78,10 @@ class Fusions:
     ) -> tuple[Bundle, list[Record]]:
         """The candidate with golden's layers in place of its own."""
         manifest = bundle.manifest
-        described = replace(manifest, model=self.described(manifest.model, golden, False))
+        # the digest of all weights is of others now; they are compared one by one
+        series = [msgspec.structs.replace(each, weights=None) for each in manifest.series]
+        model = self.described(manifest.model, golden, False)
+        described = replace(manifest, model=model, series=series)
         one = copy.copy(bundle)
         one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
         by_name = [*map(_by_arguments(manifest.model, golden), records)]

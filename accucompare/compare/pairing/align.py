@@ -154,15 +154,19 @@ def _in_a_tuple(
         keys = [record.key._replace(path="" if path is None else path)]
         keys = [key for each in keys for key in (_renamed(each, renamings), each) if key]
         found = [candidate.get(key) for key in keys if path is not None]
-        if counted[record.key._replace(path="")] == 1:  # the only one, by a name on one side
+        if counted[record.key._replace(path="")] == 1:
             calls = (alone.get(key._replace(path=""), []) for key in keys)
-            found += [
-                each[0] for each in calls if len(each) == 1 and "" in (record.path, each[0].path)
-            ]
+            found += [each[0] for each in calls if len(each) == 1 and _is_field(record, each[0])]
         other = next((each for each in found if each is not None), None)
         if other is not None and other.shape == record.shape:
             partners[record.key] = other
     return partners
+
+
+def _is_field(one: Record, other: Record) -> bool:
+    """Whether one side's value is a named field of what is returned, and the other's all of it."""
+    first, second = sorted((one.path, other.path))
+    return first == "" and second.isidentifier()
 
 
 def _by_name(record: Record, own: Signatures, other: Signatures) -> Key:

@@ -31,7 +31,7 @@ from accucompare.live.around.sources import (
 )
 from accucompare.live.modules import Modules, class_of, name_modules
 from accucompare.live.values import round_tensor, to_host
-from accucompare.numbers import DTYPES, Array, RowDigests, fingerprint
+from accucompare.numbers import DTYPES, Array, RowHashes, fingerprint
 from accucompare.text import without_credentials
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
@@ -136,10 +136,10 @@ def _describe_tensor(tensor: torch.Tensor, holder: nn.Module | None) -> dict[str
     return entry
 
 
-def _digested(array: Array, dtype: str, by_rows: bool) -> tuple[dict[str, str], RowDigests | None]:
+def _digested(array: Array, dtype: str, by_rows: bool) -> tuple[dict[str, str], RowHashes | None]:
     """A tensor's fingerprint, and its rows' digests if these are asked for."""
     width = array.shape[-1] if array.ndim > 1 else 1
-    rows = RowDigests(array.size // width, width) if by_rows else None
+    rows = RowHashes(array.size // width, width) if by_rows else None
     return fingerprint(array, DTYPES[dtype], round_tensor, rows), rows
 
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from accucompare.numbers.dtypes import Array
 
 #: The most numbers that are kept of a tensor: neighbouring rows share one beyond that.
-MOST_KEPT = 1024
+MOST_NUMBERS = 1024
 #: Odd, so that none of its powers is zero in 64 bits.
 _BASE = 0x9E3779B97F4A7C15
 
 _Words = NDArray[np.uint64]
 
 
-class RowDigests:
+class RowHashes:
     """Takes a tensor's rows in order, as stored in each type; gives a number of 64 bits for each
     run of ``block`` rows.
 
@@ -30,7 +30,7 @@ class RowDigests:
     def __init__(self, rows: int, width: int) -> None:
         self.width = width
         self.block = 1
-        while rows > MOST_KEPT * self.block and rows % (2 * self.block) == 0:
+        while rows > MOST_NUMBERS * self.block and rows % (2 * self.block) == 0:
             self.block *= 2
         self._of: dict[str, list[int]] = {}
 
