@@ -43,6 +43,7 @@ SUB_ROOMS = {
         "measuring",
         "pairing",
         "layouts",
+        "fusions",
         "tokens",
         "invariants",
         "limits",

@@ -20,6 +20,7 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.devices import is_a_librarys
+from accucompare.report.words.fusion_words import fusion_words
 from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.report.words.stage_words import stage_words
 from accucompare.selection import Mode
@@ -62,7 +63,7 @@ def topic(finding: PreflightFinding) -> str:
 def message(finding: PreflightFinding) -> str:
     fact = finding.fact
     said = _of_baselines(fact) or _of_captures(fact) or _of_settings(fact) or _of_options(fact)
-    said = said or stage_words(fact)
+    said = said or stage_words(fact) or fusion_words(fact)
     return f"baseline: {said}" if finding.beside_baseline else said
 
 
@@ -101,6 +102,8 @@ _TOPICS = {
     facts.MapsTaken: "map",
     facts.MapsProposed: "map",
     facts.NamesPutBack: "names",
+    facts.FusedNames: "names",
+    facts.CarriedApart: "names",
     facts.OddMicrobatches: "microbatches",
     facts.RuleJudgesNothing: "tolerances",
 }
