@@ -146,6 +146,8 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
         given["type"] = kind(*about["between"])
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
+    if about["alone"] is not None:
+        given |= {"is_flag": False, "flag_value": about["alone"]}
     if default == ():
         given["multiple"] = True
     elif default is not None:

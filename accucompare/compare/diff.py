@@ -242,6 +242,7 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
     unified = unify(selected, *ranks, options.layouts)
@@ -250,6 +251,14 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         unified = unified._replace(pairs=settled, unknown=unknown)
     tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
     return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
+
+
+def _inside_of_region(pair: Pair, opened: Opened) -> bool:
+    """Whether a record has no partner since the other side ran the modules around it as one."""
+    other = opened.candidate if pair.candidate is None else opened.golden
+    compiled = other.manifest.options.compiled
+    alone = pair.golden is None or pair.candidate is None
+    return alone and compiled is not None and compiled.hides(pair.record.name)
 
 
 def _assign(

@@ -1,6 +1,7 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
 from accucompare.report.words import (
+    compiled_words,
     culprit_words,
     decision_words,
     decode_words,
@@ -25,6 +26,7 @@ from accucompare.report.words.preflight_words import ToldFinding
 __all__ = [
     "NamedCulprit",
     "ToldFinding",
+    "compiled_words",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
