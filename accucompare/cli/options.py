@@ -291,6 +291,20 @@ arm = click.option(
 golden = click.option(
     "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
 )
+golden_of_trend = click.option(
+    "--golden",
+    type=PLACE,
+    metavar="BUNDLE",
+    help="What bundles are compared with.  [default: the first of them]",
+)
+against = click.option(
+    "--against",
+    metavar="RUN",
+    help=(
+        "Hold the newest run's errors against those of best (of each layer, the least), first, or"
+        " a RUN."
+    ),
+)
 ops = click.option(
     "--ops",
     is_flag=True,

@@ -6,9 +6,12 @@ from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
 from accucompare.report.files.ranks_json import write_ranks_json
 from accucompare.report.files.reruns_json import write_invariance_json, write_repeat_json
-from accucompare.report.files.written_comparison import read_written
+from accucompare.report.files.trend_json import write_trend_json
+from accucompare.report.files.written_comparison import Written, WrittenRow, read_written
 
 __all__ = [
+    "Written",
+    "WrittenRow",
     "read_written",
     "require_pyarrow",
     "write_invariance_json",
@@ -18,4 +21,5 @@ __all__ = [
     "write_perfetto",
     "write_ranks_json",
     "write_repeat_json",
+    "write_trend_json",
 ]

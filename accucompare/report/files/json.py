@@ -66,6 +66,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "refused_baseline": comparison.refused
         and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
+        "captured": comparison.candidate.manifest.created,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
         "exit_code": decided.exit_code,

@@ -78,6 +78,7 @@ from accucompare.report.table.sheets import (
     table_lines,
     thinned,
 )
+from accucompare.report.table.trend_heat import trend_heats
 
 __all__ = [
     "ABSENT",
@@ -148,6 +149,7 @@ __all__ = [
     "table_lines",
     "thinned",
     "to_dataframe",
+    "trend_heats",
     "value_blocks",
     "what_is_held",
 ]

@@ -11,6 +11,7 @@ from accucompare.report.terminal.terminal_bundle import (
 )
 from accucompare.report.terminal.terminal_ranks import print_ranks
 from accucompare.report.terminal.terminal_reruns import print_invariance, print_repeats
+from accucompare.report.terminal.terminal_trend import print_trend
 
 __all__ = [
     "print_capture",
@@ -22,6 +23,7 @@ __all__ = [
     "print_repeats",
     "print_table",
     "print_tensor",
+    "print_trend",
     "print_verified",
     "shown",
 ]

@@ -9,6 +9,7 @@ from accucompare.report.words import (
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -38,5 +39,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]
