@@ -61,8 +61,7 @@ def log_to(
         UsageError: if ``target`` is something else, or no run is running.
 
     Example:
-        >>> with mlflow.start_run():
-        ...     log_to("mlflow", comparison)
+        >>> log_to(writer, diff("golden", "npu"), step=100)  # a SummaryWriter
     """
     library = _library_of(target)
     logged = _logged(comparison)
@@ -133,12 +132,14 @@ def _name(layer: str) -> str:
 
 def _imported(name: str, install: str) -> Any:
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
-        raise ReportError(
-            f"log_to: {install} is not installed, or cannot be imported ({error}); pip install"
-            f" {install}"
-        ) from None
+        module, why = None, f" ({error})"
+    else:
+        why = ""
+    if module is None or module.__file__ is None:  # a folder of its runs takes its place
+        raise ReportError(f"log_to: {install} is not installed{why}; pip install {install}")
+    return module
 
 
 def _to_wandb(target: Any, logged: Logged, step: int | None, page: Path | None) -> None:

@@ -151,6 +151,7 @@ def capture(
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
         "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or"
         " DuckDB",
+        "accucompare diff golden64/ npu/ --reference gpu/             # which is nearer to golden?",
         "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training"
         " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
@@ -161,6 +162,7 @@ def capture(
 @option.bundle("golden")
 @option.bundle("candidate")
 @option.baseline
+@option.reference
 @option.atol
 @option.rtol
 @option.rel_l2

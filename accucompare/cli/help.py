@@ -33,7 +33,9 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
             "ops queue"
         ),
         "Which layers": "only skip map",
-        "What to compare": "golden against baseline layout verify keep_going workers cluster",
+        "What to compare": (
+            "golden against baseline reference layout verify keep_going workers cluster"
+        ),
         "What is close enough": "atol rtol rel_l2 cosine tolerances accept bitwise",
         "What to look for": (
             "on_finding pause_after frames trace_steps abort_after_step every checks_every "

@@ -316,6 +316,12 @@ baseline = click.option(
     metavar="BUNDLE",
     help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
 )
+reference = click.option(
+    "--reference",
+    type=PLACE,
+    metavar="BUNDLE",
+    help="A third bundle, such as a GPU's: is it nearer to golden than CANDIDATE? Judges nothing.",
+)
 atol = click.option(
     "--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|."
 )

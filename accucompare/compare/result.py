@@ -18,6 +18,7 @@ from accucompare.compare.preflight_facts import (
     PreflightFinding,
     RefusedBaseline,
 )
+from accucompare.compare.reference import BesideReference, Reference, beside_reference
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
@@ -56,6 +57,7 @@ class Result:
         proposed_maps: renamings that would bring more layers together.
         training: the steps of two training runs, compared; ``None`` if neither bundle has them.
         weights_in_parts: parameters of which no rank holds all, and no row compares the values.
+        reference: a third bundle, whose errors stand beside the candidate's and judge nothing.
         acceptance: the result by the standard asked for, which decides in place of the rows.
     """
 
@@ -80,6 +82,12 @@ class Result:
     training: TrainingResult | None = None
     acceptance: Acceptance | None = None
     weights_in_parts: tuple[str, ...] = ()
+    reference: Reference | None = None
+
+    @cached_property
+    def beside_reference(self) -> BesideReference | None:
+        """Whether the candidate or the reference is nearer to golden; ``None`` without one."""
+        return None if self.reference is None else beside_reference(self.rows, self.reference)
 
     @property
     def fed(self) -> bool:

@@ -232,7 +232,8 @@ def _seen(row: Row) -> SeenRow:
         row.verdict.over_limit,
         None if metrics is None or metrics.nothing_finite else metrics.rel_l2,
         row.verdict.excess,
-        None if record is None else record.shape,
+        None if row.golden is None or row.candidate is None else row.golden.shape,
+        record is not None,
         role == _OUTPUT,
     )
 
@@ -259,7 +260,6 @@ def _of_written(name: str, path: Path) -> TrendRun:
 
 def _seen_written(rows: Sequence[WrittenRow]) -> Iterator[SeenRow]:
     for row in rows:
-        side = row.golden or row.candidate
         role = "" if row.role is None else row.role.value
         yield SeenRow(
             display_name(row.name),
@@ -268,6 +268,7 @@ def _seen_written(rows: Sequence[WrittenRow]) -> Iterator[SeenRow]:
             row.used,
             row.rel_l2,
             row.excess,
-            None if side is None else side.shape,
+            None if row.golden is None or row.candidate is None else row.golden.shape,
+            row.golden is not None or row.candidate is not None,
             role == _OUTPUT,
         )

@@ -75,9 +75,9 @@ def trend(
         UsageError: if there is nothing to put in a row, or an option makes no sense.
 
     Example:
-        >>> found = trend(["golden", "monday", "tuesday", "wednesday"])
-        >>> found.passed, [found.runs[place.since].name for place in found.failing]
-        (False, ['tuesday', 'tuesday'])
+        >>> found = trend(["golden", "npu"], atol=1e-3)
+        >>> found.passed, found.failing[0].layer, found.failing[0].state.value
+        (False, 'stem.0', 'fails from the first')
     """
     listed = [runs] if isinstance(runs, (str, Path, Url)) else [*runs]
     given = given_runs(listed)

@@ -15,7 +15,8 @@ class SeenRow(NamedTuple):
 
     Attributes:
         value: the role and path of its record: ``output.0``.
-        shape: of golden's record, or else the candidate's; ``None`` for a module without call.
+        shape: of golden's record; ``None`` if not both sides have one.
+        called: whether either side has a record.
         output: whether it is a module's output.
     """
 
@@ -26,6 +27,7 @@ class SeenRow(NamedTuple):
     rel_l2: float | None
     excess: float | None
     shape: tuple[int, ...] | None
+    called: bool
     output: bool
 
 
@@ -39,7 +41,10 @@ class LayerError:
         value: the role and path of the row with that error.
         rel_l2, excess: the largest ones of any row; ``None`` if there is none.
         rows, failing: how many rows were compared, and fail.
-        shape: of its first output, or else of its first record.
+        shape: golden's, of the first output that both sides have, or else of their first record;
+            ``None`` if they have none in common.
+        called: whether either side has a record.
+        first: the number of its first failing row, in execution order; ``None`` if none fails.
     """
 
     over_limit: float | None
@@ -49,6 +54,8 @@ class LayerError:
     rows: int
     failing: int
     shape: tuple[int, ...] | None
+    called: bool
+    first: int | None
 
     @property
     def ok(self) -> bool | None:
@@ -59,18 +66,21 @@ class LayerError:
 def errors_by_layer(rows: Iterable[SeenRow]) -> dict[str, LayerError]:
     """The layers in execution order."""
     found: dict[str, _Worst] = {}
-    for row in rows:
+    for number, row in enumerate(rows):
         worst = found.get(row.layer)
         if worst is None:
             worst = found[row.layer] = _Worst()
-        worst.add(row)
+        worst.add(row, number)
     return {name: worst.error() for name, worst in found.items()}
 
 
 class _Worst:
     """A layer whose rows are added one by one."""
 
-    __slots__ = ("excess", "failing", "output", "over_limit", "rel_l2", "rows", "shape", "value")
+    __slots__ = (
+        *("called", "excess", "failing", "first", "output", "over_limit", "rel_l2", "rows"),
+        *("shape", "value"),
+    )
 
     def __init__(self) -> None:
         self.over_limit: float | None = None
@@ -78,10 +88,12 @@ class _Worst:
         self.rel_l2: float | None = None
         self.excess: float | None = None
         self.rows = self.failing = 0
+        self.first: int | None = None
         self.shape: tuple[int, ...] | None = None
-        self.output = False
+        self.output = self.called = False
 
-    def add(self, row: SeenRow) -> None:
+    def add(self, row: SeenRow, number: int) -> None:
+        self.called = self.called or row.called
         if row.shape is not None and (self.shape is None or (row.output and not self.output)):
             self.shape, self.output = row.shape, row.output
         if row.status is Status.NOT_COMPARED:
@@ -89,6 +101,8 @@ class _Worst:
         fails = row.status is Status.FAIL
         self.rows += 1
         self.failing += fails
+        if fails and self.first is None:
+            self.first = number
         size = _size(row.over_limit, fails)
         if self.over_limit is None or size > self.over_limit:
             self.over_limit, self.value = size, row.value
@@ -97,7 +111,7 @@ class _Worst:
 
     def error(self) -> LayerError:
         parts = (self.over_limit, self.value, self.rel_l2, self.excess, self.rows, self.failing)
-        return LayerError(*parts, self.shape)
+        return LayerError(*parts, self.shape, self.called, self.first)
 
 
 def _size(over_limit: float | None, fails: bool) -> float:

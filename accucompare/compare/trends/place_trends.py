@@ -52,6 +52,13 @@ class PlaceTrend:
         return self.state in (PlaceState.FELL_OUT, PlaceState.ALWAYS)
 
     @property
+    def first_failing(self) -> int:
+        """The number of its first failing row in the run since which it fails; 0 if it never did.
+        A module is called before those inside it, but fails after them."""
+        error = None if self.since is None else self.errors[self.since]
+        return 0 if error is None or error.first is None else error.first
+
+    @property
     def error_before(self) -> float | None:
         """Its relative L2 error in the last run in which it was ok."""
         return self.error_in(self.before)

@@ -126,8 +126,9 @@ class TrendFacts:
 
     @cached_property
     def failing(self) -> list[PlaceTrend]:
-        """The layers that fail in the newest run."""
-        return [place for place in self.places if place.fails]
+        """The layers that fail in the newest run, in the order in which rows fail there."""
+        found = [place for place in self.places if place.fails]
+        return sorted(found, key=lambda place: (place.newest and place.newest.first) or 0)
 
     def in_state(self, state: PlaceState) -> list[PlaceTrend]:
         return [place for place in self.places if place.state is state]
@@ -135,9 +136,10 @@ class TrendFacts:
     @cached_property
     def falls(self) -> dict[int, list[PlaceTrend]]:
         """The layers that fell out and still fail, by the run since which they do; the newest of
-        these runs first."""
+        these runs first, and of its layers the first that failed."""
         fallen = self.in_state(PlaceState.FELL_OUT)
         since = sorted({place.since for place in fallen if place.since is not None}, reverse=True)
+        fallen.sort(key=lambda place: place.first_failing)
         return {run: [place for place in fallen if place.since == run] for run in since}
 
     @cached_property
@@ -173,7 +175,8 @@ def of_other_models(runs: Sequence[TrendRun]) -> list[LeftOutRun]:
     """The runs whose model is not that of most; of two models as often, the newest run's counts.
 
     Two runs are of one model if at least half of the layers of the smaller one have the same name
-    and shape in the other: it may be compared with ``--only``."""
+    and shape in the other: a run may be of a few layers. What one side of a run lacks counts as
+    another layer: its candidate may be of another model than its golden."""
     alike = [[not less_than_half(*_alike(one, other)) for other in runs] for one in runs]
     most = max(range(len(runs)), key=lambda run: (sum(alike[run]), run), default=0)
     return [
@@ -185,6 +188,9 @@ def of_other_models(runs: Sequence[TrendRun]) -> list[LeftOutRun]:
 
 def _alike(one: TrendRun, other: TrendRun) -> tuple[int, int]:
     """How many layers have the same name and shape, of how many of the smaller one."""
-    shared = one.layers.keys() & other.layers.keys()
-    same = sum(one.layers[name].shape == other.layers[name].shape for name in shared)
-    return same, min(len(one.layers), len(other.layers))
+    ours, theirs = (
+        {name: error.shape for name, error in run.layers.items() if error.called}
+        for run in (one, other)
+    )
+    same = sum(shape is not None and theirs.get(name) == shape for name, shape in ours.items())
+    return same, min(len(ours), len(theirs))

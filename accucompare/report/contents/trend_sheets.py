@@ -44,8 +44,11 @@ _ORDER = (
 
 
 def listed_places(facts: TrendFacts) -> list[PlaceTrend]:
-    """The layers: those that fell out last first, within a run in execution order."""
-    return sorted(facts.places, key=lambda place: (_ORDER.index(place.state), -(place.since or 0)))
+    """The layers: those that fell out last first, within a run as they fail there."""
+    return sorted(
+        facts.places,
+        key=lambda place: (_ORDER.index(place.state), -(place.since or 0), place.first_failing),
+    )
 
 
 def place_columns(facts: TrendFacts) -> list[Column]:

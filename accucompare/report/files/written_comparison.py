@@ -81,9 +81,9 @@ class WrittenHead(msgspec.Struct, frozen=True):
     golden: str
     candidate: str
     conclusion: str
-    answer: str
-    exit_code: int
-    tolerance: str
+    answer: str = "not sure"
+    exit_code: int = 2
+    tolerance: str = ""
     captured: str = ""
     fed: bool = False
     left_out: Count = 0

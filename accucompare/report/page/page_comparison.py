@@ -30,7 +30,6 @@ from accucompare.report.contents import group_columns, meaning, sized, step_colu
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
 from accucompare.report.table import (
-    COLUMNS,
     EXCESS,
     NONE,
     SCIENTIFIC,
@@ -39,6 +38,7 @@ from accucompare.report.table import (
     Column,
     EnvironmentEntry,
     Overview,
+    comparison_columns,
     entries,
     heat_maps,
     heat_note,
@@ -160,7 +160,8 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
     places = None if found.places is None else np.sort(found.places)  # in execution order here
     rows = comparison.rows if places is None else Chosen(comparison.rows, places)
     numbers = None if places is None else (places + 1).tolist()
-    tables = [data.table("rows", [*sized(COLUMNS, found.layers.names), *_MORE], rows, numbers)]
+    columns = [*sized(comparison_columns(comparison), found.layers.names), *_MORE]
+    tables = [data.table("rows", columns, rows, numbers)]
     summaries, heats = _summaries(found, data) if found.summarised else ([], [])
     tables += summaries
     if (training := comparison.training) is not None:
@@ -317,6 +318,8 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
     yield "candidate", str(comparison.candidate.path)
     if comparison.baseline is not None:
         yield "baseline", str(comparison.baseline.path)
+    if comparison.reference is not None:
+        yield "reference", str(comparison.reference.path)
     if fed := culprits.fed(comparison):
         yield "fed", fed
     yield "tolerance", culprits.tolerance(comparison)

@@ -6,6 +6,7 @@ class TrendPage {
   constructor(head, bytes) {
     Object.assign(this, { head, bytes, line: 0 });
     const { layers, runs } = head.tables;
+    if (layers.rows) this.line = Math.max(0, head.layers.indexOf(layers.value("layer", 0))); // what fell out last
     this.table("layers", layers, "state", (value) => STATE_LOOKS[value] ?? "", (row) => this.chooseLayer(layers.value("layer", row)));
     this.table("runs", runs, "failing", (value) => (value ? "fail" : ""));
     this.draw();

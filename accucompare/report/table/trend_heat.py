@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from accucompare.compare.trends import LayerError, PlaceTrend, TrendFacts
@@ -20,7 +22,7 @@ def trend_heats(facts: TrendFacts) -> tuple[HeatMap, HeatMap]:
     first = max(0, len(facts.runs) - MOST_COLUMNS)
     names = [printable(run.name) for run in facts.runs[first:]]
     maps = []
-    for measure in (lambda error: error.over_limit, lambda error: error.rel_l2):
+    for measure in (attrgetter("over_limit"), attrgetter("rel_l2")):
         sizes = np.full((len(places), len(names)), NONE)
         for line, place in enumerate(places):
             for column, error in enumerate(place.errors[first:]):

@@ -68,7 +68,8 @@ def _troubles(facts: TrendFacts) -> Iterator[str]:
             are = "" if why is NotInTrendWhy.UNREADABLE else "is " if len(names) == 1 else "are "
             yield f"{first_few(names)} {are}{words}"
     if facts.newest.exit_code not in (0, 1):
-        yield f"{printable(facts.newest.name)} is {printable(facts.newest.conclusion)}"
+        told = printable(facts.newest.conclusion.removeprefix("not sure: "))
+        yield f"{printable(facts.newest.name)}: {told}"
     if facts.lost and not facts.failing:
         lost = [place.layer for place in facts.lost]
         count = counted(len(lost), "layer")
