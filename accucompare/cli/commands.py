@@ -257,7 +257,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 )
 @option.case
 @option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", required=True)
-@option.golden
+@option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.of(LocateOptions)

@@ -288,15 +288,12 @@ arm = click.option(
 )
 
 # What is compared with what.
-golden = click.option(
-    "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
-)
-golden_of_trend = click.option(
-    "--golden",
-    type=PLACE,
-    metavar="BUNDLE",
-    help="What bundles are compared with.  [default: the first of them]",
-)
+
+
+def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+
+
 against = click.option(
     "--against",
     metavar="RUN",

@@ -32,7 +32,7 @@ _LIMITS = ("atol", "rtol", "rel_l2", "cosine", "tolerances")
     ),
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=option.PLACE)
-@option.golden_of_trend
+@option.golden("What bundles are compared with.  [default: the first of them]")
 @option.against
 @option.baseline
 @option.atol
@@ -57,7 +57,7 @@ def trend_command(
 
     A RUN is a bundle, the JSON of a comparison, or a folder that holds such; the oldest comes
     first, and a folder's own are ordered by the time of their capture. Bundles are compared with
-    --golden, or with the first of them; limits, --map, --only and --skip are for these.
+    the first of them, or with --golden; limits, --map, --only and --skip are for these.
 
     It shows the first run in which each layer fell out (it was ok before, and fails since), its
     error before and after, and a heat map of layers by runs."""

@@ -45,6 +45,14 @@ class ComparisonPage {
     this.drawHeats();
     for (const name of ["layer", "rank", "step"]) this.summary(name, head.tables[`by ${name}`]);
     if (this.table.rows) this.showRows(head);
+    if (head.graph) this.showGraph(head);
+    else byId("link-graph")?.remove();
+  }
+
+  showGraph(head) {
+    byId("section-graph").hidden = false;
+    this.graph = new Graph(byId("graph"), head, { go: (row) => this.go(row) });
+    document.documentElement.graph = this.graph; // for the console
   }
 
   showRows(head) {

@@ -29,6 +29,7 @@ from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
+from accucompare.report.page.page_graph import write_graph
 from accucompare.report.table import (
     EXCESS,
     NONE,
@@ -164,6 +165,8 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
     tables = [data.table("rows", columns, rows, numbers)]
     summaries, heats = _summaries(found, data) if found.summarised else ([], [])
     tables += summaries
+    more, graph = write_graph(comparison, found, data)
+    tables += more
     if (training := comparison.training) is not None:
         tables.append(data.table("steps", step_columns(training), training.pairs))
     return {
@@ -181,6 +184,7 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
         "until": _place(places, found.until),
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
+        "graph": graph,
         "near": NEAR,
         "meanings": {reason.value: words for reason, words in verdict_words.MEANING.items()},
         "parting": (
