@@ -152,6 +152,7 @@ def capture(
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
         "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or"
         " DuckDB",
+        "accucompare diff golden64/ npu/ --reference gpu/             # which is nearer to golden?",
         "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training"
         " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
@@ -162,6 +163,7 @@ def capture(
 @option.bundle("golden")
 @option.bundle("candidate")
 @option.baseline
+@option.reference
 @option.atol
 @option.rtol
 @option.rel_l2
@@ -263,7 +265,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
     unless=required_unless_decode,
 )
 @option.decode
-@option.golden
+@option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.of(LocateOptions)

@@ -302,8 +302,19 @@ arm = click.option(
 )
 
 # What is compared with what.
-golden = click.option(
-    "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
+
+
+def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+
+
+against = click.option(
+    "--against",
+    metavar="RUN",
+    help=(
+        "Hold the newest run's errors against those of best (of each layer, the least), first, or"
+        " a RUN."
+    ),
 )
 ops = click.option(
     "--ops",
@@ -315,6 +326,12 @@ baseline = click.option(
     type=PLACE,
     metavar="BUNDLE",
     help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
+)
+reference = click.option(
+    "--reference",
+    type=PLACE,
+    metavar="BUNDLE",
+    help="A third bundle, such as a GPU's: is it nearer to golden than CANDIDATE? Judges nothing.",
 )
 atol = click.option(
     "--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|."

@@ -11,6 +11,7 @@ from accucompare.report.words import (
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -42,5 +43,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]
