@@ -17,10 +17,10 @@ from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.invariants import RunChecks, check_run
 from accucompare.compare.layouts import read_layouts
+from accucompare.compare.limit_facts import LimitSource
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
 from accucompare.compare.reference import reference_of
-from accucompare.compare.remarks import LimitSource
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, local, place_of

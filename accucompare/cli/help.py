@@ -90,8 +90,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "gradcheck": ("health", "Check the backward of each custom Function of CASE."),
     },
     "Look at what there is": {
-        "show": ("commands", "List the records of BUNDLE, or print the values of one."),
-        "verify": ("commands", "Read all of BUNDLE and check that it is as it was written."),
+        "show": ("bundle_commands", "List the records of BUNDLE, or print the values of one."),
+        "verify": ("bundle_commands", "Read all of BUNDLE and check that it is as it was written."),
         "run": ("scripts", "Run a script and show which models it has; nothing is captured."),
         "doctor": ("commands", "Show what this machine offers, what is wrong, and the cure."),
     },

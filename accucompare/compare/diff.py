@@ -152,7 +152,7 @@ def compare(
             candidate=_side(opened.candidate),
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
-            tolerances=opened.tolerances,
+            in_force=opened.in_force,
             left_out=_count(paired.pairs) - _count(paired.selected),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
@@ -249,7 +249,7 @@ def _assign(
     golden = opened.golden
     damage = opened.damage
     limits = PairLimits()
-    tasks = [Task(pair, limits.tolerance_for(pair, opened.tolerances)) for pair in paired.selected]
+    tasks = [Task(pair, limits.tolerance_for(pair, opened.in_force)) for pair in paired.selected]
     of_baseline = (
         []
         if opened.baseline.bundle is None
@@ -395,9 +395,9 @@ def _follow(
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
         of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.in_force)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
+        rows = with_clipping(list(rows), training.parting, *opened.series, opened.in_force)
     return training, rows
 
 

@@ -55,7 +55,7 @@ class Opened:
     repeat: Bundle | None
     golden_repeat: Bundle | None
     baseline: ChosenBaseline
-    tolerances: LimitsInForce
+    in_force: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
@@ -103,9 +103,9 @@ def open_sides(
             " capture it without feeding (--feed)"
         )
     chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
-    tolerances = limits_in_force(options.rules, options.limits, theirs)
+    in_force = limits_in_force(options.rules, options.limits, theirs)
     free = not any((repeat, golden_repeat, chosen.bundle, cluster))
-    columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
+    columns, at_once = _at_once(ours, theirs, in_force, options) if free else ({}, {})
     golden_records, candidate_records = (
         records_of(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
         for bundle in (ours, theirs)
@@ -138,7 +138,7 @@ def open_sides(
         repeat,
         golden_repeat,
         chosen,
-        tolerances,
+        in_force,
         golden_records,
         candidate_records,
         damage,
@@ -150,7 +150,7 @@ def open_sides(
 
 
 def _at_once(
-    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
+    golden: Bundle, candidate: Bundle, in_force: LimitsInForce, options: DiffOptions
 ) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
     """Every step as columns, if that could be useful; and those that can be judged at once."""
     imported = [each.manifest.options.imported for each in (golden, candidate)]
@@ -172,7 +172,7 @@ def _at_once(
         return columns, {}
     sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
     progress = options.work.progress or no_progress
-    return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
+    return columns, judge_steps(sides, columns[golden], columns[candidate], in_force, progress)
 
 
 def no_progress(done: int, total: int) -> None:

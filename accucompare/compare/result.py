@@ -41,7 +41,7 @@ class Result:
     Attributes:
         rows: pairs and unmatched records in golden's execution order, then modules never called.
         preflight: what differs in how the two were captured, the most telling first.
-        tolerances: the limits in force.
+        in_force: the limits that judged, of the user or by default.
         left_out: how many records ``only`` and ``skip`` left out on both sides together.
         damage: records that could not be read, with ``keep_going``.
         baseline: the bundle that shows how large an error rounding alone makes.
@@ -65,7 +65,7 @@ class Result:
     candidate: Side
     rows: Sequence[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
+    in_force: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
@@ -229,7 +229,7 @@ class Result:
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge every row, so that no baseline is needed."""
-        return self.tolerances.otherwise.has_limit
+        return self.in_force.otherwise.has_limit
 
     @cached_property
     def unproved(self) -> list[Row]:

@@ -15,7 +15,7 @@ from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, Step
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import SAME_NUMBER
 from accucompare.compare.layouts.mesh import UNKNOWN
-from accucompare.compare.layouts.unify import RankRecords
+from accucompare.compare.layouts.rank_records import RankRecords
 from accucompare.compare.pairing import Model, Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
 

@@ -175,16 +175,16 @@ class Session:
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {
             *manifest.model["sources"],
-            *modules_in(recorder.files_run),
+            *modules_in(recorder.functions.files),
             *self._start.sources,
             optimizer,
         } - {""}
         manifest.model["sources"] = digests_of(ran)
-        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.functions.files
         manifest.capture["backward"] = recorder.backwards > 0
         if recorder.without_call_grads:
             manifest.capture["call_grads"] = False
-        manifest.model["functions_seen"] = recorder.all_files_seen
+        manifest.model["functions_seen"] = not recorder.functions.disturbed
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))
         manifest.environment["libraries"] = loaded_libraries()
@@ -204,7 +204,7 @@ class Session:
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
         manifest.notes += notes_on_what_ran(
             self._subject.modules,
-            self._eager and recorder.called_compiled,
+            self._eager and recorder.functions.compiled,
             recorder.called if of_modules else (),
         )
         if recorder.errors:

@@ -82,7 +82,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "maps": comparison.maps,
         "proposed_maps": comparison.proposed_maps,
-        "tolerance": limit_words.tolerances(comparison.tolerances),
+        "tolerance": limit_words.tolerances(comparison.in_force),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),

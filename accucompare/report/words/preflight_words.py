@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from accucompare.asked import maps_taken, try_maps
 from accucompare.bundle.format import display_name
 from accucompare.compare import preflight_facts as facts
 from accucompare.compare.limits import OtherCode, Suggestion, Surrounding
-from accucompare.compare.pairing import advice, options
 from accucompare.compare.preflight_facts import (
     BesideGolden,
     CaptureSetting,
@@ -292,11 +292,9 @@ def _of_options(fact: FindingFact) -> str:
                 " compared with it"
             )
         case facts.MapsTaken(maps):
-            return (
-                f"--map auto took {options(maps)}" if maps else "--map auto found nothing to rename"
-            )
+            return maps_taken(maps)
         case facts.MapsProposed(maps):
-            return f"the candidate calls some of golden's layers otherwise{advice(maps)}"
+            return f"the candidate calls some of golden's layers otherwise{try_maps(maps)}"
         case facts.MatchesNothing(option, value):
             return f"--{option} {value} matches none of golden's layers"
         case facts.LeadsNowhere(text):
