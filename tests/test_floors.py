@@ -43,6 +43,7 @@ SUB_ROOMS = {
         "measuring",
         "pairing",
         "layouts",
+        "fusions",
         "tokens",
         "invariants",
         "limits",
@@ -91,6 +92,7 @@ LATE = {
     # what is broken here is what it tells
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},
     # torch, after the device was opened
+    "accucompare.locating.case_locate": {"accucompare.locating.compiled_levels"},
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have

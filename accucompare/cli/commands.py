@@ -10,6 +10,7 @@ import click
 
 from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
+from accucompare.cli.decode_command import locate_decode, required_unless_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
 from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
@@ -248,6 +249,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " which line?",
         "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
         " # which layer, on which rank?",
+        "accucompare locate model.py --decode 16                        # is the model's cache"
+        " right?",
         "accucompare locate --device cuda --golden golden/ -- torchrun --nproc-per-node 4 train.py",
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
@@ -256,7 +259,12 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
     ),
 )
 @option.case
-@option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", required=True)
+@option.device(
+    "The device under test: cpu, cuda, cuda:N, npu or npu:N.  [required]",
+    None,
+    unless=required_unless_decode,
+)
+@option.decode
 @option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
@@ -291,6 +299,8 @@ def locate(
 
     Under torchrun, all ranks run the candidate, and rank 0 answers: golden is run by one process
     alone, the layout is taken from a free run, and each rank is fed its part of golden."""
+    if (decode := options.pop("decode")) is not None:
+        return locate_decode(case, device, decode, json_path, quiet, **options)
     rank, ranks = launched_as()
     if ranks == 1:
         return _locate(case, device, reports, json_path, parquet_path, quiet, None, **options)

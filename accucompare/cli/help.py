@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis"
+            "model arm lists force batch_axis decode"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (

@@ -146,6 +146,8 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
         given["type"] = kind(*about["between"])
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
+    if about["alone"] is not None:
+        given |= {"is_flag": False, "flag_value": about["alone"]}
     if default == ():
         given["multiple"] = True
     elif default is not None:
@@ -168,12 +170,24 @@ def device(
     help: str = "cpu, cuda, cuda:N, npu or npu:N.",
     default: str | None = "cpu",
     required: bool = False,
+    unless: Callable[..., str] | None = None,
 ) -> Callable[[F], F]:
+    """``unless``: says whether it must be given, and what it is otherwise."""
     # click 8.3 takes a default of None for a value, and misses nothing
-    known: dict[str, Any] = {} if required else {"default": default}
+    known: dict[str, Any] = {} if required else {"default": default, "callback": unless}
     return click.option(
         "--device", **known, show_default=True, required=required, metavar="DEVICE", help=help
     )
+
+
+decode = click.option(
+    "--decode",
+    type=click.IntRange(1),
+    metavar="N",
+    is_eager=True,
+    help="Is the model's cache right? The sequence of CASE is run as a whole, and again with the"
+    " last N tokens one by one, in chunks, and with padding. --device is then cpu by default.",
+)
 
 
 def dtype(

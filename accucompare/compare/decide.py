@@ -101,6 +101,7 @@ def _all_clear(result: Result) -> Decision | None:
         answer,
         (
             *clear,
+            *_near_float64(result),
             *otherwise,
             *_not_captured(result),
             *_not_compared(result),
@@ -196,7 +197,9 @@ def _bug(result: Result) -> Decision:
         result, [*told, *(culprit for culprit in result.culprits if culprit not in told)]
     )
     refused = () if result.refused is None else (facts.ByFixedLimits(result.refused),)
-    return Decision(Answer.BUG, (blamed, *_unproved(result), *refused))
+    operator = None if result.compiled is None else result.compiled.operator
+    where = () if operator is None else (facts.OperatorBlamed(operator),)
+    return Decision(Answer.BUG, (blamed, *where, *_unproved(result), *refused))
 
 
 #: The first that has a decision decides.
@@ -250,6 +253,9 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
+    compiled = result.candidate.manifest.options.compiled
+    if compiled is not None and compiled.backend is not None and compiled.eager:
+        yield facts.RanEagerly(compiled.eager)
     by_baseline = not result.by_user and not _identical(result)
     if by_baseline and (poor := _poor_baseline(result)):
         yield poor
@@ -343,6 +349,11 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
         yield facts.TrainedOtherwise(trained)
 
 
+def _near_float64(result: Result) -> Iterator[Fact]:
+    if result.compiled is not None and result.compiled.nearer is not None:
+        yield facts.NearFloat64(result.compiled.nearer)
+
+
 def _not_captured(result: Result) -> Iterator[Fact]:
     """What an all-clear does not cover because it was not captured."""
     sides = result.golden.manifest, result.candidate.manifest
@@ -398,6 +409,10 @@ def _not_compared(result: Result) -> Iterator[Fact]:
         if any(part):
             asked.setdefault(part, []).append(name)
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
+    compiled = result.candidate.manifest.options.compiled
+    whole = result.compiled is not None and result.compiled.whole
+    if compiled is not None and compiled.backend and not (whole or "" in compiled.regions):
+        yield facts.AroundRegions(len(compiled.regions))
     if result.left_out:
         yield facts.RecordsLeftOut(result.left_out)
     if result.weights_in_parts:

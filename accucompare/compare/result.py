@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
+from accucompare.compare.compiled_facts import CompiledFound
 from accucompare.compare.judging import RowsOfStep, but_plain, plain_count, reasons_of, whole_steps
 from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
@@ -57,6 +58,7 @@ class Result:
         proposed_maps: renamings that would bring more layers together.
         training: the steps of two training runs, compared; ``None`` if neither bundle has them.
         weights_in_parts: parameters of which no rank holds all, and no row compares the values.
+        compiled: what ``locate --compile`` found beside the rows; ``None`` of other comparisons.
         reference: a third bundle, whose errors stand beside the candidate's and judge nothing.
         acceptance: the result by the standard asked for, which decides in place of the rows.
     """
@@ -82,6 +84,7 @@ class Result:
     training: TrainingResult | None = None
     acceptance: Acceptance | None = None
     weights_in_parts: tuple[str, ...] = ()
+    compiled: CompiledFound | None = None
     reference: Reference | None = None
 
     @cached_property

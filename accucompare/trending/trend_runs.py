@@ -214,7 +214,7 @@ def _of_comparison(name: str, found: Comparison) -> TrendRun:
         found.exit_code,
         found.conclusion,
         tuple(culprit_words.place_words(found, each) for each in found.culprits),
-        limit_words.tolerances(found.tolerances),
+        limit_words.tolerances(found.in_force),
         found.fed,
         found.left_out,
         errors_by_layer(map(_seen, found.rows)),

@@ -6,7 +6,11 @@ from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
 from accucompare.report.files.ranks_json import write_ranks_json
-from accucompare.report.files.reruns_json import write_invariance_json, write_repeat_json
+from accucompare.report.files.reruns_json import (
+    write_decode_json,
+    write_invariance_json,
+    write_repeat_json,
+)
 from accucompare.report.files.trend_json import write_trend_json
 from accucompare.report.files.written_comparison import (
     Written,
@@ -27,6 +31,7 @@ __all__ = [
     "read_written",
     "require_pyarrow",
     "worst",
+    "write_decode_json",
     "write_invariance_json",
     "write_json",
     "write_model_explorer",

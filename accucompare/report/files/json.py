@@ -100,6 +100,7 @@ def head(comparison: Result) -> dict[str, Any]:
             }
             for finding in comparison.preflight
         ],
+        **({"compiled": msgspec.to_builtins(comparison.compiled)} if comparison.compiled else {}),
         "damage": comparison.damage,
     }
     plain: dict[str, Any] = _plain(content)

@@ -29,8 +29,14 @@ from accucompare.report.table import (
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import (
+    compiled_words,
+    decision_words,
+    limit_words,
+    preflight_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, limit_words, preflight_words, verdict_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -48,6 +54,7 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
         return
     if until := culprits.identical_until(comparison):
         console.print(until, soft_wrap=True)
+    _print_compiled(console, comparison)
     _print_preflight(console, comparison)
     _print_training(console, comparison)
     _print_culprits(console, comparison)
@@ -106,6 +113,14 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
             yield "all of them are on one side only"
         if comparison.incomplete:
             yield preflight_words.unfinished_words(comparison.incomplete)
+
+
+def _print_compiled(console: Console, comparison: Result) -> None:
+    if comparison.compiled is None:
+        return
+    print_heading(console, "Compiled")
+    for line in compiled_words.compiled_lines(comparison.compiled):
+        console.print(safe_text(f"  {line}"), soft_wrap=True)
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:

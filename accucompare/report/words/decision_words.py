@@ -24,7 +24,13 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, Reason, Row
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
-from accucompare.report.words import limit_words, preflight_words, training_words, verdict_words
+from accucompare.report.words import (
+    compiled_words,
+    limit_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
 from accucompare.text import counted, first_few, printable
 
@@ -99,6 +105,8 @@ def trust(result: Result) -> str:
 def _said(fact: Fact, result: Result) -> str:
     if isinstance(fact, BareFact):
         return _BARE[fact]
+    if isinstance(fact, facts.OfCompiling):
+        return compiled_words.compiling_words(fact)
     if isinstance(fact, Trouble):
         return _trouble(fact, result)
     if isinstance(fact, Differs):
