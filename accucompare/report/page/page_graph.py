@@ -265,6 +265,12 @@ def _after(
         yield Flow(source, target, row, own=True)
 
 
+def _name(call: CallNode) -> str:
+    """``blocks.0.fc call 1``; of an operator also its own name."""
+    own = f" {printable(call.operator)}" if call.operator else ""
+    return f"{display_name(call.name)}{f' call {call.call}' if call.call else ''}{own}"
+
+
 def _rel_l2(row: WrittenRow | None) -> float | None:
     error = None if row is None else row.rel_l2
     return None if error is None or np.isnan(error) else error
@@ -274,7 +280,7 @@ _CALLS = (
     Column("pass", lambda box: box.of, COUNT),
     Column("around", lambda box: box.around, COUNT),
     Column("label", lambda box: box.label, TEXT),
-    Column("layer", lambda box: display_name(box.call.name), TEXT),
+    Column("layer", lambda box: _name(box.call), TEXT),
     Column("type", lambda box: printable(box.call.type), TEXT),
     Column("failing", lambda box: box.failing, COUNT),
     Column("made", lambda box: int(box.telling is not None and box.telling.reason in _MADE), COUNT),
