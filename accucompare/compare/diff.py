@@ -23,7 +23,7 @@ from accucompare.compare.across_ranks import (
     weights_in_parts_of,
     with_layouts,
 )
-from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
+from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.fusions import on_fusions, with_carried_sums
 from accucompare.compare.judging import (
@@ -129,7 +129,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         as_captured = open_sides(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(as_captured, options)
-        opened = described_as_one(as_captured, paired.selected)
+        opened = described_as_one(as_captured, paired.unified)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -153,7 +153,7 @@ def compare(
             candidate=_side(opened.candidate),
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
-            tolerances=opened.tolerances,
+            in_force=opened.in_force,
             left_out=_count(paired.pairs) - _count(paired.selected),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
@@ -242,6 +242,7 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
     unified = unify(selected, *ranks, options.layouts)
@@ -252,6 +253,14 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
 
 
+def _inside_of_region(pair: Pair, opened: Opened) -> bool:
+    """Whether a record has no partner since the other side ran the modules around it as one."""
+    other = opened.candidate if pair.candidate is None else opened.golden
+    compiled = other.manifest.options.compiled
+    alone = pair.golden is None or pair.candidate is None
+    return alone and compiled is not None and compiled.hides(pair.record.name)
+
+
 def _assign(
     stack: contextlib.ExitStack, opened: Opened, paired: _Paired, options: DiffOptions
 ) -> _Assigned:
@@ -260,7 +269,7 @@ def _assign(
     golden = opened.golden
     damage = opened.damage
     limits = PairLimits()
-    tasks = [Task(pair, limits.tolerance_for(pair, opened.tolerances)) for pair in paired.selected]
+    tasks = [Task(pair, limits.tolerance_for(pair, opened.in_force)) for pair in paired.selected]
     of_baseline = (
         []
         if opened.baseline.bundle is None
@@ -374,6 +383,7 @@ def _findings(
     """The findings of pre-flight, of maps and of the baseline, which lacks the rows ``alone``."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     findings = preflight_findings(golden, candidate, renamings)
+    findings += unused_layouts(options.layouts, opened.candidate_records)
     findings += unused_options(
         renamings,
         options.selection,
@@ -409,9 +419,9 @@ def _follow(
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
         of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.in_force)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
+        rows = with_clipping(list(rows), training.parting, *opened.series, opened.in_force)
     return training, rows
 
 

@@ -463,6 +463,13 @@ class MatchesNothing(FindingFact, frozen=True):
     value: str
 
 
+class LayoutMatchesNothing(FindingFact, frozen=True):
+    """A ``[[layout]]`` of a file, by its globs, that applies to no record of several ranks."""
+
+    layer: str
+    role: str
+
+
 class LeadsNowhere(FindingFact, frozen=True):
     """A map that matches layers of golden and gives none a name that the candidate has."""
 

@@ -93,6 +93,7 @@ class Feeding(GoldenValues):
         """
         lent, memory, seen = Lent(), Memory(), Counter[str]()
         found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
+        self._keep_indices(place, (args, kwargs), found, memory)
         new = [
             self._put(place, given, by_path, lent.containers)
             for given, by_path in zip((args, kwargs), found, strict=True)
@@ -237,6 +238,32 @@ class Feeding(GoldenValues):
                 self.pass_on(place, recorded, "another value has the same path")
         return by_path
 
+    def _keep_indices(
+        self, place: FedPlace, given: Sequence[Any], found: Sequence[dict[str, Any]], memory: Memory
+    ) -> None:
+        """Leave a call its own indices and counts where it keeps other rows than golden's, such as
+        those of tokens that were dropped: golden's would not fit them.
+
+        Args:
+            found: golden's values for what was ``given``, by path; changed, as is ``memory``.
+        """
+        parts = [[*leaves(each)] for each in given]
+        if not any(
+            _is_of_numbers(part) and path not in by_path and self.has_other_shape(place, path, part)
+            for own, by_path in zip(parts, found, strict=True)
+            for path, part in own
+        ):
+            return
+        why = "another argument of the call has not golden's shape, and this may index it"
+        for own, by_path in zip(parts, found, strict=True):
+            for path, part in own:
+                if path in by_path and not _is_of_numbers(part):
+                    del by_path[path]
+                    self.pass_on(place, path, why)
+        for key, (arrived, _) in [*memory.items()]:
+            if not _is_of_numbers(arrived):
+                del memory[key]
+
     def _class_of(self, name: str) -> str:
         return type(self._modules.named[name]).__name__
 
@@ -292,3 +319,8 @@ class Feeding(GoldenValues):
             self.pass_on(place, path, why)
         self.fed += len(by_path) - len(lost)
         return new
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether a value is a tensor of numbers that stand for themselves: no indices, no mask."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

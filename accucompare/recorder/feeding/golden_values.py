@@ -226,6 +226,14 @@ class GoldenValues:
         """Whether golden has this one value."""
         return (place.name, place.call, place.role, path) in self._records
 
+    def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
+        """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
+        record = self._records.get((place.name, place.call, place.role, path))
+        record = record or self._by_argument(place, path, {})
+        if record is None:
+            return self._parts is not None and self.has(place) and tensor.dim() > 0
+        return record.shape != tuple(tensor.shape)
+
     def golden_value(
         self,
         place: FedPlace,

@@ -361,6 +361,11 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
         case remarks.OwnClipping(factor):
+            if factor > 1.0:
+                return (
+                    f"multiplied by {1 / factor:.4g}, by which golden's own code has clipped its"
+                    " gradients, as the ranks clip after that"
+                )
             return (
                 f"divided by {factor:.4g}, by which the ranks' own code has clipped it, as golden"
             )
