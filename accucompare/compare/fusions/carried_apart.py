@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Box, GlobalRecord, Layout, LayoutEvidence, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
-from accucompare.compare.fusions.flat_tokens import is_plain, plain_terms
+from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
@@ -105,7 +105,7 @@ def _may_be_term(record: Record) -> bool:
         and len(record.shape) > 1
         and record.dtype in DTYPES
         and DTYPES[record.dtype].kind is Kind.FLOAT
-        and is_plain(record)
+        and is_as_captured(record)
     )
 
 

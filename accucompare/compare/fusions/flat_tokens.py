@@ -61,7 +61,7 @@ def plain_terms(*records: Record) -> tuple[tuple[Record, ...], tuple[int, ...]]:
     return tuple(terms), records[0].shape if viewed else ()
 
 
-def is_plain(record: Record) -> bool:
+def is_as_captured(record: Record) -> bool:
     """Whether a record is as it was captured, or only of another shape."""
     if not isinstance(record, GlobalRecord):
         return True
