@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from accucompare.rerunning import check_invariance as check_invariance
     from accucompare.rerunning import check_repeat as check_repeat
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
+    from accucompare.tracking import log_to as log_to
+    from accucompare.trending import Trend as Trend
+    from accucompare.trending import trend as trend
     from accucompare.watcher.watch import Watch as Watch
     from accucompare.watcher.watch import watch as watch
 
@@ -68,6 +71,8 @@ _HOMES = {
     "accucompare.rerunning.invariance_of_case": ("InvarianceCheck", "check_invariance"),
     "accucompare.rerunning.repeats": ("RepeatCheck", "check_repeat"),
     "accucompare.testing.closeness": ("assert_layers_close",),
+    "accucompare.tracking": ("log_to",),
+    "accucompare.trending.trends": ("Trend", "trend"),
     "accucompare.watcher.watch.running_watch": ("Watch",),
     "accucompare.watcher.watch.watch_context": ("watch",),
 }

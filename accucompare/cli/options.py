@@ -146,6 +146,8 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
         given["type"] = kind(*about["between"])
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
+    if about["alone"] is not None:
+        given |= {"is_flag": False, "flag_value": about["alone"]}
     if default == ():
         given["multiple"] = True
     elif default is not None:
@@ -300,8 +302,19 @@ arm = click.option(
 )
 
 # What is compared with what.
-golden = click.option(
-    "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
+
+
+def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+
+
+against = click.option(
+    "--against",
+    metavar="RUN",
+    help=(
+        "Hold the newest run's errors against those of best (of each layer, the least), first, or"
+        " a RUN."
+    ),
 )
 ops = click.option(
     "--ops",
@@ -313,6 +326,12 @@ baseline = click.option(
     type=PLACE,
     metavar="BUNDLE",
     help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
+)
+reference = click.option(
+    "--reference",
+    type=PLACE,
+    metavar="BUNDLE",
+    help="A third bundle, such as a GPU's: is it nearer to golden than CANDIDATE? Judges nothing.",
 )
 atol = click.option(
     "--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|."

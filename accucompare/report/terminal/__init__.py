@@ -15,6 +15,7 @@ from accucompare.report.terminal.terminal_reruns import (
     print_invariance,
     print_repeats,
 )
+from accucompare.report.terminal.terminal_trend import print_trend
 
 __all__ = [
     "print_capture",
@@ -27,6 +28,7 @@ __all__ = [
     "print_repeats",
     "print_table",
     "print_tensor",
+    "print_trend",
     "print_verified",
     "shown",
 ]

@@ -1,6 +1,7 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
 from accucompare.report.words import (
+    compiled_words,
     culprit_words,
     decision_words,
     decode_words,
@@ -10,6 +11,7 @@ from accucompare.report.words import (
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -25,6 +27,7 @@ from accucompare.report.words.preflight_words import ToldFinding
 __all__ = [
     "NamedCulprit",
     "ToldFinding",
+    "compiled_words",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
@@ -40,5 +43,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]
