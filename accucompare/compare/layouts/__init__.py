@@ -13,6 +13,7 @@ from accucompare.compare.layouts.padding import padded_like
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
+from accucompare.compare.layouts.shares import size_of_terms
 from accucompare.compare.layouts.unify import (
     RankRecords,
     Unified,
@@ -56,6 +57,7 @@ __all__ = [
     "reordered",
     "rows_of_ranks",
     "scaled",
+    "size_of_terms",
     "unify",
     "with_replicas",
     "with_sums",

@@ -25,11 +25,14 @@ from accucompare.compare.constants import REDUCED_WITHIN, TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
+from accucompare.compare.layouts.part_patterns import PartPatterns
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.layouts.shares import share_of
 from accucompare.compare.layouts.unify import (
     FUSED,
     RankRecords,
+    Unified,
     interleaved,
     scaled,
     unify,
@@ -63,6 +66,7 @@ class GoldenParts:
         # golden's values and as the ranks' own sums tell; and how near one is to golden's
         self._times, self._reduced = defaultdict[float, float](float), Counter[float]()
         self._nearest = math.inf
+        self._patterns = PartPatterns()
 
     @property
     def are_under_other_names(self) -> bool:
@@ -121,8 +125,35 @@ class GoldenParts:
         for each in ways:
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
-                found += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
-        return found
+                parts = [*self._own(each.golden, chosen, ranks.groups[chosen.key], own)]
+                if not chosen.axes:  # which rows a rank has may change from call to call
+                    self._patterns.note(each.golden, parts)
+                found += parts
+        given = ranks.rows.get(step, {}).items()
+        own_calls = named.names or any(each.call != call for (_, call), each in given)
+        return [*found, *self._by_patterns(unified, ranks, own, bool(own_calls))]
+
+    def _by_patterns(
+        self, unified: Unified, ranks: RankRecords, own: Mapping[int, Record], renamed: bool
+    ) -> Iterator[Record]:
+        """Golden's records as this rank would have them, where its own do not fill golden's.
+
+        Args:
+            own: the rank's records under its own names, by their order.
+            renamed: whether these names, or the numbers of calls, are not golden's.
+        """
+        for place, pair in enumerate(unified.pairs):
+            alone = pair.candidate is None
+            if pair.golden is None or not (alone or place in unified.unknown):
+                continue
+            if pair.golden.role in UPDATE_ROLES or (alone and renamed):
+                continue
+            group = {} if pair.candidate is None else ranks.groups.get(pair.candidate.key, {})
+            held = [own[each.order] for each in group.values() if each.rank == self._rank]
+            if len(held) > 1:
+                continue
+            if (part := self._patterns.part(pair.golden, held[0] if held else None)) is not None:
+                yield _cut(pair.golden, *part)
 
     def _factor(self, ways: Sequence[_Ways]) -> float:
         """How many times golden's the gradients of calls are: ranks may differentiate the mean loss
@@ -166,7 +197,7 @@ class GoldenParts:
                 for number, term in enumerate(addends):
                     if term.rank == self._rank:
                         terms[term.key] = term
-                        share = _share(number, len(addends)) / box.factor
+                        share = share_of(number, len(addends)) / box.factor
                         if (turned := _turned(box, golden, share)) is not None:
                             boxes[term.key].append(turned)
         for key, term in terms.items():
@@ -393,20 +424,6 @@ def _of_box(record: Record, box: Box, shape: tuple[int, ...]) -> GlobalRecord:
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
     fields |= {"shape": shape, "digest": None, "statistics": None, "sketch": None}
     return GlobalRecord(**fields, boxes=(replace(box, start=(0,) * len(shape)),))
-
-
-def _share(number: int, terms: int) -> float:
-    """How many times golden's value a rank gets of a sum. Shares are unlike, so that a sum that is
-    missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and all of them
-    make 1: 2 and -1, or 2, -2 and 1, or products of these."""
-    share = 1.0
-    while terms > 1:
-        base = next(each for each in range(2, terms + 1) if terms % each == 0)
-        number, place = divmod(number, base)
-        terms //= base
-        last = place == base - 1
-        share *= (-1.0 if base == 2 else 1.0) if last else (-2.0 if place % 2 else 2.0)
-    return share
 
 
 def _turned(box: Box, golden: Record, share: float) -> Box | None:
