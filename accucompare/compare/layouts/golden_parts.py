@@ -239,7 +239,8 @@ class _Ways:
         """Measure the ways, if there are several."""
         first = self._ways[0]
         if self.golden.role not in UPDATE_ROLES or self.golden.role is Role.PARAM_GRAD:
-            uneven = [way for way in self._ways if not way.same]
+            # a mask that one rank lost is no term
+            uneven = [way for way in self._ways if not way.same and way.dtype != "bool"]
             self._ways += [each for way in uneven for each in with_sums(way, means)]
         for sizes in FUSED:
             for _, way in interleaved(first, [sizes]):
@@ -331,6 +332,9 @@ class _Ways:
         """
         if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
             return self._ways[0] if self._ways[0].same else None
+        number = self.best(self.factors)[1]
+        if self._ways[number].reduced and not _is_shared_out(self.golden):
+            return None  # counts, of which no share can be given
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
         if math.isinf(distance):
@@ -419,6 +423,11 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
     return np.concatenate(found) if found else np.zeros(0)
 
 
+def _is_shared_out(record: Record) -> bool:
+    """Whether ranks may be given shares of a value of this type."""
+    return DTYPES[record.dtype].kind in (Kind.FLOAT, Kind.COMPLEX)
+
+
 def _of_box(record: Record, box: Box, shape: tuple[int, ...]) -> GlobalRecord:
     """What a box holds, as a tensor of its own."""
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
@@ -449,7 +458,7 @@ def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
         return replace(golden, **names)
     if len(boxes) == 1 and boxes[0].factor == 1.0 and own.shape == golden.shape == boxes[0].shape:
         return replace(golden, **names)
-    if DTYPES[golden.dtype].kind not in (Kind.FLOAT, Kind.COMPLEX):
+    if not _is_shared_out(golden):
         boxes = [replace(box, factor=1.0) for box in boxes]
     place = [(box.start, box.where, box.factor) for box in boxes]
     fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names
