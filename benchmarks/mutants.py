@@ -50,6 +50,7 @@ EXEMPT = {
     "bounds": (
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
     ),
+    "carried_apart": "how many calls are looked at for a sum",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
     "estimates._HELD": "memory",
@@ -80,8 +81,8 @@ EXEMPT = {
     "rules._MOST_BYTES": "memory",
     "rules.read_rules": "a version of Python",
     "transforms": "the shape of an error",
-    "unify.FUSED": "what is tried: the values prove what fits",
-    "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
+    "put_together.FUSED": "what is tried: the values prove what fits",
+    "put_together._MOST_REORDERED": "how many orders are tried to describe what fails",
     "routing._MOST_CHOSEN": "which integers may be choices: golden's scores must prove them",
     "routing._MOST_EXPERTS": "the same",
     "expert_calls._MOST_AROUND": "how far a call's tokens are looked for; their bits must be found",

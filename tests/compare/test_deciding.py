@@ -17,6 +17,7 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
+from accucompare.compare.fusions import is_sum
 from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
 from accucompare.compare.layouts.layout_checks import _are_alike
 from accucompare.compare.limits import LimitsInForce, Tolerance
@@ -644,6 +645,12 @@ def another_batch(share: float) -> bool:
 
 
 decides("layout_checks._ENOUGH", 0.252, 0.248)(lambda share, _: another_batch(share))
+
+
+@decides("constants.CARRIED_APART", 0.101, 0.099)
+def the_sum_of_two_terms_is_goldens(share: float, folder: Path) -> bool:
+    one, other, off = np.eye(3)  # each term alone is one away
+    return is_sum(one + other + share * off / math.sqrt(1 - share**2), one, other)
 
 
 # the tests of all of them

@@ -11,20 +11,19 @@ from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
 from accucompare.compare.layouts.microbatches import Microbatches, given_to_none, of_first_stages
 from accucompare.compare.layouts.padding import padded_like
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
-from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
-from accucompare.compare.layouts.shares import size_of_terms
-from accucompare.compare.layouts.unify import (
-    RankRecords,
-    Unified,
+from accucompare.compare.layouts.put_together import (
     global_tensors,
     interleaved,
     reordered,
     scaled,
-    unify,
     with_replicas,
     with_sums,
 )
+from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
+from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.shares import size_of_terms
+from accucompare.compare.layouts.unify import Unified, unify
 
 __all__ = [
     "SAME_BATCH",

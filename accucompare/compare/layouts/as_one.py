@@ -24,7 +24,8 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import SAME_NUMBER
 from accucompare.compare.layouts.mesh import UNKNOWN
 from accucompare.compare.layouts.put_back import with_feed
-from accucompare.compare.layouts.unify import RankRecords, Unified
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.unify import Unified
 from accucompare.compare.pairing import Model, Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
 

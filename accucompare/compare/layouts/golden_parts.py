@@ -27,18 +27,17 @@ from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.part_patterns import PartPatterns
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.sequence_parts import Holder
-from accucompare.compare.layouts.shares import share_of
-from accucompare.compare.layouts.unify import (
+from accucompare.compare.layouts.put_together import (
     FUSED,
-    RankRecords,
-    Unified,
     interleaved,
     scaled,
-    unify,
     with_replicas,
     with_sums,
 )
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.layouts.shares import share_of
+from accucompare.compare.layouts.unify import Unified, unify
 from accucompare.compare.pairing import Renaming, other_names, pair_records, signatures_of
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 

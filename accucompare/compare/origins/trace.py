@@ -85,12 +85,15 @@ class Trace:
         not_fed: the values that were not.
         recorded: the modules that golden has, so that they were fed; ``None`` for all.
         steps: those recorded on both sides, with their ranks; ``None`` for all.
+        rewritten: whether the sides' code is known to be written differently: what one side alone
+            takes or gives is then a part of its code, and makes nothing wrong.
     """
 
     fed: bool = False
     not_fed: Collection[NotFed] = ()
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
+    rewritten: bool = False
     _operators: set[OperatorKey] = field(default_factory=set)  # with a value that was not fed
     # inputs, and gradients of outputs, that were not fed and are not known to be right
     _unknown: dict[CallKey, set[tuple[str, str]]] = field(default_factory=dict)
@@ -116,7 +119,8 @@ class Trace:
         self._meet(record)
         verdict = self._of_its_steps(record, self._of_its_inputs(record, verdict))
         traced = self._traced(rule, record, verdict)
-        for taint in rule.taints:
+        own = self.rewritten and record.role in _FORWARD and verdict.reason in UNMATCHED
+        for taint in () if own else rule.taints:
             if taint.if_(traced) and not (taint.fed and self._was_fed(record)):
                 self._taint(taint, taint.whose(record), record.step, verdict.reason)
         return traced

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,38 @@ import torch
 
 from accucompare.bundle.format import Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
-from accucompare.recorder.feeding.copies import in_place_of
+from accucompare.recorder.feeding.copies import copy_like, in_place_of
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
 #: From an output's path and the gradient that arrives there: what the backward goes on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def two_alike(
+    parts: Sequence[tuple[str, Any]],
+) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:
+    """Pairs of a value's floating tensors of one shape and type."""
+    plain = [
+        (path, part)
+        for path, part in parts
+        if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() > 1
+    ]
+    for one, other in itertools.combinations(plain, 2):
+        if (
+            one[1].shape == other[1].shape
+            and one[1].dtype == other[1].dtype
+            and (one[1] is not other[1])
+        ):
+            yield one, other
+
 
 #: The role of a value's gradient, by the role of the value.
 _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
@@ -57,6 +79,8 @@ class Feeding(GoldenValues):
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
         self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
+        #: by class, role and paths: values that the model carries as two terms of golden's
+        self._sums: set[tuple[str, Role, str, str]] = set()
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -193,9 +217,17 @@ class Feeding(GoldenValues):
     ) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path. Missing ones are noted."""
         self.load(place.step)
+        every = list(leaves(value))
         by_path: dict[str, Any] = {}
-        for path, part in leaves(value):
+        halves = self._halves(place, every, memory)
+        for path, part in every:
             seen[path] += 1
+            if seen[path] == 1 and path in halves:
+                if (half := halves[path]) is None:
+                    self.pass_on(place, path, "golden has one value where these are two")
+                else:
+                    by_path[path] = half
+                continue
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
             found = self.golden_value(
                 place, recorded, part, memory, seen, self._exchange(place, recorded, arrives)
@@ -231,6 +263,41 @@ class Feeding(GoldenValues):
         for key, (arrived, _) in [*memory.items()]:
             if not _is_of_numbers(arrived):
                 del memory[key]
+
+    def _class_of(self, name: str) -> str:
+        return type(self._modules.named[name]).__name__
+
+    def _halves(
+        self, place: FedPlace, parts: Sequence[tuple[str, Any]], memory: Memory
+    ) -> dict[str, torch.Tensor | None]:
+        """By path, half of golden's value for each of two that carry it as terms of their sum;
+        ``None`` if neither these nor the first are near it.
+
+        Halves are exact, and neither is zero: using one twice, or not at all, shows."""
+        found: dict[str, torch.Tensor | None] = {}
+        for (one, first), (other, second) in two_alike(parts):
+            held = [self.record_of(place, path, {}) for path in (one, other)]
+            if None not in held or held == [None, None] or found.keys() & {one, other}:
+                continue
+            record = held[0] or held[1]
+            assert record is not None
+            if record.member is None or record.shape != tuple(first.shape):
+                continue
+            golden, kind = self.read(record), (self._class_of(place.name), place.role, one, other)
+            if kind not in self._sums:
+                values = [
+                    each.detach().to("cpu", torch.float64) for each in (golden, first, second)
+                ]
+                if not is_sum(*(each.numpy() for each in values)):
+                    if (values[1] - values[0]).norm() > TELLS_LAYOUT * values[0].norm():
+                        found |= {one: None, other: None}
+                    continue
+                self._sums.add(kind)
+            for path, part in ((one, first), (other, second)):
+                half = copy_like(part, golden / 2)
+                memory[id(part), record.dtype, record.digest] = part, half
+                found[path] = half
+        return found
 
     def _put(
         self,
