@@ -4,7 +4,8 @@ most of the command line is made (the rest: ``cli.options``). Needs no torch."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -392,3 +393,18 @@ class AskedOfWatch(LookAt):
     )
     like: str | Path | None = _as(StartFrom, "like")
     agree: bool = told(False, "Let ranks agree before each update, so that all stop at a finding.")
+
+
+def maps_taken(maps: Sequence[str]) -> str:
+    """What ``--map auto`` did."""
+    return f"--map auto {f'took {_options(maps)}' if maps else 'found nothing to rename'}"
+
+
+def _options(maps: Sequence[str]) -> str:
+    """Maps as options of the command line."""
+    return " ".join(f"--map {shlex.quote(text)}" for text in maps)
+
+
+def try_maps(maps: Sequence[str]) -> str:
+    """The end of an error that suggests maps; ``""`` if there are none."""
+    return f"; try {_options(maps)}, or --map auto" if maps else ""

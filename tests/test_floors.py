@@ -21,7 +21,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "scripts"],
-    ["locating", "rerunning", "testing"],
+    ["locating", "rerunning", "testing", "tracking", "trending"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
@@ -43,12 +43,14 @@ SUB_ROOMS = {
         "measuring",
         "pairing",
         "layouts",
+        "fusions",
         "tokens",
         "invariants",
         "limits",
         "rows",
         "judging",
         "reruns",
+        "trends",
         "shape",
         "origins",
         "runs",
@@ -80,6 +82,7 @@ LATE = {
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
+    "accucompare.trending.trends": {"accucompare.report"},
     "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
     # only a failing diff describes errors
     "accucompare.compare.origins.describing": {"accucompare.compare.shape"},

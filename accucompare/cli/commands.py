@@ -11,6 +11,7 @@ import click
 
 from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
+from accucompare.cli.decode_command import device_of_locate, locate_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
 from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
@@ -154,6 +155,7 @@ def capture(
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
         "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or"
         " DuckDB",
+        "accucompare diff golden64/ npu/ --reference gpu/             # which is nearer to golden?",
         "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training"
         " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
@@ -164,6 +166,7 @@ def capture(
 @option.bundle("golden")
 @option.bundle("candidate")
 @option.baseline
+@option.reference
 @option.atol
 @option.rtol
 @option.rel_l2
@@ -251,6 +254,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " which line?",
         "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
         " # which layer, on which rank?",
+        "accucompare locate model.py --decode 16                        # is the model's cache"
+        " right?",
         "accucompare locate --device cuda --golden golden/ -- torchrun --nproc-per-node 4 train.py",
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
@@ -261,9 +266,11 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.case
 @option.device(
     "The device under test: cpu, cuda, cuda:N, npu or npu:N.  [required, but cpu with --compile]",
-    default=None,
+    None,
+    unless=device_of_locate,
 )
-@option.golden
+@option.decode
+@option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.of(LocateOptions)
@@ -276,7 +283,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.quiet("the answer only")
 def locate(
     case: str | None,
-    device: str | None,
+    device: str,
     reports: tuple[Path, ...],
     json_path: Path | None,
     parquet_path: Path | None,
@@ -297,9 +304,9 @@ def locate(
 
     Under torchrun, all ranks run the candidate, and rank 0 answers: golden is run by one process
     alone, the layout is taken from a free run, and each rank is fed its part of golden."""
-    if device is None and options["compile"] is None:
-        raise click.MissingParameter(param_type="option", param_hint="'--device'")
-    device, (rank, ranks) = device or "cpu", launched_as()
+    if (decode := options.pop("decode")) is not None:
+        return locate_decode(case, device, decode, json_path, quiet, **options)
+    rank, ranks = launched_as()
     if ranks == 1:
         return _locate(case, device, reports, json_path, parquet_path, quiet, None, **options)
     from accucompare.locating import RankGroup

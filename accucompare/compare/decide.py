@@ -186,7 +186,7 @@ def _by_limits(result: Result) -> Decision | None:
     if any(_is_no_rounding(result, culprit) for culprit in result.culprits):
         return None
     candidate = result.culprits[0].row.candidate
-    given = candidate is not None and result.tolerances.of_user(candidate) is not None
+    given = candidate is not None and result.in_force.of_user(candidate) is not None
     limits = BareFact.OVER_GIVEN if given else facts.ByFixedLimits(result.refused)
     return _different(_blamed(result, result.culprits), *_unproved(result), limits)
 
@@ -315,7 +315,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
             (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
         )
     if result.by_user:
-        return Answer.WITHIN, (facts.WithinGiven(result.tolerances.otherwise),)
+        return Answer.WITHIN, (facts.WithinGiven(result.in_force.otherwise),)
     if any(result.hashes):
         return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
@@ -507,5 +507,5 @@ def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     return (
         record.role in SERIES_ROLES
         and result.baseline is not None
-        and result.tolerances.of_user(row.candidate) is None
+        and result.in_force.of_user(row.candidate) is None
     )

@@ -238,6 +238,20 @@ class Interleaved(_Fact, frozen=True):
     layers: int
 
 
+class ShareOfSum(_Fact, frozen=True):
+    """A gradient of the input of layers that one side has fused: ``whole`` of the fused one, or
+    one layer's share. Their sum is compared where it arrives."""
+
+    whole: bool
+
+
+class OtherFunction(_Fact, frozen=True):
+    """The candidate's module of this name takes a fused layer's output, golden's that of
+    ``part``."""
+
+    part: str
+
+
 class TimesRanks(_Fact, frozen=True):
     """Each rank's gradient is of its own mean loss: so many times golden's."""
 
@@ -245,7 +259,8 @@ class TimesRanks(_Fact, frozen=True):
 
 
 class OwnClipping(_Fact, frozen=True):
-    """The ranks' loop has clipped the gradient by itself, by this factor; it is judged without."""
+    """A loop has clipped the gradient by itself, by this factor; it is judged without. The ranks'
+    loop has; golden's, if the factor is over 1: its inverse."""
 
     factor: float
 
@@ -406,6 +421,8 @@ PairRemark: TypeAlias = (
     | ReducedHere
     | Swapped
     | TimesRanks
+    | ShareOfSum
+    | OtherFunction
     | OwnClipping
     | Interleaved
     | BareRemark

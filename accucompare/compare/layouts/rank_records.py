@@ -14,6 +14,7 @@ from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.put_back import Holders
 from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import PartsMissing
 
 #: The dimension of stages.
@@ -32,6 +33,7 @@ class RankRecords(NamedTuple):
         parts: the meshes of some of the ranks, and of their calls, made when they are needed.
         manifests: of the ranks.
         updating: which ranks hold each value of updates in any step: by name, role and path.
+        short: the steps that some of the ranks lack.
     """
 
     groups: Mapping[Key, Mapping[Holder, Record]]
@@ -42,6 +44,7 @@ class RankRecords(NamedTuple):
     parts: dict[tuple[frozenset[int], Holder | None], Mesh]
     manifests: Mapping[int, Manifest]
     updating: Mapping[tuple[str, Role, str], set[int]]
+    short: frozenset[int]
 
     @classmethod
     def of(
@@ -52,7 +55,10 @@ class RankRecords(NamedTuple):
         holders: Holders | None = None,
     ) -> RankRecords:
         """Args: ``given``: which rows of golden's batch each rank was given."""
-        mesh, rows = Mesh.of(bundle.manifests, bundle.manifest.ranks), dict(given)
+        mesh = Mesh.of(bundle.manifests, bundle.manifest.ranks)
+        # where ranks are missing, those that are there do not make up a batch
+        short = _steps_short_of_ranks(bundle.manifests)
+        rows = {step: held for step, held in given.items() if step not in short}
         if rows:
             parts = sorted(next(iter(rows.values())).items())
             mesh = mesh.told_apart(
@@ -90,7 +96,7 @@ class RankRecords(NamedTuple):
                     holder = record.rank, call
                     key = key._replace(call=held_rows.call * times[record.step, record.name] + own)
             groups.setdefault(key, {})[holder] = record
-        return cls(groups, mesh, batches, holders, rows, {}, bundle.manifests, updating)
+        return cls(groups, mesh, batches, holders, rows, {}, bundle.manifests, updating, short)
 
     def first(self) -> list[Record]:
         """Each value's record of its first rank and call, as if it were golden's."""
@@ -116,6 +122,15 @@ class RankRecords(NamedTuple):
             if any(entry.step == record.step for entry in self.manifests[rank].steps)
         ]
         return PartsMissing(tuple(sorted(held)), tuple(lacking)) if lacking else None
+
+    def short_of_ranks(self, pair: Pair) -> PartsMissing | None:
+        """The ranks that have a step, if others were ended before, or their files are lost, and the
+        pair's values may be theirs: of one side only, or of the calls of a stage."""
+        of_calls = bool(self.holders.modules) and pair.record.role not in UPDATE_ROLES
+        alone = pair.golden is None or pair.candidate is None
+        if pair.record.step not in self.short or not (of_calls or alone):
+            return None
+        return PartsMissing(tuple(sorted(_ranks_of_step(self.manifests, pair.record.step))))
 
     def adding(self, record: Record) -> int:
         """How many ranks may add up their terms of a value: with one batch, or with any."""
@@ -161,6 +176,21 @@ class RankRecords(NamedTuple):
             if self.parts[place].places.keys() >= group.keys():
                 return self.parts[place]
         return mesh
+
+
+def _ranks_of_step(manifests: Mapping[int, Manifest], step: int) -> set[int]:
+    return {
+        rank
+        for rank, manifest in manifests.items()
+        if any(entry.step == step for entry in manifest.steps)
+    }
+
+
+def _steps_short_of_ranks(manifests: Mapping[int, Manifest]) -> frozenset[int]:
+    """The steps that some rank has and others lack."""
+    ranks = next(iter(manifests.values())).ranks
+    steps = {entry.step for manifest in manifests.values() for entry in manifest.steps}
+    return frozenset(step for step in steps if len(_ranks_of_step(manifests, step)) < ranks)
 
 
 def _of_stage(ranks: frozenset[int], mesh: Mesh, manifests: Mapping[int, Manifest]) -> Mesh:

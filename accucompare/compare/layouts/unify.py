@@ -92,6 +92,10 @@ def unify(
             unified.unknown[place] = in_parts[of_step]
             unified.pairs.append(pair)
             continue
+        if candidate is not None and (short := candidate.short_of_ranks(pair)):
+            unified.unknown[place] = short
+            unified.pairs.append(pair)
+            continue
         if pair.golden is None or pair.candidate is None:
             held = (
                 None

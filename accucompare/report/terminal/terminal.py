@@ -25,6 +25,7 @@ from accucompare.report.table import (
     SCIENTIFIC,
     Column,
     chosen,
+    comparison_columns,
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
@@ -277,6 +278,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
         Column("row", comparison.place, least=NAME_WIDTH),
         *chosen(COLUMNS, "reason", "x limit"),
         Column("rel L2", measured("rel_l2"), SCIENTIFIC),
+        *[column for column in comparison_columns(comparison) if column.title == "x reference"],
         Column("1-cosine", measured("one_minus_cosine"), SCIENTIFIC, spare=3),
         Column("max abs", measured("max_abs"), SCIENTIFIC, spare=2),
         Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),

@@ -4,12 +4,14 @@ from accucompare.report.words import (
     compiled_words,
     culprit_words,
     decision_words,
+    decode_words,
     invariance_words,
     limit_words,
     preflight_words,
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -30,6 +32,7 @@ __all__ = [
     "culprit_place",
     "culprit_words",
     "decision_words",
+    "decode_words",
     "error_words",
     "failure",
     "invariance_words",
@@ -40,5 +43,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]
