@@ -306,7 +306,7 @@ class _Watched:
         why = [_condition(each.recompile_reason) for each in found if each.recompile_reason]
         broke = [each for each in _graph_breaks() if each not in self._breaks]
         region.facts = RegionFacts(
-            facts.graphs,
+            facts.graphs + sum(bool(each.graph_op_count and not each.fail_type) for each in found),
             tuple(dict.fromkeys([*facts.breaks, *map(_one_line, broke)])),
             (*facts.recompiled, *why),
             facts.guards + sum(each.guard_count or 0 for each in found),
@@ -318,25 +318,22 @@ class _Watched:
 _running: list[_Region] = []
 
 
-def _counting(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend that counts its graphs, and refuses those that draw random numbers."""
+def _without_draws(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that refuses graphs that draw random numbers."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if _running and _probes:
             return _probes[-1].look_at(graph, compile_graph(copy.deepcopy(graph), inputs))
         if _running and (drawn := next(_draws(graph), None)):
             raise DrawsError(f"it draws random numbers ({drawn}), which compiled code draws anew")
-        if _running:
-            facts = _running[-1].facts
-            _running[-1].facts = RegionFacts(
-                facts.graphs + 1, facts.breaks, facts.recompiled, facts.guards, facts.seconds
-            )
         return compile_graph(graph, inputs, **options)
 
     return backend
 
 
-_counting = functools.lru_cache(maxsize=None)(_counting)  # compiled code is kept by its backend
+_without_draws = functools.lru_cache(maxsize=None)(
+    _without_draws
+)  # compiled code is kept by its backend
 
 
 def _backend_of(name: str) -> Callable[..., Any]:
@@ -352,7 +349,7 @@ def _backend_of(name: str) -> Callable[..., Any]:
             f" ({type(error).__name__}); it has {', '.join(known)}. A backend of a package is"
             " registered when that is imported, as a case may do"
         ) from None
-    return _counting(found)
+    return _without_draws(found)
 
 
 #: Parts of names of functions that draw random numbers.
