@@ -21,7 +21,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "scripts"],
-    ["locating", "rerunning", "testing"],
+    ["fitting", "locating", "rerunning", "testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
@@ -49,6 +49,7 @@ SUB_ROOMS = {
         "rows",
         "judging",
         "reruns",
+        "fits",
         "shape",
         "origins",
         "runs",
@@ -88,6 +89,7 @@ LATE = {
     "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
     # what is broken here is what it tells
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},
+    "accucompare.fitting.fit_result": {"accucompare.report.excel"},  # a page needs no openpyxl
     # torch, after the device was opened
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
@@ -280,6 +282,7 @@ VERBS = {
     "capture",
     "capture_script",
     "diff",
+    "fit",
     "locate",
     "locate_script",
     "main",

@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis"
+            "model arm lists force batch_axis budget by"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -33,7 +33,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
             "ops queue"
         ),
         "Which layers": "only skip map",
-        "What to compare": "golden baseline layout verify keep_going workers cluster",
+        "What to compare": "golden on baseline layout verify keep_going workers cluster",
         "What is close enough": "atol rtol rel_l2 cosine tolerances accept bitwise",
         "What to look for": (
             "on_finding pause_after frames trace_steps abort_after_step every checks_every "
@@ -41,7 +41,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         ),
         "What to show": "call role path step rank slices",
         "Where to write": (
-            "to out overwrite reports report json_path parquet_path as_json save quiet"
+            "to out code overwrite reports report json_path parquet_path as_json save quiet"
         ),
     }.items()
 }
@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "fit": ("fit_command", "Find what CASE must keep in float32 to be within a tolerance."),
         "invariance": (
             "invariance_command",
             "Run the samples of CASE in other batches: does a layer's result depend on those?",

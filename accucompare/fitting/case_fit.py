@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from accucompare.asked import FitOptions, whole_group
 from accucompare.bundle.format import Role, display_name
@@ -39,10 +40,12 @@ from accucompare.errors import UsageError
 from accucompare.fitting.error_products import OwnErrors, measured_terms
 from accucompare.fitting.fit_result import FitResult
 from accucompare.fitting.fit_runs import FitRuns, is_golden_output
+from accucompare.live.around import describe_model
+from accucompare.live.modules import name_modules
 from accucompare.numbers import DTYPES, Kind
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
-from accucompare.recorder.feeding import check_golden, held_steps
+from accucompare.recorder.feeding import check_golden, check_model, held_steps
 from accucompare.recorder.session import capture_case, telling_exits
 from accucompare.selection import FloatType, RoundedType, Steps, listed
 from accucompare.text import first_few
@@ -52,12 +55,14 @@ _LOGGER = logging.getLogger(__name__)
 #: Outputs of golden that sensitivities are measured of. Runs are held against all.
 MOST_OUTPUTS = 4
 #: Runs that look for a cheaper choice of whole blocks; of single modules.
-BLOCK_RUNS, MODULE_RUNS = 5, 5
+BLOCK_RUNS, MODULE_RUNS = 6, 7
 #: An estimate may be too high by this: a choice that saves as much again is tried.
 HOPE, WORTH_HOPING = 1.1, 0.85
+#: After each run in a row that is over the limit, the next is to be below it by this factor.
+CAUTION = 0.93
 #: What a choice of single modules must save over one of whole blocks, which is simpler.
 SIMPLER_UNLESS = 0.8
-EVERYTHING = KeptPlaces(("*",))
+_ALL = KeptPlaces(("*",))
 
 
 @dataclass(frozen=True)
@@ -161,13 +166,11 @@ class _Fitting:
     def __init__(self, setup: FitSetup, golden: Bundle, place: torch.device) -> None:
         self._setup, self._golden = setup, golden
         made, options = golden.manifest.options, setup.options
-        check_golden(golden, setup.out / "candidate", options.steps, 1)
-        count = held_steps(golden.manifest).count
-        if options.steps is not None:
-            count = Steps.of(options.steps).count
-        if made.optimizer is not None:
-            count = 1  # later steps have other weights
-        self._steps = Steps(count)
+        asked = CaptureOptions(steps=options.steps).asked
+        check_golden(golden, setup.out / "candidate", asked, 1)
+        steps = asked or held_steps(golden.manifest) or Steps(1)
+        # an optimizer gives later steps other weights
+        count = steps.count if made.optimizer is None else 1
         self._seed = options.seed if options.seed is not None else made.seed or 0
         self._records = [
             record
@@ -189,15 +192,21 @@ class _Fitting:
             place,
             setup.dtype,
             self._seed,
-            made.round_weights and RoundedType(made.round_weights),
-            self._steps,
+            RoundedType(made.round_weights) if made.round_weights else None,
+            Steps(count),
             values,
             CaptureOptions(
                 seed=self._seed, only=[*names], backward=False, hf32=options.hf32, tf32=options.tf32
             ),
+            self._check,
         )
         self._flops = np.ones(len(self._tree))
         self._backwards = 0
+
+    def _check(self, model: nn.Module) -> None:
+        """Refuse a golden of another model, or of other weights."""
+        described = describe_model(name_modules(model))
+        check_model(self._golden, 0, described, self._setup.options.force)
 
     def found(self) -> Fit:
         goal, announce = self._setup.goal, self._setup.announce
@@ -206,7 +215,7 @@ class _Fitting:
         if goal.rel_l2 is not None and least.error <= goal.rel_l2:
             return self._fit(FitAnswer.NOTHING_TO_KEEP, least)
         announce("everything in float32: the best that can be had")
-        most = self._runs.run(EVERYTHING, 1, 1)
+        most = self._runs.run(_ALL, 1, 1)
         if most.failed or (goal.rel_l2 is not None and most.error > goal.rel_l2):
             return self._fit(FitAnswer.UNREACHABLE, most)
         terms = self._terms()
@@ -226,14 +235,18 @@ class _Fitting:
             (search.cheapest_block_choice, BLOCK_RUNS),
             (search.cheapest_module_choice, MODULE_RUNS),
         ):
+            over = 0  # runs in a row
             for _ in range(count):
                 below = min(share, simple)
-                choice = propose(limit, below) or propose(limit * HOPE, below * WORTH_HOPING)
+                choice = propose(limit * CAUTION**over, below)
+                if choice is None and not over:
+                    choice = propose(limit * HOPE, below * WORTH_HOPING)
                 if choice is None:
                     break
                 run = self._run(search, choice)
+                over += 1
                 if run.error <= limit:
-                    best, share = run, choice.share
+                    best, share, over = run, choice.share, 0
             simple = share * SIMPLER_UNLESS
         return best
 
@@ -263,7 +276,7 @@ class _Fitting:
         asked = CaptureOptions(
             feed=golden,
             seed=self._seed,
-            steps=self._steps,
+            steps=setup.options.steps,
             backward=False,
             force=setup.options.force,
             overwrite=setup.options.overwrite,
@@ -277,17 +290,21 @@ class _Fitting:
         exact = replace(asked, round_feed=setup.dtype.value, hf32=False, tf32=False)
         capture_case(setup.case, rounded, setup.device, exact, dtype=FloatType.FLOAT32)
         with ExitStack() as stack:
-            bundles = [stack.enter_context(open_bundle(each)) for each in (low, rounded)]
             errors = OwnErrors(
-                self._golden, *bundles, getattr(torch, setup.dtype.value), self._runs.device
+                self._golden,
+                stack.enter_context(open_bundle(low)),
+                stack.enter_context(open_bundle(rounded)),
+                getattr(torch, setup.dtype.value),
+                self._runs.device,
             )
             setup.announce("backwards of golden's code: how much each error moves the outputs")
             found = measured_terms(self._runs, errors, self._tree, self._measured_outputs())
         if found is None:
             return self._terms_by_runs()
         self._backwards = found.backwards
-        counted = np.array([found.counts.get(name, 0) for name in self._tree.names], np.float64)
-        self._flops = np.maximum(counted, 1.0)
+        self._flops = np.ones(len(self._tree))
+        for name, count in found.counts.items():
+            self._flops[self._tree.numbers[name]] += count
         return found.terms
 
     def _measured_outputs(self) -> list[FitOutput]:

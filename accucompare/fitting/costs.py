@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 
-class CountingMode(TorchDispatchMode):
+class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up operations by the module that is running: a product's two for each term, and of all
     else one for each element of a result."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
         self.running = [""]
 
@@ -31,7 +31,8 @@ class CountingMode(TorchDispatchMode):
             if packet in flop_registry:
                 count = flop_registry[packet](*args, **kwargs, out_val=output)
             elif "scaled_dot_product" in str(packet):
-                count = sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
+                shapes = (tensor.shape for tensor in args[:3])
+                count = sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
             else:
                 count = sum(
                     leaf.numel() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)

@@ -22,7 +22,7 @@ from accucompare.selection import FloatType
 #: Directions of all outputs together. The size of a sum of many errors is known from few.
 DIRECTIONS = 8
 #: An output with no more elements is known element by element.
-MOST_ELEMENTS = 16
+SMALL_OUTPUT = 16
 #: Errors that are kept in memory for the next backward; beyond that they are read anew.
 _BYTES_HELD = 1 << 30
 
@@ -93,7 +93,7 @@ class OwnErrors:
         return torch.from_numpy(values).to(self.device)
 
 
-class Measured(NamedTuple):
+class MeasuredTerms(NamedTuple):
     """What backwards of golden's code tell.
 
     Attributes:
@@ -108,13 +108,13 @@ class Measured(NamedTuple):
 
 def measured_terms(
     runs: FitRuns, errors: OwnErrors, tree: ModuleTree, outputs: Sequence[FitOutput]
-) -> Measured | None:
+) -> MeasuredTerms | None:
     """Run golden's code in float32, and go back from each output along some directions.
 
     Returns:
         ``None`` if no output depends on what a module returns, as far as autograd knows.
     """
-    numbers = {name: number for number, name in enumerate(tree.names)}
+    numbers, own = tree.numbers, {*tree.names}
     found: list[NDArray[np.float64]] = []
     exact: list[bool] = []
     counts: dict[str, int] = {}
@@ -122,7 +122,7 @@ def measured_terms(
         model, inputs = runs.built()
         model = runs.on_device(model)
         args, kwargs = moved(inputs[step % len(inputs)], runs.device, _AS_IT_IS)
-        forward = GoldenForward(tree.names, [each for each in outputs if each.step == step])
+        forward = GoldenForward([*numbers], [each for each in outputs if each.step == step])
         with matched_randomness(runs.seed):
             forward.run(model, args, kwargs)
         counts = counts or dict(forward.counts)
@@ -135,13 +135,13 @@ def measured_terms(
             for number, direction in enumerate(directions):
                 again = output is not reached[-1] or number + 1 < len(directions)
                 for place, gradient in forward.gradients(output, direction, again):
-                    for kind in (ENTERING,) if place.entering else (LOW, LEAVING):
+                    for kind in _kinds(place, place.name in own):
                         error = errors.term(place, step, kind)
                         if error is not None and error.shape == gradient.shape:
                             product = torch.dot(gradient.reshape(-1), error.reshape(-1))
                             products[kind, numbers[place.name], number] += float(product) / norm
             found.append(products)
-            exact.append(value.numel() <= MOST_ELEMENTS)
+            exact.append(value.numel() <= SMALL_OUTPUT)
         errors.forget()
         del model, forward
     if not any(each.any() for each in found):
@@ -151,12 +151,19 @@ def measured_terms(
     for number, each in enumerate(found):
         together[number, ..., : each.shape[-1]] = each
     terms = ErrorTerms(tree, together, sizes, np.array(exact))
-    return Measured(terms, counts, int(sizes.sum()))
+    return MeasuredTerms(terms, counts, int(sizes.sum()))
+
+
+def _kinds(place: ValuePlace, has_doors: bool) -> tuple[int, ...]:
+    """The kinds of errors of a value."""
+    if place.entering:
+        return (ENTERING,) if has_doors else ()
+    return (LOW, LEAVING) if has_doors else (LOW,)
 
 
 def _directions(value: torch.Tensor, seed: int, count: int) -> Iterator[torch.Tensor]:
     """Random signs; of a small output, its elements."""
-    if value.numel() <= MOST_ELEMENTS:
+    if value.numel() <= SMALL_OUTPUT:
         for row in torch.eye(value.numel()):
             yield row.reshape(value.shape).to(value.device, value.dtype)
         return

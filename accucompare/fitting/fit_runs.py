@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class FitRuns:
         rounded: what golden's weights were rounded to.
         steps: the steps to run.
         golden: the values that are right, by output.
+        check: looks at the model once, before the first run.
         made: all runs, in order.
     """
 
@@ -56,12 +57,15 @@ class FitRuns:
     steps: Steps
     golden: Mapping[FitOutput, Array]
     options: CaptureOptions
+    check: Callable[[nn.Module], None]
     made: list[FitRun] = field(default_factory=list)
     name: str = ""
 
     def built(self) -> tuple[nn.Module, list[CallArguments]]:
         """The case in float32 on the CPU, with golden's weights."""
         found = build(self.target, _CPU, Casting(self.rounded, FloatType.FLOAT32), self.seed)
+        if not self.name:
+            self.check(found.model)
         self.name = found.name
         return found.model, found.inputs
 

@@ -23,17 +23,19 @@ def keep_in_float32(
     A module casts what it is called with to its own type, and what it returns to its caller's.
 
     Args:
-        whole: modules that stay in float32 with all that is in them, as globs.
+        whole: modules that stay in float32 with all that is in them, as globs: ``layers.*.norm``.
         own: modules of which the own code stays in float32: what they compute between the calls of
-            the modules in them, and with their own parameters. "" is the model's.
+            the modules in them that have weights. "" is the model's.
         autocast: a device type: cast nothing, but turn its autocast off in these modules.
     """
-    kept = [*own, *whole, *(f"{glob}.*" for glob in whole)]
     named = dict(model.named_modules())
-    types = {
-        name: torch.float32 if any(fnmatchcase(name, glob) for glob in kept) else dtype
-        for name in named
-    }
+    types = {}
+    for name, module in named.items():
+        is_kept = any(_matches(name, glob) for glob in own)
+        is_kept = is_kept or any(_matches(name, glob, inside=True) for glob in whole)
+        types[name] = torch.float32 if is_kept else dtype
+        if name and not [*module.parameters(), *module.buffers()]:
+            types[name] = types[_caller(name, named)]  # an activation is its caller's code
     owners: dict[int, set[str]] = {}
     for name, module in named.items():
         for tensor in module._parameters.values():
@@ -49,13 +51,25 @@ def keep_in_float32(
             if tensor is not None and tensor.is_floating_point() and not autocast:
                 tensor.data = tensor.data.to(types[name])
     for name, module in named.items():
-        around = name.rpartition(".")[0]
-        while around and isinstance(named.get(around), (nn.ModuleList, nn.ModuleDict)):
-            around = around.rpartition(".")[0]
-        outside = types[around] if name else None
+        outside = types[_caller(name, named)] if name else None
         if outside != types[name] and not isinstance(module, torch.jit.ScriptModule):
             module.forward = _with_doors(module.forward, types[name], outside, autocast)
     return model
+
+
+def _matches(name: str, glob: str, inside: bool = False) -> bool:
+    """Whether a module's name matches; ``inside``: or that of one around it."""
+    parts, globs = name.split("."), glob.split(".")
+    fits = len(parts) >= len(globs) if inside else len(parts) == len(globs)
+    return fits and all(map(fnmatchcase, parts, globs))
+
+
+def _caller(name: str, named: dict[str, nn.Module]) -> str:
+    """The module around a module; lists of modules have no code."""
+    around = name.rpartition(".")[0]
+    while around and isinstance(named.get(around), (nn.ModuleList, nn.ModuleDict)):
+        around = around.rpartition(".")[0]
+    return around
 
 
 def _with_doors(

@@ -31,6 +31,11 @@ class KeptPlaces:
     def __len__(self) -> int:
         return len(self.whole) + len(self.own)
 
+    @property
+    def are_all(self) -> bool:
+        """Whether the whole model is kept."""
+        return self.whole == ("*",)
+
 
 @dataclass(frozen=True)
 class FitGoal:

@@ -17,8 +17,10 @@ from accucompare.compare.fits.module_tree import Mask, ModuleTree
 MOST_BLOCKS = 14
 #: Of a path through all modules, so many points are estimated as vectors.
 PATH_POINTS = 256
-#: What another run must save of the share that is kept to be worth it.
-WORTH_A_RUN = 0.03
+#: What another run must save to be worth it: of the share that is kept, and of the model.
+WORTH_A_RUN, LEAST_WORTH = 0.03, 0.01
+#: So much of the model is kept beside what is needed, if names become fewer.
+FOR_FEWER_NAMES = 0.005
 
 
 class Choice(NamedTuple):
@@ -80,9 +82,11 @@ class KeepingSearch:
         found = self._cheapest(self.path, limit, math.inf)
         if found is None:
             return None
-        found = self._with_less(found, limit)
-        wanted = found.share < below and found.kept.tobytes() not in self._run
-        return found if wanted else None
+        found = self._with_fewer_names(self._with_less(found, limit))
+        saved = below - found.share
+        if saved < max(below * WORTH_A_RUN, LEAST_WORTH) or found.kept.tobytes() in self._run:
+            return None
+        return found
 
     def best_within(self, budget: float) -> list[Choice]:
         """The choices that should be best for a share: of single modules, of whole blocks."""
@@ -93,7 +97,7 @@ class KeepingSearch:
         ]
 
     def _cheapest(self, choices: Iterable[Choice], limit: float, below: float) -> Choice | None:
-        most = below * (1 - WORTH_A_RUN) if math.isfinite(below) else math.inf
+        most = below - max(below * WORTH_A_RUN, LEAST_WORTH) if math.isfinite(below) else math.inf
         fits = (
             each
             for each in choices
@@ -110,6 +114,17 @@ class KeepingSearch:
             kept[number] = False
             if self.corrected(float(self._terms.expected(kept))) > limit:
                 kept[number] = True
+        return self._chosen([kept])[0]
+
+    def _with_fewer_names(self, choice: Choice) -> Choice:
+        """A choice with all modules of the same name but for numbers, where that costs little."""
+        kept, room = choice.kept.copy(), FOR_FEWER_NAMES
+        for group in sorted(self._tree.groups, key=lambda group: float(self._cost[group].sum())):
+            more = [number for number in group if not kept[number]]
+            cost = float(self._cost[more].sum())
+            if 0 < len(more) < len(group) and cost <= room:
+                kept[more] = True
+                room -= cost
         return self._chosen([kept])[0]
 
     def _chosen(self, masks: Iterable[Mask]) -> list[Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -23,7 +23,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """The modules with an own code: those that golden called, in that order, the root first.
+    """The modules that golden called, in that order, the root first.
+
+    A module without any parameter or buffer, such as an activation, counts as its caller's code.
 
     Attributes:
         names, classes: of each.
@@ -31,6 +33,7 @@ class ModuleTree:
         modules: the names of all modules of the model.
         attached: by number, the names of modules that nobody calls, and whose parameters its own
             code computes with.
+        numbers: by name, also of those that count as their caller's.
     """
 
     names: Sequence[str]
@@ -38,6 +41,7 @@ class ModuleTree:
     parents: NDArray[np.intp]
     modules: Sequence[str]
     attached: Mapping[int, Sequence[str]]
+    numbers: Mapping[str, int]
     _children: list[list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +61,10 @@ class ModuleTree:
             modules: all modules, with their classes.
             tensors: qualified names of parameters and buffers.
         """
-        names = ["", *(name for name in called if name)]
+        owners = {name.rpartition(".")[0] for name in tensors}
+        holding = {around for name in owners for around in _around(name)}
+        called = [*called]
+        names = ["", *(name for name in called if name and name in holding)]
         numbers = {name: number for number, name in enumerate(names)}
 
         def around(name: str) -> int:
@@ -67,7 +74,6 @@ class ModuleTree:
                     return numbers[name]
             return -1
 
-        owners = {name.rpartition(".")[0] for name in tensors}
         attached: dict[int, list[str]] = {}
         for name, kind in modules.items():
             holds = name in owners or (
@@ -81,6 +87,7 @@ class ModuleTree:
             np.array([around(name) for name in names], np.intp),
             [*modules],
             attached,
+            {**{name: around(name) for name in called}, **numbers},
         )
 
     def __len__(self) -> int:
@@ -132,7 +139,7 @@ class ModuleTree:
 
     def places(self, kept: Mask) -> KeptPlaces:
         """The modules to name, so that these are kept: whole ones, and others' own code."""
-        lowest = self.with_inner(~kept) == 0  # nothing in it is low
+        lowest = self.with_inner((~kept).astype(np.float64)) == 0  # nothing in it is low
         whole = [
             number
             for number in range(len(self))
@@ -156,15 +163,39 @@ class ModuleTree:
     def _globs(self, names: Sequence[str], allowed: Collection[str]) -> list[str]:
         """The names; those that differ in numbers alone as one glob, if all it matches is
         allowed."""
-        groups: dict[str, list[str]] = {}
-        for name in names:
-            groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
         found = []
-        for glob, alike in groups.items():
-            matched = {name for name in self.modules if fnmatchcase(name, glob)}
+        for glob, alike in _alike(names).items():
+            matched = {name for name in self.modules if _matches(name, glob)}
             together = len(alike) > 1 and matched <= {*allowed}
             found += [glob] if together else [_literal(name) for name in alike]
         return found
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """The numbers of modules whose names differ in numbers alone, if there are several."""
+        alike = _alike([*self.names]).values()
+        return [[self.numbers[name] for name in names] for names in alike if len(names) > 1]
+
+
+def _around(name: str) -> Iterator[str]:
+    """A name, and those of the modules around it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _alike(names: Sequence[str]) -> dict[str, list[str]]:
+    """Names that differ in numbers alone, by the glob that matches them."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+    return groups
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether each part of a name matches the glob's; ``*`` goes over no dot."""
+    parts, globs = name.split("."), glob.split(".")
+    return len(parts) == len(globs) and all(map(fnmatchcase, parts, globs))
 
 
 def _literal(name: str) -> str:

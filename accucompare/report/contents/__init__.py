@@ -1,16 +1,28 @@
 """What sheets and pages show of a comparison, as data."""
 
 from accucompare.report.contents.divergence_sheet import divergence
+from accucompare.report.contents.fit_tables import (
+    CURVE_COLUMNS,
+    PLACE_COLUMNS,
+    curve_rows,
+    run_columns,
+    shown_places,
+)
 from accucompare.report.contents.group_sheets import group_columns, summaries
 from accucompare.report.contents.layer_tables import all_layers, sized, unmatched
 from accucompare.report.contents.summary_sheet import meaning, summary
 from accucompare.report.contents.training_tables import step_columns, training
 
 __all__ = [
+    "CURVE_COLUMNS",
+    "PLACE_COLUMNS",
     "all_layers",
+    "curve_rows",
     "divergence",
     "group_columns",
     "meaning",
+    "run_columns",
+    "shown_places",
     "sized",
     "step_columns",
     "summaries",

@@ -1,5 +1,6 @@
 """A comparison as a file for other programs."""
 
+from accucompare.report.files.fit_json import write_fit_json
 from accucompare.report.files.json import write_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
@@ -11,6 +12,7 @@ from accucompare.report.files.written_comparison import read_written
 __all__ = [
     "read_written",
     "require_pyarrow",
+    "write_fit_json",
     "write_invariance_json",
     "write_json",
     "write_model_explorer",

@@ -1,9 +1,10 @@
-// Assembles the page of a comparison or of a watch's log.
+// Assembles the page of a comparison, of a watch's log, or of a fit.
 
 addEventListener("DOMContentLoaded", async () => {
   try {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head, bytes);
+    else if (head.kind === "fit") new FitPage(head);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
     document.body.offsetHeight; // the browser lays it out now

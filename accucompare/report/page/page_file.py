@@ -24,6 +24,7 @@ _SCRIPTS = (
     "heat.js",
     "tree.js",
     "details.js",
+    "fit.js",
     "page.js",
 )
 _END = b"</script>\n</body>\n</html>\n"

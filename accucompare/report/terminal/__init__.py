@@ -9,12 +9,14 @@ from accucompare.report.terminal.terminal_bundle import (
     print_tensor,
     print_verified,
 )
+from accucompare.report.terminal.terminal_fit import print_fit
 from accucompare.report.terminal.terminal_ranks import print_ranks
 from accucompare.report.terminal.terminal_reruns import print_invariance, print_repeats
 
 __all__ = [
     "print_capture",
     "print_comparison",
+    "print_fit",
     "print_import",
     "print_invariance",
     "print_ranks",

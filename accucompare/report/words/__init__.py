@@ -3,6 +3,8 @@
 from accucompare.report.words import (
     culprit_words,
     decision_words,
+    fit_code,
+    fit_words,
     invariance_words,
     limit_words,
     preflight_words,
@@ -30,6 +32,8 @@ __all__ = [
     "decision_words",
     "error_words",
     "failure",
+    "fit_code",
+    "fit_words",
     "invariance_words",
     "limit_words",
     "nan_on_both",
