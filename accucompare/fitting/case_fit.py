@@ -352,7 +352,7 @@ class _Fitting:
                 )
             places.sort(key=lambda place: -place.share)
             curve = [
-                CurvePoint(*self._shares(each.kept), search.corrected(each.expected))
+                CurvePoint(*self._shares(each.kept), search.smoothly_corrected(each.expected))
                 for each in reversed(search.path)
             ]
         return Fit(

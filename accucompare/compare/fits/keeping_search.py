@@ -70,6 +70,11 @@ class KeepingSearch:
         nearest = min(self._seen, key=lambda run: abs(math.log(run[0] / expected)))
         return expected * nearest[1] / nearest[0]
 
+    def smoothly_corrected(self, expected: float) -> float:
+        """An estimate times what runs were off by on the whole, for a curve without jumps."""
+        logs = [math.log(error / told) for told, error in self._seen]
+        return expected * math.exp(sum(logs) / max(len(logs), 1))
+
     def cheapest_block_choice(self, limit: float, below: float) -> Choice | None:
         """The cheapest choice of whole blocks that should be within the limit, not run yet.
 

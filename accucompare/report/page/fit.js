@@ -5,7 +5,7 @@ class FitPage {
     this.head = head;
     const { runs, blocks } = head.tables;
     new Grid(byId("runs"), runs, { what: "runs", look: (row) => (row === head.proof ? "chosen" : "") });
-    if (blocks.rows) new Grid(byId("blocks"), blocks, { what: "blocks", bars: new Set(["share of the error"]) });
+    if (blocks.rows) new Grid(byId("blocks"), blocks, { what: "blocks" });
     for (const [name, table] of [["runs", runs], ["blocks", blocks]]) byId(name)?.style.setProperty("--rows", Math.min(Math.max(table.rows, 1), 16));
     this.draw();
     onTheme(() => this.draw());
