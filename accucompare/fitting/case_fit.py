@@ -21,6 +21,7 @@ from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.bundle.writing import refuse_directory
 from accucompare.compare.fits import (
     LOW,
+    CalledTree,
     Choice,
     CurvePoint,
     ErrorTerms,
@@ -32,7 +33,6 @@ from accucompare.compare.fits import (
     KeepingSearch,
     KeptPlaces,
     Mask,
-    ModuleTree,
     PlaceShare,
 )
 from accucompare.devices import DeviceName, open_device
@@ -179,7 +179,7 @@ class _Fitting:
         ]
         self._outputs = _outputs(golden, self._records, listed(options.on))
         model = golden.manifest.model
-        self._tree = ModuleTree.of(
+        self._tree = CalledTree.of(
             dict.fromkeys(record.name for record in self._records),
             model["modules"],
             [*model["parameters"], *model["buffers"]],
@@ -231,6 +231,7 @@ class _Fitting:
     def _smallest(self, search: KeepingSearch, limit: float, most: FitRun) -> FitRun:
         """Try choices of whole blocks, then of single modules, while one may be smaller."""
         best, share, simple = most, 1.0, math.inf
+        tried: list[tuple[float, FitRun]] = []
         for propose, count in (
             (search.cheapest_block_choice, BLOCK_RUNS),
             (search.cheapest_module_choice, MODULE_RUNS),
@@ -241,9 +242,13 @@ class _Fitting:
                 choice = propose(limit * CAUTION**over, below)
                 if choice is None and not over:
                     choice = propose(limit * HOPE, below * WORTH_HOPING)
+                if choice is None and search.misled:
+                    failed = [own for own, run in tried if run.error > limit and own < below]
+                    choice = search.halfway(below, max(failed, default=0.0))
                 if choice is None:
                     break
                 run = self._run(search, choice)
+                tried.append((choice.share, run))
                 over += 1
                 if run.error <= limit:
                     best, share, over = run, choice.share, 0
@@ -371,7 +376,7 @@ class _Fitting:
         )
 
 
-def _bytes(tree: ModuleTree, model: Any) -> NDArray[np.float64]:
+def _bytes(tree: CalledTree, model: Any) -> NDArray[np.float64]:
     """The bytes of each module's own parameters in float32, each shared one once."""
     owner = {name: number for number, name in enumerate(tree.names)}
     for number, names in tree.attached.items():

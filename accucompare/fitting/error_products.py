@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.fits import ENTERING, LEAVING, LOW, ErrorTerms, FitOutput, ModuleTree
+from accucompare.compare.fits import ENTERING, LEAVING, LOW, CalledTree, ErrorTerms, FitOutput
 from accucompare.fitting.fit_runs import FitRuns
 from accucompare.fitting.sensitivities import GoldenForward, ValuePlace
 from accucompare.live.operators import matched_randomness
@@ -107,7 +107,7 @@ class MeasuredTerms(NamedTuple):
 
 
 def measured_terms(
-    runs: FitRuns, errors: OwnErrors, tree: ModuleTree, outputs: Sequence[FitOutput]
+    runs: FitRuns, errors: OwnErrors, tree: CalledTree, outputs: Sequence[FitOutput]
 ) -> MeasuredTerms | None:
     """Run golden's code in float32, and go back from each output along some directions.
 

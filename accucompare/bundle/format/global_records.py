@@ -20,6 +20,8 @@ class LayoutEvidence(str, Enum):
     INFERRED = "inferred"  # from shapes, digests and the mesh
     GIVEN = "given"
     TOKENS = "rows paired by token"
+    WEIGHTS = "by the rows of its weight"
+    VALUES = "by its values"
 
 
 class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -35,6 +37,7 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
         flat: whether it is a run of the flattened tensor.
         taken: the numbers of the terms' rows that the box consists of, in its order, as the bytes
             of int64; if empty, rows are not chosen. A row is all that has one index but the last.
+        turned: whether it is a box of the transposed terms, which are matrices.
     """
 
     start: tuple[int, ...]
@@ -44,14 +47,17 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     where: tuple[tuple[int, int], ...] = ()
     flat: bool = False
     taken: bytes = b""
+    turned: bool = False
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The shape of the terms, or of their rows that are taken; flattened if the box is of the
-        flattened tensor."""
+        """The shape of the terms, transposed if need be, or of their rows that are taken; flattened
+        if the box is of the flattened tensor."""
         shape = self.terms[0].shape
         if self.taken:
             shape = len(self.taken) // 8, shape[-1]
+        if self.turned:
+            shape = shape[::-1]
         return (math.prod(shape),) if self.flat else shape
 
     @property

@@ -1,5 +1,6 @@
 """Which modules to keep in float32, so that an output is within what is asked."""
 
+from accucompare.compare.fits.called_tree import CalledTree, Mask
 from accucompare.compare.fits.error_terms import ENTERING, LEAVING, LOW, ErrorTerms
 from accucompare.compare.fits.fit_facts import (
     CurvePoint,
@@ -12,12 +13,12 @@ from accucompare.compare.fits.fit_facts import (
     PlaceShare,
 )
 from accucompare.compare.fits.keeping_search import Choice, KeepingSearch
-from accucompare.compare.fits.module_tree import Mask, ModuleTree
 
 __all__ = [
     "ENTERING",
     "LEAVING",
     "LOW",
+    "CalledTree",
     "Choice",
     "CurvePoint",
     "ErrorTerms",
@@ -29,6 +30,5 @@ __all__ = [
     "KeepingSearch",
     "KeptPlaces",
     "Mask",
-    "ModuleTree",
     "PlaceShare",
 ]

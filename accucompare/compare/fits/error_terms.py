@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.compare.fits.module_tree import Mask, ModuleTree
+from accucompare.compare.fits.called_tree import CalledTree, Mask
 
 #: The terms of a module: computed in the lower type; kept, and cast for a caller in the lower type;
 #: computed in the lower type from what a caller in float32 gives it.
@@ -35,7 +35,7 @@ class ErrorTerms:
         exact: of each output, whether the directions are its elements.
     """
 
-    tree: ModuleTree
+    tree: CalledTree
     products: NDArray[np.float64]
     directions: NDArray[np.intp]
     exact: NDArray[np.bool_]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.compare.fits.called_tree import CalledTree, Mask
 from accucompare.compare.fits.error_terms import ENTERING, LEAVING, LOW, ErrorTerms
-from accucompare.compare.fits.module_tree import Mask, ModuleTree
 
 #: Of up to so many blocks, all subsets are estimated.
 MOST_BLOCKS = 14
@@ -19,6 +19,10 @@ MOST_BLOCKS = 14
 PATH_POINTS = 256
 #: What another run must save to be worth it: of the share that is kept, and of the model.
 WORTH_A_RUN, LEAST_WORTH = 0.03, 0.01
+#: A run that is off its estimate by this factor shows that estimates mislead.
+MISLED = 1.5
+#: Between shares that are no further apart, nothing is tried.
+LEAST_HALVED = 0.08
 #: So much of the model is kept beside what is needed, if names become fewer.
 FOR_FEWER_NAMES = 0.005
 
@@ -41,14 +45,16 @@ class KeepingSearch:
 
     Attributes:
         path: choices from nothing kept to everything, module by module.
+        misled: whether a run was far from its estimate, as where experts are chosen.
     """
 
-    def __init__(self, tree: ModuleTree, terms: ErrorTerms, cost: NDArray[np.float64]) -> None:
+    def __init__(self, tree: CalledTree, terms: ErrorTerms, cost: NDArray[np.float64]) -> None:
         """``cost``: of each module's own code."""
         self._tree, self._terms = tree, terms
         self._cost = cost / (cost.sum() or 1.0)
         self._seen: list[tuple[float, float]] = []  # expected and real errors
         self._run: set[bytes] = set()
+        self.misled = False
         self.blocks, self._outer = tree.blocks(cost)
         self.path = self._chosen(_thinned(self._lowered_one_by_one()))
         self._by_block = self._chosen(self._subsets())
@@ -61,6 +67,8 @@ class KeepingSearch:
         self._run.add(kept.tobytes())
         expected = float(self._terms.expected(kept))
         if expected > 0 and 0 < error < math.inf:
+            told = self.corrected(expected)
+            self.misled |= bool(self._seen) and not told / MISLED < error < told * MISLED
             self._seen.append((expected, error))
 
     def corrected(self, expected: float) -> float:
@@ -92,6 +100,20 @@ class KeepingSearch:
         if saved < max(below * WORTH_A_RUN, LEAST_WORTH) or found.kept.tobytes() in self._run:
             return None
         return found
+
+    def halfway(self, below: float, above: float) -> Choice | None:
+        """The choice with the least error expected that keeps about as much as the mean of two
+        shares; for where estimates mislead."""
+        room = below - above
+        if room < LEAST_HALVED:
+            return None
+        pool = [
+            each
+            for each in (*self._by_block, *self.path)
+            if 0.25 * room < each.share - above < 0.75 * room
+            and each.kept.tobytes() not in self._run
+        ]
+        return min(pool, key=lambda each: each.expected, default=None)
 
     def best_within(self, budget: float) -> list[Choice]:
         """The choices that should be best for a share: of single modules, of whole blocks."""

@@ -5,13 +5,19 @@ from accucompare.report.contents.fit_tables import (
     CURVE_COLUMNS,
     PLACE_COLUMNS,
     curve_rows,
-    run_columns,
+    fit_run_columns,
     shown_places,
 )
 from accucompare.report.contents.group_sheets import group_columns, summaries
 from accucompare.report.contents.layer_tables import all_layers, sized, unmatched
 from accucompare.report.contents.summary_sheet import meaning, summary
 from accucompare.report.contents.training_tables import step_columns, training
+from accucompare.report.contents.trend_sheets import (
+    listed_places,
+    place_columns,
+    run_columns,
+    trend_sheets,
+)
 
 __all__ = [
     "CURVE_COLUMNS",
@@ -19,8 +25,11 @@ __all__ = [
     "all_layers",
     "curve_rows",
     "divergence",
+    "fit_run_columns",
     "group_columns",
+    "listed_places",
     "meaning",
+    "place_columns",
     "run_columns",
     "shown_places",
     "sized",
@@ -28,5 +37,6 @@ __all__ = [
     "summaries",
     "summary",
     "training",
+    "trend_sheets",
     "unmatched",
 ]

@@ -25,7 +25,7 @@ class CurveRow(NamedTuple):
     limit: float | None
 
 
-def run_columns(found: Fit) -> list[Column]:
+def fit_run_columns(found: Fit) -> list[Column]:
     def state(run: FitRun) -> str:
         return fit_words.run_state(found, run)
 

@@ -10,7 +10,7 @@ from accucompare.report.contents import (
     CURVE_COLUMNS,
     PLACE_COLUMNS,
     curve_rows,
-    run_columns,
+    fit_run_columns,
     shown_places,
 )
 from accucompare.report.excel.worksheets import write_workbook
@@ -42,7 +42,7 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
     lines = [*fit_words.fit_facts_in_words(found), *filter(None, [fit_words.fit_hint(found)])]
     runs = Table(
         "Fit",
-        run_columns(found),
+        fit_run_columns(found),
         list(found.runs),
         heading=[
             Line([SheetItem(fit_words.fit_headline(found), SECTION)], height=26),

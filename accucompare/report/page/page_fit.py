@@ -11,7 +11,7 @@ from accucompare.report.contents import (
     CURVE_COLUMNS,
     PLACE_COLUMNS,
     curve_rows,
-    run_columns,
+    fit_run_columns,
     shown_places,
 )
 from accucompare.report.page.page_data import PageData
@@ -43,7 +43,7 @@ def _head(found: Fit, data: PageData) -> dict[str, Any]:
         "kind": "fit",
         "tables": [
             data.table("curve", CURVE_COLUMNS, curve_rows(found)),
-            data.table("runs", run_columns(found), list(found.runs)),
+            data.table("runs", fit_run_columns(found), list(found.runs)),
             data.table("blocks", PLACE_COLUMNS, shown_places(found)),
         ],
         "of": of,

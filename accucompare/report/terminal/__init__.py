@@ -11,11 +11,17 @@ from accucompare.report.terminal.terminal_bundle import (
 )
 from accucompare.report.terminal.terminal_fit import print_fit
 from accucompare.report.terminal.terminal_ranks import print_ranks
-from accucompare.report.terminal.terminal_reruns import print_invariance, print_repeats
+from accucompare.report.terminal.terminal_reruns import (
+    print_decode,
+    print_invariance,
+    print_repeats,
+)
+from accucompare.report.terminal.terminal_trend import print_trend
 
 __all__ = [
     "print_capture",
     "print_comparison",
+    "print_decode",
     "print_fit",
     "print_import",
     "print_invariance",
@@ -24,6 +30,7 @@ __all__ = [
     "print_repeats",
     "print_table",
     "print_tensor",
+    "print_trend",
     "print_verified",
     "shown",
 ]

@@ -7,7 +7,7 @@ from rich.text import Text
 from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
 from accucompare.report.console import open_console, print_heading, print_rest, safe_text
-from accucompare.report.contents import PLACE_COLUMNS, run_columns, shown_places
+from accucompare.report.contents import PLACE_COLUMNS, fit_run_columns, shown_places
 from accucompare.report.terminal.tables import print_table
 from accucompare.report.words import fit_words
 
@@ -45,7 +45,7 @@ def print_fit(found: Fit, code: str = "", quiet: bool = False) -> None:
         if code:
             told = f"from {code}: model = fitted(model), in place of model.to({found.dtype})"
             console.print(Text("  → ").append(safe_text(told)), soft_wrap=True)
-    print_table(console, run_columns(found), list(found.runs), "Runs")
+    print_table(console, fit_run_columns(found), list(found.runs), "Runs")
     if places := shown_places(found):
         title = "Where the error comes from, with nothing in float32 (an estimate)"
         print_table(console, PLACE_COLUMNS, places[:_MOST], title)

@@ -1,8 +1,10 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
 from accucompare.report.words import (
+    compiled_words,
     culprit_words,
     decision_words,
+    decode_words,
     fit_code,
     fit_words,
     invariance_words,
@@ -11,6 +13,7 @@ from accucompare.report.words import (
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -26,10 +29,12 @@ from accucompare.report.words.preflight_words import ToldFinding
 __all__ = [
     "NamedCulprit",
     "ToldFinding",
+    "compiled_words",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
     "decision_words",
+    "decode_words",
     "error_words",
     "failure",
     "fit_code",
@@ -42,5 +47,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]

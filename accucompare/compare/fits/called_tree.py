@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class ModuleTree:
+class CalledTree:
     """The modules that golden called, in that order, the root first.
 
     A module without any parameter or buffer, such as an activation, counts as its caller's code.
@@ -54,7 +54,7 @@ class ModuleTree:
     @classmethod
     def of(
         cls, called: Iterable[str], modules: Mapping[str, str], tensors: Iterable[str]
-    ) -> ModuleTree:
+    ) -> CalledTree:
         """
         Args:
             called: names of modules, each once.
