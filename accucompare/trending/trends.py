@@ -90,7 +90,10 @@ def trend(
     kept = [run for run in found.runs if run.path not in strange]
     left_out = [*found.left_out, *others]
     if not kept:
-        told = "; ".join(map(trend_words.left_out_run_words, left_out)) or "there is no run beside golden"
+        told = (
+            "; ".join(map(trend_words.left_out_run_words, left_out))
+            or "there is no run beside golden"
+        )
         raise UsageError(f"trend: {told}")
     return Trend(tuple(kept), tuple(left_out), _against(against, kept))
 
