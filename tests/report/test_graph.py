@@ -107,6 +107,10 @@ def test_a_click_on_another_box_tells_its_way_and_leads_to_its_rows(
     assert browser.text("#graph-told").startswith("What its error went through: head 5.00e-01 →")
     browser.click("#graph-told button", "its rows")
     assert "head" in browser.text("#details h3")
+    browser.click("#rows .lines .line", "two")
+    browser.click("#to-graph")
+    assert names(browser)[-1] == "head"
+    assert browser.text("#graph-told").startswith("What its error went through: two ")
 
 
 def test_the_drawing_is_saved_as_an_svg_that_stands_alone(page: Path, browser: Browser) -> None:

@@ -175,7 +175,18 @@ class Graph {
     return [box, ...beside.sort((one, other) => one.at - other.at), ...(outermost && outermost !== box ? [outermost] : [])];
   }
 
+  // The box of a row of the table; undefined where it is not drawn.
+  boxOf(row, table, phases) {
+    const [role, step, rank, call] = ["role", "step", "rank", "call"].map((title) => table.value(title, row));
+    const stage = phases.find((phase) => phase.roles.includes(role))?.title;
+    const pass = this.about.passes.findIndex((each) => each.step === step && each.rank === rank && each.stage === stage);
+    const name = `${table.value("layer", row)}${call ? ` call ${call}` : ""}`;
+    return pass < 0 ? undefined : this.boxes.find((box) => box.pass === pass && box.layer === name);
+  }
+
   follow(box) {
+    this.pass = box.pass;
+    this.passes.value = String(box.pass);
     this.start = { box: box.at, enters: false, culprit: box.made };
     this.whole = false;
     this.restart();
