@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,10 +19,7 @@ import torch
 
 from accucompare.live.numerics.compiled_regions import ProbedGraph, compiled_alone
 
-#: Called with the operators done and all.
-OperatorsDone = Callable[[int, int], None]
-
-#: Graphs with more operators are cut in halves in place of operator after operator.
+#: The most operators of a graph that are tried one after the other.
 _MOST = 48
 
 
@@ -56,22 +54,18 @@ def try_values(probed: ProbedGraph, backend: str) -> list[OperatorTrial]:
     return _compared(probed, backend, nodes)
 
 
-def try_prefixes(probed: ProbedGraph, backend: str, note: OperatorsDone) -> Iterator[OperatorTrial]:
+def try_prefixes(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
     """Operator after operator, the graph up to it compiled: nothing after it changes its kernel."""
     nodes = _computed(probed.graph)
-    for number, node in enumerate(nodes[-_MOST:]):
-        note(number, len(nodes))
+    for node in nodes[-_MOST:]:
         yield from _compared(probed, backend, [node])
 
 
-def try_backwards(
-    probed: ProbedGraph, backend: str, note: OperatorsDone
-) -> Iterator[OperatorTrial]:
+def try_backwards(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
     """Each operator compiled alone: what its backward gives to its arguments."""
     values = _interpreted(probed, None)
     nodes = [node for node in _computed(probed.graph) if node.name in values]
-    for number, node in enumerate(nodes[:_MOST]):
-        note(number, len(nodes))
+    for node in nodes[:_MOST]:
         found = _backward_of(node, probed.graph, values, backend)
         if found is not None:
             yield found
@@ -300,12 +294,14 @@ def _operator(node: torch.fx.Node) -> str:
     return f"{home}.{name}"
 
 
+_OURS = str(Path(__file__).parent)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def _line(node: torch.fx.Node) -> str:
     """The innermost source line that is not PyTorch's own, with the last folder of its file."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    frames = [each for each in frames if not each[0].startswith(_OURS)]
     own = [each for each in frames if "/torch/" not in each[0]] or frames
     if not own:
         return ""
