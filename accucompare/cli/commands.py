@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from accucompare.cli import options as option
 from accucompare.cli.decode_command import device_of_locate, locate_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
+from accucompare.cli.logs import announcer, told_later
 from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -106,7 +106,6 @@ def capture(
     if (command := command_after_dashes()) is not None:
         return capture_script(command, out, quiet, {**asked, **of_script})
     from accucompare.bundle.writing import refuse_directory
-    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -142,7 +141,7 @@ def capture(
         from accucompare.recorder.session import capture_baselines
 
         capture_baselines(
-            case, directory, name, precisions, tensors=tensors, announce=_announcer(quiet)
+            case, directory, name, precisions, tensors=tensors, announce=announcer(quiet)
         )
     return PASS
 
@@ -343,7 +342,7 @@ def _locate(
         "--golden-python": options["golden_python"],
     }
     outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
-    name, ops, announce = DeviceName.parse(device), options.pop("ops"), _announcer(quiet)
+    name, ops, announce = DeviceName.parse(device), options.pop("ops"), announcer(quiet)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         if group is not None:
             raise UsageError(
@@ -456,14 +455,6 @@ def _precisions(
 
 def _file_of(case: str | None) -> Path | None:
     return Path(case.partition(":")[0]) if case else None
-
-
-def _announcer(quiet: bool) -> Callable[[str], None]:
-    return (
-        (lambda doing: None)
-        if quiet
-        else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
-    )
 
 
 def _refuse_incomplete(path: Place, rank: int) -> None:

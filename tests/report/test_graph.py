@@ -151,12 +151,16 @@ def chain(layers: int, first_bad: int) -> Comparison:
 def test_thousands_of_layers_in_one_module_are_folded_to_a_drawing_of_few_boxes(
     folder: Path, browser: Browser
 ) -> None:
-    browser.open(chain(3_000, 1234).to_html(folder / "many.html"))
+    browser.open(chain(2_000, 1234).to_html(folder / "many.html"))
     shown = names(browser)
     assert "layer1234 ◀ first" in shown
     assert len(shown) < 4 * MOST_IN_BOX
     browser.click("#graph .tools button", "open all")
     assert len(names(browser)) < 500
+    lines = browser.texts("#tree .label")
+    assert len(lines) == 501
+    assert "layer1234" in lines
+    assert browser.text("#tree .more") == "… 1,499 more in (root); the table has all"
 
 
 def test_a_graph_of_one_call(folder: Path, browser: Browser) -> None:

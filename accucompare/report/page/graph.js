@@ -55,9 +55,15 @@ class Graph {
 
   show(pass) {
     this.pass = pass;
-    this.start = this.about.starts.find((start) => this.boxes[start.box].pass === pass) ?? null;
+    this.start = this.about.starts.find((start) => this.boxes[start.box].pass === pass) ?? this.firstFailing(pass);
     this.whole = !this.start;
     this.restart();
+  }
+
+  // Where a pass without a culprit fails first.
+  firstFailing(pass) {
+    const box = this.boxes.find((each) => each.pass === pass && each.failing && !each.calls.length);
+    return box ? { box: box.at, enters: true, culprit: false } : null;
   }
 
   // Draws only what an error went through, or everything.
@@ -142,8 +148,7 @@ class Graph {
   tell() {
     const box = this.chosen;
     if (!box) {
-      const why = this.about.fed ? "" : "; nothing fails here";
-      return void this.told.replaceChildren(this.start ? "" : `Click a box${why}: what its error went through is shown.`);
+      return void this.told.replaceChildren(this.start ? "" : "Nothing fails here. A click on a box shows what its value went through.");
     }
     const way = this.way(box);
     const parts = way.slice(0, MOST_TOLD).flatMap((each, at) => [at ? " → " : "", make("b", { dir: "auto", className: each.failing ? "bad" : "" }, `${each.layer}${at || !each.made ? "" : " (made here)"}`), ` ${shown({ format: "scientific" }, Number.isNaN(each.error) ? null : each.error)}`]);
@@ -359,10 +364,10 @@ class Graph {
     const group = shape("g", { class: `box${start ? " start" : ""}${chosen ? " chosen" : ""}${box?.failing ? " fails" : ""}`, tabindex: 0, role: "button", "data-id": node.id, "aria-label": `${box?.layer ?? node.label}, ${this.second(node)}` });
     if (node.inside.length) group.setAttribute("aria-expanded", String(node.open));
     const border = chosen ? "#1b5faa" : start ? "#8c1515" : lit && box.failing ? MADE_BOX : "#9aa5b1";
-    const rect = shape("rect", { x, y, width: node.wide, height: node.high, rx: 5, fill: node.open ? "#ffffff" : this.fill(node), "fill-opacity": node.open ? 0.35 : 1, stroke: border, "stroke-width": chosen || start ? 3 : lit ? 2 : 1 });
+    const rect = shape("rect", { x, y, width: node.wide, height: node.high, rx: 5, fill: node.open ? "#ffffff" : this.fill(node), "fill-opacity": node.open ? 0.05 : 1, stroke: border, "stroke-width": chosen || start ? 3 : lit ? 2 : 1 });
     const head = node.open ? shape("rect", { x, y, width: node.wide, height: LINE.head - 4, rx: 5, fill: this.fill(node) }) : null;
     const letters = (text, dy, more) => {
-      const room = Math.floor((node.wide - 2 * LINE.pad) / LINE.letter) + 2;
+      const room = Math.floor((node.wide - 2 * LINE.pad) / (more["font-weight"] ? LINE.letter : 0.86 * LINE.letter)) + 1;
       const each = shape("text", { x: x + LINE.pad, y: y + dy, "font-size": 11, fill: INSIDE, ...more });
       each.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
       return each;

@@ -1,9 +1,10 @@
-// Assembles the page of a comparison, of a trend or of a watch's log.
+// Assembles the page of a comparison, of a trend, of a fit or of a watch's log.
 
 addEventListener("DOMContentLoaded", async () => {
   try {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head, bytes);
+    else if (head.kind === "fit") new FitPage(head);
     else if (head.kind === "trend") new TrendPage(head, bytes);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));

@@ -25,6 +25,7 @@ _SCRIPTS = (
     "heat.js",
     "tree.js",
     "details.js",
+    "fit.js",
     "graph.js",
     "trend.js",
     "page.js",
