@@ -103,7 +103,7 @@ class GoldenParts:
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
             # golden has no values for what the ranks' vocabulary is padded with
-            and not pair.candidate.padding
+            and not (pair.candidate.padding and pair.candidate.padding[1] > 0)
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)

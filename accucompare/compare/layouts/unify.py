@@ -35,6 +35,7 @@ from accucompare.compare.layouts.batch_rows import GivenRows, RowsOfRanks
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import UNKNOWN, Mesh
 from accucompare.compare.layouts.padding import (
+    is_zero_in_padding,
     padded_shape,
     paddings,
     with_padding,
@@ -451,13 +452,20 @@ def _padded(
     if found is None:
         return None
     axis, shape = found
-    first = with_padding(ours, shape, _global)
     with contextlib.suppress(IncompleteError):
-        own, *others = global_tensors(group, mesh, shape)
-        if first is not ours:
-            return first, own, tuple(others)
-        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
-        return ours, own, tuple(others)
+        own = global_tensors(group, mesh, shape)
+        first: Record = ours
+        if shape[axis] > ours.shape[axis]:
+            if is_zero_in_padding(ours):
+                first = with_padding(ours, shape, _global)
+            else:
+                own = [without_padding(each, ours.shape, axis, _global) for each in own]
+        elif is_zero_in_padding(ours):
+            own = [with_padding(each, ours.shape, _global) for each in own]
+        else:
+            first = without_padding(ours, shape, axis, _global)
+            own = [replace(each, padding=(axis, shape[axis] - ours.shape[axis])) for each in own]
+        return first, own[0], tuple(own[1:])
     return None
 
 
