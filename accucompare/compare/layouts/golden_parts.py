@@ -21,11 +21,11 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.constants import BY_DIGITS, TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
-from accucompare.compare.layouts.put_back import UnderGoldenNames
+from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.unify import (
     FUSED,
@@ -97,7 +97,11 @@ class GoldenParts:
         pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
         ways = [
-            _Ways(pair.golden, (pair.candidate, *unified.others.get(place, ())))
+            _Ways(
+                pair.golden,
+                (pair.candidate, *unified.others.get(place, ())),
+                _is_of_experts(pair.golden, ranks.holders),
+            )
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
             and pair.golden is not None
@@ -195,8 +199,10 @@ def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
 class _Ways:
     """The ways in which ranks may hold one of golden's tensors, and how far each is from golden."""
 
-    def __init__(self, golden: Record, arranged: Iterable[Record]) -> None:
+    def __init__(self, golden: Record, arranged: Iterable[Record], unproved: bool = False) -> None:
+        """Args: ``unproved``: whether only values tell that a way is right."""
         self.golden = golden
+        self._unproved = unproved
         self._ways = [each for each in arranged if isinstance(each, GlobalRecord)]
         self._fused: dict[tuple[int, ...], int] = {}  # by the widths of the layers
         # by way and factor
@@ -232,7 +238,8 @@ class _Ways:
                 self._ways.append(way)
         factors = (1.0, *means) if self.is_gradient else (1.0,)
         numeric = self.golden.dtype in DTYPES and self.golden.member is not None
-        if not numeric or len(self._ways) == len(factors) == 1 or first.member is None:
+        alone = len(self._ways) == len(factors) == 1 and not self._unproved
+        if not numeric or alone or first.member is None:
             return
         values = _sample(golden, _whole(self.golden))
         norm = float(np.linalg.norm(values))
@@ -280,11 +287,24 @@ class _Ways:
             return self._ways[0] if self._ways[0].same else None
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
+        if self._unproved:
+            digits = min(DTYPES[each.dtype].digits for each in (self.golden, self._ways[0]))
+            if distance > BY_DIGITS.get(digits, (0.0,))[0]:
+                return None
         if math.isinf(distance):
             number = self._fused.get(fused, 0)
         if self._ways[number].reduced and self.golden.role is Role.PARAM_GRAD:
             number = 0  # each rank's update takes the sum
         return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
+
+
+def _is_of_experts(record: Record, holders: Holders) -> bool:
+    """Whether a record is of experts that ranks share out: their rows may lie in another order."""
+    if "expert" not in record.name.lower() or record.role in UPDATE_ROLES:
+        return False
+    inside = f"{record.name}."
+    held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
+    return len(held) > 1 or held != {holders.modules.get("", frozenset())}
 
 
 def _factor(ways: Iterable[_Ways]) -> float:

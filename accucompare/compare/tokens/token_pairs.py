@@ -20,6 +20,7 @@ from accucompare.compare.tokens.paired_sides import (
     has_rows,
     placed_rows,
     row_count,
+    rows_and_width,
 )
 from accucompare.compare.tokens.routing import Routing, may_be_choice, routings
 from accucompare.compare.tokens.row_labels import Numbers
@@ -126,8 +127,8 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
     """A pair of an expert's rows; ``None`` if it has no such rows."""
     ours, theirs = sides.held(place)
     by_holder = {(record.rank, record.call): record for record in theirs}
-    if not all(map(has_rows, (*ours, *theirs))) or any(
-        row_count(record) != experts.golden for record in ours
+    if not all(has_rows(each, vectors=True) for each in (*ours, *theirs)) or any(
+        rows_and_width(record)[0] != experts.golden for record in ours
     ):
         return None
     told: TokensElsewhere | RowsAlike | None = experts.elsewhere
@@ -144,12 +145,12 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
     pair, golden, candidate = sides.pairs[place], ours[0], sides.pairs[place].candidate
     assert candidate is not None
     boxes, every, done = [], [], 0
-    width = theirs[0].shape[-1]
+    _, width = rows_and_width(theirs[0])
     for unit in experts.units:
         held = [by_holder.get(holder) for holder in unit.holders]
         records = [record for record in held if record is not None]
         if len(records) < len(held) or any(
-            (row_count(record), record.shape[-1]) != (unit.rows, width) for record in records
+            rows_and_width(record) != (unit.rows, width) for record in records
         ):
             return None
         last = unit.start + unit.rows
