@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
     GRADIENT_ROLES,
@@ -30,18 +31,24 @@ from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.unify import (
     FUSED,
     RankRecords,
+    Unified,
     interleaved,
     scaled,
     unify,
     with_replicas,
     with_sums,
 )
-from accucompare.compare.pairing import Renaming, other_names, pair_records, signatures_of
+from accucompare.compare.pairing import Pair, Renaming, other_names, pair_records, signatures_of
 from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: Elements of a tensor that are read to tell its layout, in so many stretches of it.
 _SAMPLED, _STRETCHES = 1 << 14, 8
+
+
+#: Of two bundles, their ranks' records, pairs and what these make up: the pairs whose rows lie
+#: side by side by token, by their places.
+PairsByToken = Callable[[Bundle, Bundle, RankRecords, Sequence[Pair], Unified], Mapping[int, Pair]]
 
 
 class GoldenParts:
@@ -52,9 +59,15 @@ class GoldenParts:
     """
 
     def __init__(
-        self, golden: Bundle, layout: Bundle, rank: int, renamings: Sequence[Renaming] = ()
+        self,
+        golden: Bundle,
+        layout: Bundle,
+        rank: int,
+        renamings: Sequence[Renaming] = (),
+        by_token: PairsByToken | None = None,
     ) -> None:
-        """Args: ``renamings``: of golden's layers."""
+        """Args: ``renamings``: of golden's layers; ``by_token``: pairs the rows of experts."""
+        self._by_token = by_token
         self._golden = golden
         self._layout = layout
         self._rank = rank
@@ -96,6 +109,9 @@ class GoldenParts:
         signatures, parameters = signatures_of(*models), other_names(*models, renamings)
         pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
+        by_token: Mapping[int, Pair] = {}
+        if self._by_token is not None:
+            by_token = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
         ways = [
             _Ways(
                 pair.golden,
@@ -104,6 +120,7 @@ class GoldenParts:
             )
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
+            and place not in by_token
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
             # golden has no values for what the ranks' vocabulary is padded with
@@ -123,7 +140,32 @@ class GoldenParts:
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
                 found += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
+        for pair in by_token.values():
+            found += self._own_rows(pair, factor, own)
         return found
+
+    def _own_rows(self, pair: Pair, factor: float, own: Mapping[int, Record]) -> Iterator[Record]:
+        """Golden's record with the rows that this rank's experts have, in the rank's order."""
+        golden, candidate = pair.golden, pair.candidate
+        assert golden is not None
+        recorded, rows = golden, np.arange(len(golden.shape) and golden.shape[0])
+        if isinstance(golden, GlobalRecord):
+            recorded = golden.boxes[0].terms[0]
+            rows = _rows_of(golden.boxes[0])
+        assert isinstance(candidate, GlobalRecord)
+        times = factor if golden.role in GRADIENT_ROLES else 1.0
+        for box in candidate.boxes:
+            for (term,) in (box.terms, *box.replicas):
+                if term.rank != self._rank or len(term.shape) != 2:
+                    continue
+                taken = np.full(term.shape[0], -1)
+                there = _rows_of(box)
+                taken[there] = rows[box.start[0] :][: len(there)]
+                if (taken < 0).any():
+                    continue
+                where = tuple((0, length) for length in term.shape)
+                each = Box((0, 0), (recorded,), times, (), where, False, taken.tobytes())
+                yield _cut(recorded, own[term.order], [each])
 
     def _own(
         self,
@@ -345,6 +387,11 @@ def _of_step(bundle: Bundle, step: int) -> list[Record]:
     ]
 
 
+def _rows_of(box: Box) -> NDArray[np.int64]:
+    """The numbers of a record's rows that a box of rows has."""
+    return np.frombuffer(box.taken, np.int64) if box.taken else np.arange(*box.where[0])
+
+
 def _whole(record: Record) -> GlobalRecord:
     """A record of one device as a tensor of the global model."""
     if isinstance(record, GlobalRecord):
@@ -404,11 +451,12 @@ def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
     names = {name: getattr(own, name) for name in own_fields}
     if DTYPES.get(golden.dtype) is None or golden.layout is not Layout.STRIDED:
         return replace(golden, **names)
-    if len(boxes) == 1 and boxes[0].factor == 1.0 and own.shape == golden.shape == boxes[0].shape:
+    whole = len(boxes) == 1 and boxes[0].factor == 1.0 and not boxes[0].taken
+    if whole and own.shape == golden.shape == boxes[0].shape:
         return replace(golden, **names)
     if DTYPES[golden.dtype].kind not in (Kind.FLOAT, Kind.COMPLEX):
         boxes = [replace(box, factor=1.0) for box in boxes]
-    place = [(box.start, box.where, box.factor) for box in boxes]
+    place = [(box.start, box.where, box.factor, box.taken) for box in boxes]
     fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names
     fields |= {
         "shape": own.shape,

@@ -339,7 +339,7 @@ def unify(
             call = theirs.step, pair.golden.name, pair.golden.call
             names = _cut_by(pair.candidate, candidate)
             if pair.golden.role is Role.INPUT and call not in outside:
-                outside |= {call: known for known in _has_tokens_outside(theirs, names)}
+                outside.update((call, known) for known in _has_tokens_outside(theirs, names))
             elif call in outside and others:
                 theirs, others = _in_order_of(outside[call], theirs, others, names)
         shapes[pair.golden.key] = ours.shape

@@ -9,7 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, Box, Role
-from accucompare.compare.layouts import Unified
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts import RankRecords, Unified
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
@@ -93,6 +94,17 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
         frozenset(each.place for each in of_call.values()),
         {place: each.chosen for place, each in found.items() if each.chosen is not None},
     )
+
+
+def pairs_by_token(
+    golden: Bundle, candidate: Bundle, ranks: RankRecords, pairs: Sequence[Pair], unified: Unified
+) -> dict[int, Pair]:
+    """The pairs of a golden of one device and of ranks whose rows lie side by side by token, by
+    their places; without those some of whose rows have no partner."""
+    found = with_tokens(PairedSides(golden, candidate, (None, ranks), pairs, unified))
+    return {
+        place: found.unified.pairs[place] for place in found.chosen if place not in found.elsewhere
+    }
 
 
 def _other_number_of_choices(sides: PairedSides, place: int) -> RanksDiffer | None:
