@@ -22,6 +22,7 @@ WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TE
 
 .PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium \
   bench bench-peers bench-faults bench-origins bench-history bench-health bench-ranks bench-scale \
+  bench-computed \
   docs clean
 
 demo: $(INSTALLED)  ## a real model with a planted fault, which locate finds and thresholds do not
@@ -105,6 +106,9 @@ bench-health: $(INSTALLED)  ## faulty and sound trainings: does the checklist se
 
 bench-ranks: $(INSTALLED)  ## faults of parallel training: are module and rank named; 10 minutes
 	$(BIN)/python -m benchmarks.ranks
+
+bench-computed: $(INSTALLED)  ## compiled, cached, batched, repeated: are faults named; 15 minutes
+	$(BIN)/python -m benchmarks.computed
 
 bench-scale: $(INSTALLED)  ## a million records, a cluster, storage: half an hour, 16 GB of disk
 	@missed=0; for part in "scale_rows" "faults --sketches" "scale_storage" \

@@ -37,11 +37,16 @@ if TYPE_CHECKING:
     from accucompare.locating import locate as locate
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
+    from accucompare.rerunning import DecodeCheck as DecodeCheck
     from accucompare.rerunning import InvarianceCheck as InvarianceCheck
     from accucompare.rerunning import RepeatCheck as RepeatCheck
+    from accucompare.rerunning import check_decode as check_decode
     from accucompare.rerunning import check_invariance as check_invariance
     from accucompare.rerunning import check_repeat as check_repeat
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
+    from accucompare.tracking import log_to as log_to
+    from accucompare.trending import Trend as Trend
+    from accucompare.trending import trend as trend
     from accucompare.watcher.watch import Watch as Watch
     from accucompare.watcher.watch import watch as watch
 
@@ -62,9 +67,12 @@ _HOMES = {
     "accucompare.locating.case_locate": ("locate",),
     "accucompare.recorder.session.session": ("Session",),
     "accucompare.recorder.session.capture_context": ("capture",),
+    "accucompare.rerunning.decode_of_case": ("DecodeCheck", "check_decode"),
     "accucompare.rerunning.invariance_of_case": ("InvarianceCheck", "check_invariance"),
     "accucompare.rerunning.repeats": ("RepeatCheck", "check_repeat"),
     "accucompare.testing.closeness": ("assert_layers_close",),
+    "accucompare.tracking": ("log_to",),
+    "accucompare.trending.trends": ("Trend", "trend"),
     "accucompare.watcher.watch.running_watch": ("Watch",),
     "accucompare.watcher.watch.watch_context": ("watch",),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,10 @@ from accucompare.compare.diff import compare
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.invariants import RunChecks, check_run
 from accucompare.compare.layouts import read_layouts
+from accucompare.compare.limit_facts import LimitSource
 from accucompare.compare.limits import Tolerance, read_rules
 from accucompare.compare.pairing import read_maps
-from accucompare.compare.remarks import LimitSource
+from accucompare.compare.reference import reference_of
 from accucompare.compare.result import Result
 from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, local, place_of
@@ -161,7 +162,7 @@ class Comparison(Result):
     def _place(self, given: str | Path) -> Path:
         """Where to write. ReportError if that is in one of the compared bundles, or in another."""
         path = local(given)
-        sides = (self.golden, self.candidate, self.baseline)
+        sides = (self.golden, self.candidate, self.baseline, self.reference)
         bundle = bundle_around(path, [side.path for side in sides if side is not None])
         if bundle is not None:
             raise ReportError(f"{path}: lies in the bundle {bundle}; choose another path")
@@ -221,6 +222,7 @@ def diff(
     candidate: str | Place,
     *,
     baseline: str | Place | None = None,
+    reference: str | Place | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     limits: Tolerance = Tolerance(),
@@ -244,6 +246,9 @@ def diff(
             its errors. Without it, a fed candidate is judged by golden's own baseline of its
             precision (``capture --with-baseline``), if there is one. A baseline that did not run
             golden's code does not judge (``Comparison.refused``).
+        reference: a third bundle, such as a GPU's, captured as the candidate was. Its errors are
+            shown beside the candidate's, and which of the two is nearer to golden. It judges
+            nothing.
         atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|;
             if only one is given, the other is 0.
         limits: these and other limits, as ``accucompare.Tolerance(rel_l2=1e-2, cosine=0.999,
@@ -297,7 +302,10 @@ def diff(
             place_of(candidate),
             None if baseline is None else place_of(baseline),
         )
+        beside = None if reference is None else place_of(reference)
         comparison = compare(Comparison, *places, options, on)
+        if beside is not None:
+            comparison = _beside(comparison, beside, options, on)
     _LOGGER.debug(
         "compared %s with %s: %d rows, %d culprits",
         candidate,
@@ -306,6 +314,21 @@ def diff(
         len(comparison.culprits),
     )
     return comparison
+
+
+def _beside(
+    comparison: Comparison, reference: Place, options: DiffOptions, on: Cluster | None
+) -> Comparison:
+    """The same with the errors of a third bundle, which is compared with the same golden."""
+    alone = replace(options, standard=None, work=replace(options.work, progress=None))
+    other = compare(Result, comparison.golden.path, reference, None, alone, on)
+    if other.fed is not comparison.fed:
+        one, beside = ("is fed", "is not") if other.fed else ("is not fed", "is")
+        raise UsageError(
+            f"reference (--reference) {reference}: {one}, and the candidate {beside}: their errors"
+            " are of two kinds; capture both alike"
+        )
+    return replace(comparison, reference=reference_of(reference, other.rows))
 
 
 def _connected(cluster: str) -> contextlib.AbstractContextManager[Cluster]:

@@ -4,7 +4,8 @@ most of the command line is made (the rest: ``cli.options``). Needs no torch."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -35,6 +36,7 @@ def told(
     one_of: type[Enum] | None = None,
     between: tuple[float, float | None] | None = None,
     shown: str | None = None,
+    alone: str | None = None,
 ) -> Any:
     """A field with its help and its range.
 
@@ -42,8 +44,9 @@ def told(
         one_of: its values.
         between: the least and the most; ``None`` for no most.
         shown: what help shows as the value.
+        alone: the value, where a command gives the option without one.
     """
-    about = {"help": help, "one_of": one_of, "between": between, "shown": shown}
+    about = {"help": help, "one_of": one_of, "between": between, "shown": shown, "alone": alone}
     return field(default=default, metadata=about)
 
 
@@ -153,6 +156,9 @@ class Recorded:
     )
 
 
+_BACKEND = (
+    "inductor if none is named; own: only what the model itself compiles, by its own backends"
+)
 _MAP = (
     "Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names."
     f"{_REPEATED}"
@@ -225,6 +231,19 @@ class Arithmetic:
         "Compute as the ranks of this bundle do: products in their parts, each rounded, and sums in"
         " the ranks' order. For the baseline of many ranks.",
         shown="BUNDLE",
+    )
+    compile: str | None = told(
+        None,
+        "Run regions (the layers of repeated blocks, or those of --regions), each compiled alone by"
+        f" this backend of torch.compile, {_BACKEND}.",
+        shown="[BACKEND]",
+        alone="inductor",
+    )
+    regions: str | Iterable[str] = told(
+        (),
+        "Layers that are run and recorded as one: what is inside is not seen. With --compile they"
+        f" are what is compiled.{_REPEATED}",
+        shown="GLOB",
     )
 
 
@@ -306,6 +325,15 @@ class LocateOptions:
     tf32: bool = _as(Arithmetic, "tf32", False, "The same for a GPU.")
     deterministic: bool = _as(Arithmetic, "deterministic")
     force: bool = _as(FedWith, "force", help="Go on even if golden has other weights.")
+    compile: str | None = _as(
+        Arithmetic,
+        "compile",
+        help="Is the compiled model right? Each region is compiled alone by this backend of"
+        f" torch.compile ({_BACKEND}), and compared with eager and with float64.",
+    )
+    regions: str | Iterable[str] = _as(
+        Arithmetic, "regions", help=f"With --compile: what is compiled alone.{_REPEATED}"
+    )
 
 
 @_documented
@@ -365,3 +393,18 @@ class AskedOfWatch(LookAt):
     )
     like: str | Path | None = _as(StartFrom, "like")
     agree: bool = told(False, "Let ranks agree before each update, so that all stop at a finding.")
+
+
+def maps_taken(maps: Sequence[str]) -> str:
+    """What ``--map auto`` did."""
+    return f"--map auto {f'took {_options(maps)}' if maps else 'found nothing to rename'}"
+
+
+def _options(maps: Sequence[str]) -> str:
+    """Maps as options of the command line."""
+    return " ".join(f"--map {shlex.quote(text)}" for text in maps)
+
+
+def try_maps(maps: Sequence[str]) -> str:
+    """The end of an error that suggests maps; ``""`` if there are none."""
+    return f"; try {_options(maps)}, or --map auto" if maps else ""

@@ -36,6 +36,10 @@ class Case:
         scheduler: of learning rates, stepped after the optimizer; one, or a list of them.
             ``ReduceLROnPlateau`` is given the loss.
         scaler: a ``GradScaler``: it scales the loss before the backward, and steps the optimizer.
+        prefill: for ``locate --decode``, with ``decode``, of a model with a cache of its own:
+            ``prefill(model, *args, **kwargs)`` gives the model the first tokens and returns
+            (output, cache). ``decode(model, cache, *args, **kwargs)`` gives it the next one, and
+            returns the same.
 
     Example:
         >>> def case():
@@ -48,6 +52,8 @@ class Case:
     optimizer: Any = None
     scheduler: Any = None
     scaler: Any = None
+    prefill: Callable[..., tuple[Any, Any]] | None = None
+    decode: Callable[..., tuple[Any, Any]] | None = None
 
 
 def load_case(target: str | None) -> tuple[Case, str]:

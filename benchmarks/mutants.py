@@ -50,6 +50,7 @@ EXEMPT = {
     "bounds": (
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
     ),
+    "carried_apart": "how many calls are looked at for a sum",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
     "estimates._HELD": "memory",

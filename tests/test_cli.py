@@ -132,13 +132,28 @@ def clean(done: subprocess.CompletedProcess[str]) -> str:
 def test_verdict_stands_though_the_reader_of_its_output_has_gone(
     folder: Path, tmp_path: Path, candidate: str, code: int
 ) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    arguments = [sys.executable, "-m", "accucompare", "diff", folder / "golden", folder / candidate]
-    done = subprocess.run(arguments, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
+    done = into_a_pipe_that_nobody_reads(tmp_path, "diff", folder / "golden", folder / candidate)
     assert (done.returncode, done.stderr) == (code, "")
     assert (tmp_path / "reports" / f"golden-vs-{candidate}.xlsx").is_file()
+
+
+@pytest.mark.parametrize("command", ["--help", "diff --help", "completion bash"])
+def test_without_an_answer_a_reader_that_has_gone_is_neither_a_pass_nor_a_difference(
+    tmp_path: Path, command: str
+) -> None:
+    done = into_a_pipe_that_nobody_reads(tmp_path, *command.split())
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def into_a_pipe_that_nobody_reads(
+    cwd: Path, *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "accucompare", *arguments]
+    done = subprocess.run(command, cwd=cwd, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    return done
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import doctest
 import inspect
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ def names(folder: Path) -> dict[str, Any]:
         "batch": batch,
         "loader": [batch, batch],
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "writer": Mock(spec=["add_scalar", "add_text", "flush"]),
         **PUBLIC,
     }
 

@@ -21,7 +21,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "scripts"],
-    ["locating", "rerunning", "testing"],
+    ["locating", "rerunning", "testing", "tracking", "trending"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
@@ -43,12 +43,14 @@ SUB_ROOMS = {
         "measuring",
         "pairing",
         "layouts",
+        "fusions",
         "tokens",
         "invariants",
         "limits",
         "rows",
         "judging",
         "reruns",
+        "trends",
         "shape",
         "origins",
         "runs",
@@ -80,6 +82,7 @@ LATE = {
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it
     # on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
+    "accucompare.trending.trends": {"accucompare.report"},
     "accucompare.bundle.writing.writer": {"accucompare.bundle.writing.uploads"},  # only to a URL
     # only a failing diff describes errors
     "accucompare.compare.origins.describing": {"accucompare.compare.shape"},
@@ -89,6 +92,7 @@ LATE = {
     # what is broken here is what it tells
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},
     # torch, after the device was opened
+    "accucompare.locating.case_locate": {"accucompare.locating.compiled_levels"},
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
     "accucompare.locating.golden_code": {"accucompare.recorder.session"},
     # what a process of a script may never need, or may not have

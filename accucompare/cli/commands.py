@@ -10,9 +10,10 @@ import click
 
 from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
+from accucompare.cli.decode_command import locate_decode, required_unless_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
-from accucompare.cli.outputs import Outputs, finish, refuse_places, reports_to_write, stem
+from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
     MayRunScript,
@@ -151,6 +152,7 @@ def capture(
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
         "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or"
         " DuckDB",
+        "accucompare diff golden64/ npu/ --reference gpu/             # which is nearer to golden?",
         "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training"
         " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
@@ -161,6 +163,7 @@ def capture(
 @option.bundle("golden")
 @option.bundle("candidate")
 @option.baseline
+@option.reference
 @option.atol
 @option.rtol
 @option.rel_l2
@@ -246,6 +249,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " which line?",
         "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
         " # which layer, on which rank?",
+        "accucompare locate model.py --decode 16                        # is the model's cache"
+        " right?",
         "accucompare locate --device cuda --golden golden/ -- torchrun --nproc-per-node 4 train.py",
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
@@ -254,8 +259,13 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
     ),
 )
 @option.case
-@option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", required=True)
-@option.golden
+@option.device(
+    "The device under test: cpu, cuda, cuda:N, npu or npu:N.  [required]",
+    None,
+    unless=required_unless_decode,
+)
+@option.decode
+@option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
 @option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.of(LocateOptions)
@@ -289,6 +299,8 @@ def locate(
 
     Under torchrun, all ranks run the candidate, and rank 0 answers: golden is run by one process
     alone, the layout is taken from a free run, and each rank is fed its part of golden."""
+    if (decode := options.pop("decode")) is not None:
+        return locate_decode(case, device, decode, json_path, quiet, **options)
     rank, ranks = launched_as()
     if ranks == 1:
         return _locate(case, device, reports, json_path, parquet_path, quiet, None, **options)
@@ -370,77 +382,6 @@ def _go_on_to_operators(
         return
     if operators is not None:
         finish(operators, outputs, quiet)
-
-
-@cli.command(
-    epilog=examples(
-        "accucompare show golden",
-        "accucompare show golden encoder.layers.0.fc1",
-        "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
-        "accucompare show golden '(root)' --path logits",
-        "accucompare show golden 'encoder.*.fc1'                  # all records of these layers",
-    )
-)
-@option.bundle("bundle")
-@click.argument("name", required=False)
-@option.call
-@option.role
-@option.path
-@option.step
-@option.rank
-@option.slices
-@option.save
-def show(
-    bundle: Place, name: str | None, slices: str | None, save: Path | None, **place: Any
-) -> int:
-    """List the records of BUNDLE, or print the values of one.
-
-    NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*',
-    lists the records of the layers that match."""
-    from accucompare.bundle.reading import open_bundle
-    from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_records, print_tensor
-
-    refuse_places({"--save": save})
-    with open_bundle(bundle) as opened, reader_may_leave():
-        if name is None or (
-            set(name) & set("*?[") and all(record.name != name for record in opened.records())
-        ):
-            if save is not None or slices is not None:
-                raise UsageError("--slice and --save need the NAME of a layer")
-            print_records(opened, place["step"], place["rank"], name)
-        else:
-            record = opened.find(
-                name, **{key: value for key, value in place.items() if value is not None}
-            )
-            print_tensor(opened, record, slices, save)
-    return PASS
-
-
-@cli.command(
-    epilog=examples(
-        "accucompare verify golden",
-        "accucompare verify npu/ --quiet         # for instance after a copy",
-        "",
-        "Exit code: 0 every byte is as it was written, 2 the bundle is damaged or incomplete.",
-    )
-)
-@option.bundle("bundle")
-@option.quiet()
-def verify(bundle: Place, quiet: bool) -> int:
-    """Read all of BUNDLE and check that it is as it was written."""
-    from accucompare.bundle.reading import open_bundle
-    from accucompare.bundle.reading import verify as read_all
-    from accucompare.cli.progress import progress_bar
-    from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_verified
-
-    with open_bundle(bundle) as opened:
-        with progress_bar("verifying", "bytes", quiet) as progress:
-            found = read_all(opened, progress)
-        with reader_may_leave():
-            print_verified(opened, found, quiet)
-        return PASS if opened.complete and not found.damage else TROUBLE
 
 
 @cli.command(

@@ -21,6 +21,9 @@ ASKS = f"_{PREFIX}_COMPLETE"
 #: A disk with fewer free bytes counts as full.
 _LEAST_FREE = 1 << 16
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
+#: The reader of a pipe (``| head``) left before there was an answer: as of a program that SIGPIPE
+#: ends. An answer's own code stands.
+_READER_LEFT = 141
 
 
 @click.group(
@@ -61,19 +64,20 @@ def main(arguments: list[str] | None = None) -> None:
     _open_streams()
     if ASKS in os.environ:  # click completes and exits
         cli.main(arguments, prog_name="accucompare")
-    code = TROUBLE
+    code, answered = TROUBLE, False
     try:
-        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False, obj=debug)
-        code = result if isinstance(result, int) else PASS
+        # not cli.main: it ends with 1, as a difference does, where the reader of a pipe has gone
+        with cli.make_context("accucompare", arguments, obj=debug) as context:
+            result = cli.invoke(context)
+        code, answered = result if isinstance(result, int) else PASS, True
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:  # its text says what was done until then
         # what is dropped half-written, as a ZipFile, complains when Python deletes it
         sys.unraisablehook = lambda dropped: None
-        # click's Abort comes from the interrupt, whose text says what was done until then
-        progress = (error.__cause__ or error).args
-        _complain("; ".join(["interrupted", *map(str, progress[:1])]), debug)
+        click.echo(err=True)  # ends the line in which a terminal shows ^C
+        _complain("; ".join(["interrupted", *map(str, error.args[:1])]), debug)
         code = INTERRUPTED
         exec(
             ""
@@ -87,8 +91,9 @@ def main(arguments: list[str] | None = None) -> None:
         _complain(str(error), debug)
     except SystemExit as error:  # raised by the user's code; never our own exit code
         _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
-    except BrokenPipeError:  # the reader of a pipe has gone
+    except BrokenPipeError:
         _discard_output()
+        code = code if answered else _READER_LEFT
     except Exception as error:
         message = (
             f"internal error: {type(error).__name__}: {error}; please report it with the output of"

@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis"
+            "model arm lists force batch_axis decode"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -33,7 +33,9 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
             "ops queue"
         ),
         "Which layers": "only skip map",
-        "What to compare": "golden baseline layout verify keep_going workers cluster",
+        "What to compare": (
+            "golden against baseline reference layout verify keep_going workers cluster"
+        ),
         "What is close enough": "atol rtol rel_l2 cosine tolerances accept bitwise",
         "What to look for": (
             "on_finding pause_after frames trace_steps abort_after_step every checks_every "
@@ -56,6 +58,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "trend": (
+            "trend_command",
+            "Put the runs of one model in a row: since when does each layer fail?",
+        ),
         "invariance": (
             "invariance_command",
             "Run the samples of CASE in other batches: does a layer's result depend on those?",
@@ -84,8 +90,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "gradcheck": ("health", "Check the backward of each custom Function of CASE."),
     },
     "Look at what there is": {
-        "show": ("commands", "List the records of BUNDLE, or print the values of one."),
-        "verify": ("commands", "Read all of BUNDLE and check that it is as it was written."),
+        "show": ("bundle_commands", "List the records of BUNDLE, or print the values of one."),
+        "verify": ("bundle_commands", "Read all of BUNDLE and check that it is as it was written."),
         "run": ("scripts", "Run a script and show which models it has; nothing is captured."),
         "doctor": ("commands", "Show what this machine offers, what is wrong, and the cure."),
     },

@@ -146,6 +146,8 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
         given["type"] = kind(*about["between"])
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
+    if about["alone"] is not None:
+        given |= {"is_flag": False, "flag_value": about["alone"]}
     if default == ():
         given["multiple"] = True
     elif default is not None:
@@ -168,12 +170,24 @@ def device(
     help: str = "cpu, cuda, cuda:N, npu or npu:N.",
     default: str | None = "cpu",
     required: bool = False,
+    unless: Callable[..., str] | None = None,
 ) -> Callable[[F], F]:
+    """``unless``: says whether it must be given, and what it is otherwise."""
     # click 8.3 takes a default of None for a value, and misses nothing
-    known: dict[str, Any] = {} if required else {"default": default}
+    known: dict[str, Any] = {} if required else {"default": default, "callback": unless}
     return click.option(
         "--device", **known, show_default=True, required=required, metavar="DEVICE", help=help
     )
+
+
+decode = click.option(
+    "--decode",
+    type=click.IntRange(1),
+    metavar="N",
+    is_eager=True,
+    help="Is the model's cache right? The sequence of CASE is run as a whole, and again with the"
+    " last N tokens one by one, in chunks, and with padding. --device is then cpu by default.",
+)
 
 
 def dtype(
@@ -288,8 +302,19 @@ arm = click.option(
 )
 
 # What is compared with what.
-golden = click.option(
-    "--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]"
+
+
+def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+
+
+against = click.option(
+    "--against",
+    metavar="RUN",
+    help=(
+        "Hold the newest run's errors against those of best (of each layer, the least), first, or"
+        " a RUN."
+    ),
 )
 ops = click.option(
     "--ops",
@@ -301,6 +326,12 @@ baseline = click.option(
     type=PLACE,
     metavar="BUNDLE",
     help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
+)
+reference = click.option(
+    "--reference",
+    type=PLACE,
+    metavar="BUNDLE",
+    help="A third bundle, such as a GPU's: is it nearer to golden than CANDIDATE? Judges nothing.",
 )
 atol = click.option(
     "--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|."

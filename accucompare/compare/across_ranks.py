@@ -19,7 +19,7 @@ from accucompare.compare.layouts import (
 )
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import parameter_of
-from accucompare.compare.pairing import Pair, Renaming
+from accucompare.compare.pairing import Renaming
 from accucompare.compare.preflight_facts import (
     About,
     BesideGolden,
@@ -32,15 +32,15 @@ from accucompare.compare.preflight_facts import (
 from accucompare.compare.rows import Row, Task
 
 
-def described_as_one(opened: Opened, pairs: Sequence[Pair]) -> Opened:
+def described_as_one(opened: Opened, unified: Unified) -> Opened:
     """The bundles with manifests of the global model, where one has several ranks."""
     if opened.golden_ranks is opened.candidate_ranks is None:
         return opened
     golden, candidate = opened.golden, opened.candidate
     if opened.golden_ranks is not None:
-        golden = as_one(golden, opened.golden_ranks, pairs, None)
+        golden = as_one(golden, opened.golden_ranks, unified, None)
     if opened.candidate_ranks is not None:
-        candidate = as_one(candidate, opened.candidate_ranks, pairs, golden.manifest)
+        candidate = as_one(candidate, opened.candidate_ranks, unified, golden.manifest)
     golden, candidate = without_parts(golden, candidate), without_parts(candidate, golden)
     baseline = opened.baseline
     if baseline.bundle is not None:
@@ -123,7 +123,8 @@ def on_stages(
                 serious=not (order and first.issuperset(rank for rank, _ in held)),
                 about=(
                     About.GIVEN
-                    if first.issuperset(rank for rank, _ in held) and (dropped or doubled)
+                    if (dropped or doubled)
+                    and (not named.names or first.issuperset(rank for rank, _ in held))
                     else About.OTHER
                 ),
             )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from accucompare.bundle.format import SERIES_ROLES, Record
+from accucompare.compare.layouts import GivenLayout
 from accucompare.compare.limits import Rule
 from accucompare.compare.pairing import Model, Renaming, clashes, renaming_leads, renaming_matches
 from accucompare.compare.preflight_facts import (
     FindingFact,
+    LayoutMatchesNothing,
     LeadsNowhere,
     MapClash,
     MapsProposed,
@@ -79,4 +81,16 @@ def unused_rules(
         PreflightFinding(RuleJudgesNothing(rule.file, rule.number))
         for rule in rules
         if not any(rule.applies_to(record) for record in records)
+    ]
+
+
+def unused_layouts(
+    layouts: Iterable[GivenLayout], candidate: Iterable[Record]
+) -> list[PreflightFinding]:
+    """Findings about layouts that the user gave and that no record of the candidate has."""
+    records = [*candidate]
+    return [
+        PreflightFinding(LayoutMatchesNothing(each.layer, each.role))
+        for each in layouts
+        if not any(each.applies_to(record) for record in records)
     ]

@@ -200,5 +200,9 @@ SAME_NUMBER_OF_HALVES = 2.0**-7
 #: relative L2, and as a part of the likeliest way's distance. For unrelated tensors it is 1.4; one
 #: of two terms of a sum is about 0.7 off.
 TELLS_LAYOUT = 0.5
+#: How near golden's value the sum of two of the candidate's must be to be that value, carried
+#: apart: as a part of each term's own distance. Unrelated terms are at 0.7 or more, right ones in
+#: bfloat16 below 0.01.
+CARRIED_APART = 0.1
 #: So many elements that dropout kept or dropped are never alike by chance.
 FEWEST_DROPPED = 64

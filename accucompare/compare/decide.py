@@ -101,6 +101,7 @@ def _all_clear(result: Result) -> Decision | None:
         answer,
         (
             *clear,
+            *_near_float64(result),
             *otherwise,
             *_not_captured(result),
             *_not_compared(result),
@@ -185,7 +186,7 @@ def _by_limits(result: Result) -> Decision | None:
     if any(_is_no_rounding(result, culprit) for culprit in result.culprits):
         return None
     candidate = result.culprits[0].row.candidate
-    given = candidate is not None and result.tolerances.of_user(candidate) is not None
+    given = candidate is not None and result.in_force.of_user(candidate) is not None
     limits = BareFact.OVER_GIVEN if given else facts.ByFixedLimits(result.refused)
     return _different(_blamed(result, result.culprits), *_unproved(result), limits)
 
@@ -196,7 +197,9 @@ def _bug(result: Result) -> Decision:
         result, [*told, *(culprit for culprit in result.culprits if culprit not in told)]
     )
     refused = () if result.refused is None else (facts.ByFixedLimits(result.refused),)
-    return Decision(Answer.BUG, (blamed, *_unproved(result), *refused))
+    operator = None if result.compiled is None else result.compiled.operator
+    where = () if operator is None else (facts.OperatorBlamed(operator),)
+    return Decision(Answer.BUG, (blamed, *where, *_unproved(result), *refused))
 
 
 #: The first that has a decision decides.
@@ -250,6 +253,9 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
+    compiled = result.candidate.manifest.options.compiled
+    if compiled is not None and compiled.backend is not None and compiled.eager:
+        yield facts.RanEagerly(compiled.eager)
     by_baseline = not result.by_user and not _identical(result)
     if by_baseline and (poor := _poor_baseline(result)):
         yield poor
@@ -309,7 +315,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
             (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
         )
     if result.by_user:
-        return Answer.WITHIN, (facts.WithinGiven(result.tolerances.otherwise),)
+        return Answer.WITHIN, (facts.WithinGiven(result.in_force.otherwise),)
     if any(result.hashes):
         return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
@@ -341,6 +347,11 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
     )
     if trained := tuple(row for row in numbers if row.metrics is not None and row.metrics.max_abs):
         yield facts.TrainedOtherwise(trained)
+
+
+def _near_float64(result: Result) -> Iterator[Fact]:
+    if result.compiled is not None and result.compiled.nearer is not None:
+        yield facts.NearFloat64(result.compiled.nearer)
 
 
 def _not_captured(result: Result) -> Iterator[Fact]:
@@ -398,6 +409,10 @@ def _not_compared(result: Result) -> Iterator[Fact]:
         if any(part):
             asked.setdefault(part, []).append(name)
     yield from (facts.CapturedInPart(tuple(names), *part) for part, names in asked.items())
+    compiled = result.candidate.manifest.options.compiled
+    whole = result.compiled is not None and result.compiled.whole
+    if compiled is not None and compiled.backend and not (whole or "" in compiled.regions):
+        yield facts.AroundRegions(len(compiled.regions))
     if result.left_out:
         yield facts.RecordsLeftOut(result.left_out)
     if result.weights_in_parts:
@@ -492,5 +507,5 @@ def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     return (
         record.role in SERIES_ROLES
         and result.baseline is not None
-        and result.tolerances.of_user(row.candidate) is None
+        and result.in_force.of_user(row.candidate) is None
     )

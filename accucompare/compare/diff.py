@@ -23,8 +23,9 @@ from accucompare.compare.across_ranks import (
     weights_in_parts_of,
     with_layouts,
 )
-from accucompare.compare.asked_in_vain import on_maps, unused_options, unused_rules
+from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
+from accucompare.compare.fusions import on_fusions, with_carried_sums
 from accucompare.compare.judging import (
     Beside,
     DiffRows,
@@ -128,7 +129,7 @@ def compare(
         stack.enter_context(_without_looking_for_cycles())
         as_captured = open_sides(stack, golden, candidate, baseline, options, cluster)
         paired = _pair(as_captured, options)
-        opened = described_as_one(as_captured, paired.selected)
+        opened = described_as_one(as_captured, paired.unified)
         assigned = _assign(stack, opened, paired, options)
         rows = _judge(opened, paired, assigned, options, cluster)
         chosen = assigned.baseline
@@ -152,7 +153,7 @@ def compare(
             candidate=_side(opened.candidate),
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
-            tolerances=opened.tolerances,
+            in_force=opened.in_force,
             left_out=_count(paired.pairs) - _count(paired.selected),
             # list a step that cannot be opened once, not once for each record
             damage=list(dict.fromkeys(opened.damage)),
@@ -193,13 +194,19 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected; ``parameters`` are golden's names that the candidate ties."""
+    """The pairs, all and selected.
+
+    Attributes:
+        parameters: golden's names that the candidate ties.
+        carried: classes of which the candidate carries a value as two terms.
+    """
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
+    carried: list[str]
 
     @property
     def unified(self) -> Unified:
@@ -234,11 +241,24 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         signatures_of(*opened.models),
         parameters,
     )
+    pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
     unified = unify(selected, *ranks, options.layouts)
+    if opened.fusions:
+        settled, unknown = opened.fusions.settled(unified.pairs)
+        unified = unified._replace(pairs=settled, unknown=unknown)
     tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
-    return _Paired(pairs, tokens, renamings, proposed, parameters)
+    return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
+
+
+def _inside_of_region(pair: Pair, opened: Opened) -> bool:
+    """Whether a record has no partner since the other side ran the modules around it as one."""
+    other = opened.candidate if pair.candidate is None else opened.golden
+    compiled = other.manifest.options.compiled
+    alone = pair.golden is None or pair.candidate is None
+    return alone and compiled is not None and compiled.hides(pair.record.name)
 
 
 def _assign(
@@ -249,7 +269,7 @@ def _assign(
     golden = opened.golden
     damage = opened.damage
     limits = PairLimits()
-    tasks = [Task(pair, limits.tolerance_for(pair, opened.tolerances)) for pair in paired.selected]
+    tasks = [Task(pair, limits.tolerance_for(pair, opened.in_force)) for pair in paired.selected]
     of_baseline = (
         []
         if opened.baseline.bundle is None
@@ -307,7 +327,8 @@ def _judge(
         beside.rounded,
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
-    on = None if several else cluster  # its workers know records of one rank each
+    # its workers know records as they were captured
+    on = None if several or opened.fusions or paired.carried else cluster
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judge_with, sides)
@@ -323,7 +344,8 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins = _origins(opened.golden_records, opened.golden, opened.candidate, paired.pairs)
+    origins = _origins(opened, paired.pairs)
+    origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -361,6 +383,7 @@ def _findings(
     """The findings of pre-flight, of maps and of the baseline, which lacks the rows ``alone``."""
     golden, candidate, renamings = opened.golden, opened.candidate, paired.renamings
     findings = preflight_findings(golden, candidate, renamings)
+    findings += unused_layouts(options.layouts, opened.candidate_records)
     findings += unused_options(
         renamings,
         options.selection,
@@ -369,6 +392,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
+    findings += on_fusions(opened.fusions, paired.carried)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -395,9 +419,9 @@ def _follow(
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
         of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.tolerances)
+        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.in_force)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(list(rows), training.parting, *opened.series, opened.tolerances)
+        rows = with_clipping(list(rows), training.parting, *opened.series, opened.in_force)
     return training, rows
 
 
@@ -446,7 +470,8 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Trace:
+def _origins(opened: Opened, pairs: list[Pair]) -> Trace:
+    golden, candidate, records = opened.golden, opened.candidate, opened.golden_records
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
         (rank, entry.step) for rank, entry in candidate.steps()
     }
@@ -460,11 +485,13 @@ def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: li
         if pair.golden is not None and pair.candidate is not None
     ]
     # the candidate's manifest has the candidate's names
-    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
+    places = {_place(own): _place(key) for own, key in opened.fusions.renamed.items()}
+    places |= {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {
         places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
-        for at in not_fed(candidate.manifests)
+        for own in not_fed(candidate.manifests)
+        for at in [places.get(own, own)]
     }
     return Trace(True, values, recorded, steps)
 

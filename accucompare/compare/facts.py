@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from accucompare.compare.compiled_facts import BlamedOperator, Nearer
 from accucompare.compare.limits import OtherCode, Surrounding, Tolerance
 from accucompare.compare.origins import Culprit
 from accucompare.compare.preflight_facts import (
@@ -141,6 +142,12 @@ class OptimizersDiffer(_Said, frozen=True):
     code: OtherCode
 
 
+class RanEagerly(_Said, frozen=True):
+    """Modules that were to be compiled and could not be: their own code ran eagerly."""
+
+    modules: dict[str, str]  # and why
+
+
 # What differs.
 
 
@@ -197,6 +204,12 @@ class ByFixedLimits(_Said, frozen=True):
     refused: RefusedBaseline | None
 
 
+class OperatorBlamed(_Said, frozen=True):
+    """The operator of a compiled graph in which the first culprit's error is made."""
+
+    operator: BlamedOperator
+
+
 # What an all-clear begins with.
 
 
@@ -216,6 +229,12 @@ class OverPrecise(_Said, frozen=True):
     """Rows far closer to golden than the baseline."""
 
     rows: tuple[Row, ...]
+
+
+class NearFloat64(_Said, frozen=True):
+    """How near compiled values are to those in float64, beside eager ones."""
+
+    nearer: Nearer
 
 
 # What may do more than rounding, yet too little to show.
@@ -295,6 +314,12 @@ class CapturedInPart(_Said, frozen=True):
     only: tuple[str, ...]
     skip: tuple[str, ...]
     roles: tuple[str, ...]
+
+
+class AroundRegions(_Said, frozen=True):
+    """Code around compiled regions, which ran eagerly."""
+
+    regions: int
 
 
 class RecordsLeftOut(_Said, frozen=True):
@@ -418,4 +443,7 @@ Uncovered: TypeAlias = (
     | DigestsAlone
 )
 
-Fact: TypeAlias = BareFact | Trouble | Differs | Clear | Uncovered
+#: Of regions that were compiled.
+OfCompiling: TypeAlias = RanEagerly | OperatorBlamed | NearFloat64 | AroundRegions
+
+Fact: TypeAlias = BareFact | Trouble | Differs | Clear | Uncovered | OfCompiling

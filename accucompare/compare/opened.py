@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
+from accucompare.compare.fusions import Fusions
 from accucompare.compare.judging import Sides
 from accucompare.compare.layouts import (
     RankRecords,
     UnderGoldenNames,
+    given_to_none,
     of_first_stages,
     rows_of_ranks,
 )
@@ -48,6 +50,7 @@ class Opened:
         damage: records and steps that could not be read; later stages add theirs.
         at_once: the other steps.
         named: the candidate's ranks under golden's names.
+        fusions: what one side has fused and the other in parts; the candidate is as golden is.
     """
 
     golden: Bundle
@@ -55,7 +58,7 @@ class Opened:
     repeat: Bundle | None
     golden_repeat: Bundle | None
     baseline: ChosenBaseline
-    tolerances: LimitsInForce
+    in_force: LimitsInForce
     golden_records: list[Record]
     candidate_records: list[Record]
     damage: list[str]
@@ -63,6 +66,7 @@ class Opened:
     golden_ranks: RankRecords | None
     candidate_ranks: RankRecords | None
     named: UnderGoldenNames
+    fusions: Fusions
 
     @property
     def fed(self) -> bool:
@@ -103,9 +107,12 @@ def open_sides(
             " capture it without feeding (--feed)"
         )
     chosen, damage = choose_baseline(stack, ours, theirs, baseline), list[str]()
-    tolerances = limits_in_force(options.rules, options.limits, theirs)
-    free = not any((repeat, golden_repeat, chosen.bundle, cluster))
-    columns, at_once = _at_once(ours, theirs, tolerances, options) if free else ({}, {})
+    in_force = limits_in_force(options.rules, options.limits, theirs)
+    models = ours.manifest.model, theirs.manifest.model
+    alone = ours.manifest.ranks == theirs.manifest.ranks == 1
+    fusions = Fusions(*models, options.renamings) if alone else Fusions({}, {})
+    free = not any((repeat, golden_repeat, chosen.bundle, cluster, fusions))
+    columns, at_once = _at_once(ours, theirs, in_force, options) if free else ({}, {})
     golden_records, candidate_records = (
         records_of(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
         for bundle in (ours, theirs)
@@ -119,6 +126,8 @@ def open_sides(
         sides = (ours, golden_records), (theirs, candidate_records)
         rows, later = rows_of_ranks(*sides, microbatches=bool(named.schedule.first))
         named.schedule.odd += of_first_stages(candidate_records, later, named.schedule)
+        if not named.names and ours.manifest.ranks == 1:
+            named.schedule.odd += given_to_none(golden_records, candidate_records, later)
         later = named.with_later_stages(later)
         ranks = [
             RankRecords.of(*side, own, holders) if side[0].manifest.ranks > 1 else None
@@ -127,6 +136,10 @@ def open_sides(
         golden_records, candidate_records = (
             records if own is None else own.first()
             for own, records in zip(ranks, (golden_records, candidate_records), strict=True)
+        )
+    if fusions:
+        theirs, candidate_records = fusions.under_golden_names(
+            theirs, candidate_records, ours.manifest.model
         )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
@@ -138,7 +151,7 @@ def open_sides(
         repeat,
         golden_repeat,
         chosen,
-        tolerances,
+        in_force,
         golden_records,
         candidate_records,
         damage,
@@ -146,11 +159,12 @@ def open_sides(
         ranks[0],
         ranks[1],
         named,
+        fusions,
     )
 
 
 def _at_once(
-    golden: Bundle, candidate: Bundle, tolerances: LimitsInForce, options: DiffOptions
+    golden: Bundle, candidate: Bundle, in_force: LimitsInForce, options: DiffOptions
 ) -> tuple[dict[Bundle, ColumnsOfSteps], Mapping[StepOfBundle, JudgedStep]]:
     """Every step as columns, if that could be useful; and those that can be judged at once."""
     imported = [each.manifest.options.imported for each in (golden, candidate)]
@@ -172,7 +186,7 @@ def _at_once(
         return columns, {}
     sides = Sides(golden, candidate, None, None, False, options.work.keep_going)
     progress = options.work.progress or no_progress
-    return columns, judge_steps(sides, columns[golden], columns[candidate], tolerances, progress)
+    return columns, judge_steps(sides, columns[golden], columns[candidate], in_force, progress)
 
 
 def no_progress(done: int, total: int) -> None:

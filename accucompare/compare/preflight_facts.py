@@ -419,6 +419,29 @@ class NamesPutBack(FindingFact, frozen=True):
     evidence: str
 
 
+class FusedNames(FindingFact, frozen=True):
+    """Parameters of one side that are made up of the other's.
+
+    Attributes:
+        of_golden: whether golden has the fused one.
+        whole: the first such parameter.
+        parts: each with its runs of rows: where one begins in the whole, and how many they are.
+        more: how many further parameters are made up so.
+    """
+
+    of_golden: bool
+    whole: str
+    parts: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+    turned: bool
+    more: int
+
+
+class CarriedApart(FindingFact, frozen=True):
+    """Classes of which the candidate's modules take or give a value as two terms of its sum."""
+
+    classes: tuple[str, ...]
+
+
 class OddMicrobatches(FindingFact, frozen=True):
     """The calls of ranks' stages did not have each microbatch once, in order.
 
@@ -438,6 +461,13 @@ class MatchesNothing(FindingFact, frozen=True):
 
     option: str
     value: str
+
+
+class LayoutMatchesNothing(FindingFact, frozen=True):
+    """A ``[[layout]]`` of a file, by its globs, that applies to no record of several ranks."""
+
+    layer: str
+    role: str
 
 
 class LeadsNowhere(FindingFact, frozen=True):

@@ -238,6 +238,20 @@ class Interleaved(_Fact, frozen=True):
     layers: int
 
 
+class ShareOfSum(_Fact, frozen=True):
+    """A gradient of the input of layers that one side has fused: ``whole`` of the fused one, or
+    one layer's share. Their sum is compared where it arrives."""
+
+    whole: bool
+
+
+class OtherFunction(_Fact, frozen=True):
+    """The candidate's module of this name takes a fused layer's output, golden's that of
+    ``part``."""
+
+    part: str
+
+
 class TimesRanks(_Fact, frozen=True):
     """Each rank's gradient is of its own mean loss: so many times golden's."""
 
@@ -245,7 +259,8 @@ class TimesRanks(_Fact, frozen=True):
 
 
 class OwnClipping(_Fact, frozen=True):
-    """The ranks' loop has clipped the gradient by itself, by this factor; it is judged without."""
+    """A loop has clipped the gradient by itself, by this factor; it is judged without. The ranks'
+    loop has; golden's, if the factor is over 1: its inverse."""
 
     factor: float
 
@@ -406,6 +421,8 @@ PairRemark: TypeAlias = (
     | ReducedHere
     | Swapped
     | TimesRanks
+    | ShareOfSum
+    | OtherFunction
     | OwnClipping
     | Interleaved
     | BareRemark
@@ -437,96 +454,3 @@ PairRemark: TypeAlias = (
     | BaselineShape
     | BaselineDtype
 )
-
-
-# what judged it
-
-
-class LimitSource(str, Enum):
-    """Where limits come from, if there is nothing to add."""
-
-    UNKNOWN = "unknown"
-    GIVEN = "given"  # by the user, for all layers
-    FED = "fed"
-    EXACT = "exact"
-    BASELINE = "baseline"
-
-
-class DefaultOfDtype(_Fact, frozen=True):
-    """The table by dtype.
-
-    Attributes:
-        dtype: the row of the table.
-        before: whether it is an earlier value's type; these values have another.
-        of_step: whether it is for a number of a step.
-    """
-
-    dtype: str
-    before: bool = False
-    of_step: bool = False
-
-
-class RuleOfFile(_Fact, frozen=True):
-    """A rule of a tolerance file, by its number from 1."""
-
-    file: str
-    number: int
-
-
-LimitOrigin: TypeAlias = LimitSource | DefaultOfDtype | RuleOfFile
-
-
-class LimitsOfPair(_Fact, frozen=True):
-    """The limits of a tolerance, all of which judged; ``None`` is no limit.
-
-    Attributes:
-        by_default: whether they are not the user's.
-        unjudged: why no baseline judges.
-    """
-
-    atol: int | float | None
-    rtol: int | float | None
-    rel_l2: int | float | None
-    cosine: int | float | None
-    source: LimitOrigin
-    by_default: bool
-    unjudged: tuple[PairRemark, ...] = ()
-
-
-class LimitKind(str, Enum):
-    """What a single limit is on, and what set it."""
-
-    EXCESS = "excess"
-    CEILING = "ceiling"
-    APART = "apart"  # L2 norm of the difference of integers
-    DIFFERENT = "different"  # how many integers differ
-    LAST_PLACE = "last place"
-    FACTOR = "common factor"
-    ENVELOPE = "envelope"
-
-
-class LimitOfKind(_Fact, frozen=True):
-    """A single limit, in place of the tolerance."""
-
-    kind: LimitKind
-    most: float
-
-
-JudgedLimit: TypeAlias = LimitsOfPair | LimitOfKind
-
-
-# what a culprit's error looks like
-
-
-class OtherChoices(msgspec.Struct, frozen=True):
-    """Integers, booleans or masks that differ.
-
-    Attributes:
-        off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
-            many; 0 if unknown.
-        first: the index of the first one.
-    """
-
-    off: int = 0
-    rows: int = 0
-    first: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
+from accucompare.compare.compiled_facts import CompiledFound
 from accucompare.compare.judging import RowsOfStep, but_plain, plain_count, reasons_of, whole_steps
 from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
 from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
@@ -18,6 +19,7 @@ from accucompare.compare.preflight_facts import (
     PreflightFinding,
     RefusedBaseline,
 )
+from accucompare.compare.reference import BesideReference, Reference, beside_reference
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
@@ -40,7 +42,7 @@ class Result:
     Attributes:
         rows: pairs and unmatched records in golden's execution order, then modules never called.
         preflight: what differs in how the two were captured, the most telling first.
-        tolerances: the limits in force.
+        in_force: the limits that judged, of the user or by default.
         left_out: how many records ``only`` and ``skip`` left out on both sides together.
         damage: records that could not be read, with ``keep_going``.
         baseline: the bundle that shows how large an error rounding alone makes.
@@ -56,6 +58,8 @@ class Result:
         proposed_maps: renamings that would bring more layers together.
         training: the steps of two training runs, compared; ``None`` if neither bundle has them.
         weights_in_parts: parameters of which no rank holds all, and no row compares the values.
+        compiled: what ``locate --compile`` found beside the rows; ``None`` of other comparisons.
+        reference: a third bundle, whose errors stand beside the candidate's and judge nothing.
         acceptance: the result by the standard asked for, which decides in place of the rows.
     """
 
@@ -63,7 +67,7 @@ class Result:
     candidate: Side
     rows: Sequence[Row]
     preflight: Sequence[PreflightFinding] = field(default_factory=list)
-    tolerances: LimitsInForce = field(default_factory=LimitsInForce)
+    in_force: LimitsInForce = field(default_factory=LimitsInForce)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
@@ -80,6 +84,13 @@ class Result:
     training: TrainingResult | None = None
     acceptance: Acceptance | None = None
     weights_in_parts: tuple[str, ...] = ()
+    compiled: CompiledFound | None = None
+    reference: Reference | None = None
+
+    @cached_property
+    def beside_reference(self) -> BesideReference | None:
+        """Whether the candidate or the reference is nearer to golden; ``None`` without one."""
+        return None if self.reference is None else beside_reference(self.rows, self.reference)
 
     @property
     def fed(self) -> bool:
@@ -221,7 +232,7 @@ class Result:
     @property
     def by_user(self) -> bool:
         """Whether the user's limits judge every row, so that no baseline is needed."""
-        return self.tolerances.otherwise.has_limit
+        return self.in_force.otherwise.has_limit
 
     @cached_property
     def unproved(self) -> list[Row]:

@@ -135,3 +135,17 @@ class ErrorShape(msgspec.Struct, frozen=True):
     causes: tuple[ErrorCause, ...] = ()
     dtype: str = "float32"
     one_in: int = 1
+
+
+class OtherChoices(msgspec.Struct, frozen=True):
+    """Integers, booleans or masks that differ.
+
+    Attributes:
+        off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
+            many; 0 if unknown.
+        first: the index of the first one.
+    """
+
+    off: int = 0
+    rows: int = 0
+    first: tuple[int, ...] = ()

@@ -92,6 +92,13 @@ def _candidate_type(dtype: str) -> FloatType:
 def locate_case(setup: LocateSetup) -> Comparison:
     """``locate`` with all that it was asked as one object."""
     options, golden = setup.options, setup.golden
+    if options.compile is not None:
+        open_device(setup.device)
+        from accucompare.locating.compiled_levels import locate_compiled  # imports torch
+
+        return locate_compiled(setup)
+    if options.regions:
+        raise UsageError("regions (--regions): are what is compiled; give --compile, too")
     open_device(setup.device)  # before torch is imported, and before anything is written
     maps = listed(options.map)
     read_maps(maps)

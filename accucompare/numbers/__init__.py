@@ -3,6 +3,7 @@
 from accucompare.numbers import digests, kernel, sums
 from accucompare.numbers.digests import digest, digest_of_segments, fingerprint, same_fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
+from accucompare.numbers.row_hashes import RowHashes, merged, read_rows
 from accucompare.numbers.sketch import (
     GROUPS,
     ROWS,
@@ -47,6 +48,7 @@ __all__ = [
     "Float64",
     "Kind",
     "Products",
+    "RowHashes",
     "Statistics",
     "as_reals",
     "block_places",
@@ -59,10 +61,12 @@ __all__ = [
     "distance",
     "fingerprint",
     "kernel",
+    "merged",
     "power_near",
     "power_of_two_near",
     "products",
     "random_numbers",
+    "read_rows",
     "round_to",
     "same_fingerprint",
     "sign_tables",

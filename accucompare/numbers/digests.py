@@ -11,6 +11,7 @@ import xxhash
 
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
+from accucompare.numbers.row_hashes import RowHashes
 from accucompare.numbers.sharing import shared
 from accucompare.numbers.sums import BLOCK
 
@@ -45,7 +46,10 @@ def digest_of_segments(digests: Sequence[bytes]) -> str:
 
 
 def fingerprint(
-    raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to
+    raw: Array,
+    dtype: DType,
+    rounded: Callable[[Array, DType], Array] = round_to,
+    rows: RowHashes | None = None,
 ) -> dict[str, str]:
     """A tensor's digest under its own type and under each type that it may be compared in.
 
@@ -57,6 +61,7 @@ def fingerprint(
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype: its true type.
         rounded: rounds as ``round_to`` does; a caller may have a faster one.
+        rows: takes the rows, too.
 
     Returns:
         Digests by dtype name.
@@ -66,8 +71,9 @@ def fingerprint(
     if dtype.kind is Kind.INT and dtype.name not in ("int64", "uint64"):
         names.append("int64")
     hashers = {name: xxhash.xxh3_128() for name in names}
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK]
+    step = BLOCK if rows is None else max(BLOCK // rows.width, 1) * rows.width
+    for start in range(0, flat.size, step):
+        block = flat[start : start + step]
         values = widen(block, dtype)
         nan = _where_nan(values)
         for name, hasher in hashers.items():
@@ -81,6 +87,8 @@ def fingerprint(
             if nan is not None:
                 bits = np.where(nan, _nan(name), bits)
             hasher.update(bits.view("u1"))
+            if rows is not None:
+                rows.add(name, bits)
     return {name: hasher.hexdigest() for name, hasher in hashers.items()}
 
 

@@ -47,7 +47,7 @@ class CaptureOptions(AskedOfCapture):
     queue_bytes: int = QUEUE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("only", "skip", "map"):
+        for name in ("only", "skip", "map", "regions"):
             object.__setattr__(self, name, listed(getattr(self, name)))
         for name in ("like", "feed", "as_layout", "layout_of"):
             # a URL may hold credentials; a place shows itself without them
@@ -87,6 +87,7 @@ class CaptureOptions(AskedOfCapture):
                 f" {self.round_feed!r}"
             )
         self._check_feed()
+        self._check_compile()
         renamings, auto = read_maps(self.map)
         if (renamings or auto) and self.like is None and self.feed is None:
             raise UsageError(
@@ -104,6 +105,21 @@ class CaptureOptions(AskedOfCapture):
             raise UsageError(
                 "--layout-of: tells which part of golden each rank is fed; name golden (--feed)"
             )
+
+    def _check_compile(self) -> None:
+        if self.compile is None and not self.regions:
+            return
+        asked = "compile (--compile)" if self.compile is not None else "regions (--regions)"
+        for name, given in (
+            ("--level op", self.level == Level.OP),
+            ("--emulate", self.emulate is not None),
+            ("--as-layout", self.as_layout is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"{asked}: nothing inside of a region is seen or changed, as {name} needs;"
+                    " leave one of them out"
+                )
 
     @classmethod
     def of(cls, record: Any, start: Any, feed: Any, numerics: Any, **others: Any) -> CaptureOptions:

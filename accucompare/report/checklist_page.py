@@ -8,7 +8,7 @@ from accucompare.report.watch_words import CHECK_WORDS, THRESHOLD_WORDS, said
 
 #: The lines of the page around the tables.
 BEGIN, END = "<!-- begin: tables made of the checks -->", "<!-- end: tables made of the checks -->"
-_HEADING = "|check|measures|threshold|cure|\n|---|---|---|---|"
+_HEADING = "|check|measures|threshold|\n|---|---|---|"
 
 
 def with_tables(page: str) -> str:
@@ -30,6 +30,6 @@ def _row(check: Check) -> str:
         for name, default in check.thresholds.items()
     )
     words = CHECK_WORDS[check.id]
-    cure = words.cure or f"*not looked at*: {said(remark(check.id))}"
-    cells = [f"`{check.id}`", words.looks_at, thresholds, cure]
+    unseen = "" if words.cure else f"; *not looked at*: {said(remark(check.id))}"
+    cells = [f"`{check.id}`", words.looks_at + unseen, thresholds]
     return f"|{'|'.join(each.replace('|', chr(92) + '|') for each in cells)}|"

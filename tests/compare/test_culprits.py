@@ -16,8 +16,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.compare.limits import LimitsInForce
 from accucompare.compare.origins.describing import differing_choices
-from accucompare.compare.remarks import OtherChoices
-from accucompare.compare.shape_facts import ErrorShape
+from accucompare.compare.shape_facts import ErrorShape, OtherChoices
 from accucompare.report.words import limit_words, verdict_words
 from tests.compare.builder import Item, item, write
 

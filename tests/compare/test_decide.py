@@ -103,7 +103,7 @@ def comparisons(draw: st.DrawFn) -> Comparison:
         *sides,
         found,
         preflight=about,
-        tolerances=LimitsInForce(otherwise=Tolerance(atol=draw(st.sampled_from((None, 1.0))))),
+        in_force=LimitsInForce(otherwise=Tolerance(atol=draw(st.sampled_from((None, 1.0))))),
         damage=draw(st.sampled_from(([], ["x"]))),
         baseline=baseline,
         culprits=find_culprits(found, False, baseline is not None),

@@ -17,6 +17,7 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
+from accucompare.compare.fusions import is_sum
 from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
 from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.limits.baseline import Expected
@@ -633,6 +634,12 @@ def a_margin_beyond_rounding(times: float, folder: Path) -> bool:
         for row in ac.diff(*sides).rows
         for remark in row.verdict.remarks
     )
+
+
+@decides("constants.CARRIED_APART", 0.101, 0.099)
+def the_sum_of_two_terms_is_goldens(share: float, folder: Path) -> bool:
+    one, other, off = np.eye(3)  # each term alone is one away
+    return is_sum(one + other + share * off / math.sqrt(1 - share**2), one, other)
 
 
 # the tests of all of them

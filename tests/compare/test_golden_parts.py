@@ -184,3 +184,23 @@ def test_a_bundle_of_other_ranks_tells_nothing(
     with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(tmp_path / "free") as theirs:  # noqa: SIM117
         with pytest.raises(UsageError, match=said):
             check_layout(ours, theirs, ranks)
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["rows", "tokens"])
+def test_a_bundle_of_another_batch_tells_nothing(tmp_path: Path, cut: int) -> None:
+    def given(name: str, tokens: np.ndarray, wrong: int) -> Path:
+        parts = np.split(tokens, 2, cut) if name == "free" else [tokens]
+        parts[-1] = parts[-1] + wrong  # of one rank: the fault, perhaps
+        fields = {"role": "input", "path": "0", "parent": None}
+        return write(tmp_path / name, held("", parts, **fields), ranks=len(parts))
+
+    tokens = np.random.default_rng(0).integers(0, 1000, (4, 12))
+    for other, wrong in ((tokens, 0), (tokens, 1000), (tokens + 5000, 0)):
+        given("one", tokens, 0)
+        given("free", other, wrong)
+        with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(tmp_path / "free") as theirs:
+            if other is tokens:
+                check_layout(ours, theirs, 2)
+            else:
+                with pytest.raises(UsageError, match="was given other inputs than golden"):
+                    check_layout(ours, theirs, 2)

@@ -595,3 +595,37 @@ def test_one_clipped_step_tells_nothing(tmp_path: Path) -> None:
     items = [*given(2), *held("fc", [VALUES, VALUES], **GRAD)]
     checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=table)
     assert unseen(checks, "clipped-norm") is NotSeenWhy.CLIPPED_ONCE
+
+
+def local(*of_ranks: Sequence[float]) -> list[Any]:
+    """The parameters of ranks: experts' matrices with these values, and a norm that all have."""
+    names = ("mlp.experts.0.up", "mlp.experts.0.down")
+    return [
+        {
+            f"{name}.weight": {
+                "dtype": "float32",
+                "shape": [2, 2],
+                "digests": {"float32": digest(np.full((2, 2), value, "f4"))},
+            }
+            for name, value in zip((*names, "head"), (*values, 0.5), strict=True)
+        }
+        for values in of_ranks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held_there", "fails"),
+    [
+        ([(1, 2), (3, 4)], False),
+        ([(1, 2), (3, 4), (1, 2), (3, 4)], False),
+        ([(1, 2), (1, 4)], True),  # of replicas, one is wrong
+        ([(1, 2), (3, 4), (1, 2), (1, 2)], True),
+    ],
+    ids=["two ranks", "two and two", "one matrix", "one rank"],
+)
+def test_experts_of_each_rank_are_no_replicas(
+    tmp_path: Path, held_there: list[tuple[float, float]], fails: bool
+) -> None:
+    ranks = len(held_there)
+    checks = checked(tmp_path, given(ranks), weights=local(*held_there), ranks=ranks)
+    assert (checks["weights"].status is RankStatus.FAIL) is fails

@@ -417,6 +417,12 @@ def test_a_learning_rate_kept_in_float32_is_no_other_one(tmp_path: Path) -> None
     assert not comparison.training.settings
 
 
+def test_one_rate_in_more_parameter_groups_is_no_other_one(tmp_path: Path) -> None:
+    groups = {"AdamW.0": 0.1, "AdamW.1": 0.1}
+    comparison = compared(tmp_path, steps(lr={"AdamW.0": 0.1}), steps(lr=groups))
+    assert not comparison.training.settings
+
+
 def test_a_candidate_with_fewer_steps_is_no_pass_and_one_with_more_is(tmp_path: Path) -> None:
     few, many = run(tmp_path / "few", steps(5)), run(tmp_path / "many", steps(9))
     assert "lacks 4 of golden's 9 steps" in ac.diff(many, few).trouble

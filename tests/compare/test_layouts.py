@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
-from accucompare.report.words import training_words
+from accucompare.report.words import preflight_words, training_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, edit_manifest, item, write
 
@@ -190,6 +191,24 @@ def test_gradients_that_the_ranks_loop_clips_are_judged_as_before(
     assert comparison.exit_code == code
 
 
+@pytest.mark.parametrize(("factor", "code"), [(0.25, 0), (0.125, 1)], ids=["the ranks'", "another"])
+def test_gradients_that_goldens_loop_clips_are_judged_as_clipped(
+    tmp_path: Path, factor: float, code: int
+) -> None:
+    norm = float(np.linalg.norm(VALUES))
+    golden = StepSeries(0, updates=1, grad_norm=norm / 4)
+    own = StepSeries(0, updates=1, grad_norm=norm, clipped_norm=norm * factor)
+    fields: dict[str, Any] = {"role": "param_grad", "path": "weight"}
+    shards = [Shard((6, 8), (3 * rank, 0), mesh=("tp",)) for rank in range(2)]
+    out = write(tmp_path / "ranks", held("fc", np.split(VALUES, 2), shards, **fields), ranks=2)
+    for rank in range(2):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        series = msgspec.to_builtins([own])
+        edit_manifest(out, lambda each: each.update(series=series, mesh={"tp": [rank, 2]}), name)  # noqa: B023
+    one = write(tmp_path / "one", [item(values=VALUES / 4, **fields)], series=[golden])
+    assert ac.diff(one, out).exit_code == code
+
+
 def test_a_baseline_of_several_ranks_is_refused_with_the_cure(tmp_path: Path) -> None:
     out, baseline = (
         write(tmp_path / name, held("fc", [VALUES, VALUES]), ranks=2) for name in ("tp2", "base")
@@ -317,6 +336,17 @@ def test_a_given_layout_places_the_parts_that_nothing_else_tells(tmp_path: Path)
     file.write_text('[[layout]]\nlayer = "f*"\ndims = "rows columns[tp]"\nfused = [3, 1]\n')
     found = row(ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file))
     assert found.status.value == "pass"
+
+
+def test_a_given_layout_of_nothing_is_told(tmp_path: Path) -> None:
+    compared(tmp_path, [item(values=VALUES)], held("fc", np.split(VALUES, 2, 1)), {"tp": 2})
+    file = tmp_path / "layout.toml"
+    rules = ("f*", "qkv.*")
+    file.write_text("".join(f'[[layout]]\nlayer = "{each}"\ndims = "a b[tp]"\n' for each in rules))
+    found = ac.diff(tmp_path / "one", tmp_path / "ranks", layout=file).preflight
+    said = [preflight_words.message(each) for each in found]
+    (about,) = [each for each in said if each.startswith("--layout")]
+    assert about.startswith("--layout: the rule for qkv.* applies to none")
 
 
 def test_a_given_layout_that_lies_does_not_pass(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.asked import try_maps
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.compare.pairing.proposals import propose
-from accucompare.compare.pairing.renames import Renaming, advice, check_maps
+from accucompare.compare.pairing.renames import Renaming, check_maps
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
@@ -252,10 +253,10 @@ def test_the_same_names_and_empty_tables_need_no_map() -> None:
 
 def test_advice_can_be_pasted_into_a_shell() -> None:
     assert (
-        advice(["a.*=b.*", "it's=x"])
+        try_maps(["a.*=b.*", "it's=x"])
         == """; try --map 'a.*=b.*' --map 'it'"'"'s=x', or --map auto"""
     )
-    assert advice([]) == ""
+    assert try_maps([]) == ""
 
 
 def test_a_map_that_one_of_two_goldens_needs_is_no_mistake() -> None:

@@ -104,6 +104,23 @@ def test_a_wrong_row_is_seen_whatever_the_order(tmp_path: Path) -> None:
     assert comparison.culprits[0].name == "moe.experts.0"
 
 
+def test_the_order_of_tokens_counts_where_golden_kept_it(tmp_path: Path) -> None:
+    """A shared expert has all tokens as the model has them."""
+
+    def shared(given_to_it: np.ndarray) -> list[Item]:
+        gate = "moe.shared_expert_gate"
+        return [
+            *moe(),
+            item(gate, given_to_it, role="input", path="0", parent=("moe", 0)),
+            item(gate, TOKENS[:, :1], parent=("moe", 0)),
+        ]
+
+    comparison = compared(tmp_path, shared(TOKENS), shared(TOKENS[[1, 0, 2, 3, 4, 5]]))
+    first = rows_of(comparison, "moe.shared_expert_gate")[0]
+    assert first.status.value == "fail"
+    assert comparison.culprits[0].site == "glue"
+
+
 def near_a_tie(apart: float, margin: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores of which the last token's best two are a margin apart, and such with errors."""
     golden = SCORES.copy()

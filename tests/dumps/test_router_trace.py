@@ -15,7 +15,7 @@ import accucompare as ac
 from accucompare.bundle.format.records import Layout
 from accucompare.compare.decide import Answer
 from accucompare.compare.origins.describing import differing_choices
-from accucompare.compare.remarks import OtherChoices
+from accucompare.compare.shape_facts import OtherChoices
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import AccucompareError
 from tests.conftest import Run

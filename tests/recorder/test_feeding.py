@@ -1038,6 +1038,32 @@ def test_a_model_that_catches_the_error_does_not_get_away_with_it(
     assert not opened(tmp_path / "fed").complete
 
 
+class Split(nn.Module):
+    """Rows, each group of them times another number."""
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(rows, counts.tolist())
+        return torch.cat([(number + 1) * part for number, part in enumerate(parts)])
+
+
+class Dropping(nn.Module):
+    def __init__(self, kept: int) -> None:
+        super().__init__()
+        self.kept, self.experts = kept, Split()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts(x[: self.kept], torch.tensor([2, self.kept - 2])).sum(0)  # type: ignore[no-any-return]
+
+
+def test_a_call_with_other_rows_keeps_the_counts_that_fit_them(feed_into: FeedInto) -> None:
+    fed = feed_into(Dropping(3), torch.arange(8.0).view(4, 2), of=Dropping(4))
+    assert [each.split(":")[0] for each in not_fed(fed)] == [
+        "experts input 0",
+        "experts input 1",
+        "experts output ",
+    ]
+
+
 def test_a_hook_of_the_users_that_replaces_an_output_is_refused(
     golden: Path, tmp_path: Path
 ) -> None:

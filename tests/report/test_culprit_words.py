@@ -16,14 +16,20 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
+from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits.baseline import excess_limit
 from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.origins.sites import Culprit
-from accucompare.compare.remarks import LimitKind, LimitOfKind, OtherChoices
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
-from accucompare.compare.shape_facts import ErrorCause, ErrorShape, Pattern, PatternKind
+from accucompare.compare.shape_facts import (
+    ErrorCause,
+    ErrorShape,
+    OtherChoices,
+    Pattern,
+    PatternKind,
+)
 from accucompare.report.table.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal.terminal import print_comparison
 from accucompare.report.words.culprit_place import culprit_hints, error_words

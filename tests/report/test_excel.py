@@ -28,6 +28,7 @@ from openpyxl.utils.indexed_list import IndexedList
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
+from accucompare.compare.limit_facts import DefaultOfDtype
 from accucompare.compare.limits.smallest_limit import SmallestLimit
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.measuring.measure import Metrics
@@ -39,7 +40,6 @@ from accucompare.compare.preflight_facts import (
     SettingDiffers,
     VersionDiffers,
 )
-from accucompare.compare.remarks import DefaultOfDtype
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.compare.shape_facts import ErrorShape, Pattern, PatternKind

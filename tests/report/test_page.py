@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -51,21 +51,6 @@ EVIL = (
     "a\u202eb\x1b[2J",
     *NASTY,
 )
-
-
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
-    """The session's browser; a page that made it complain fails its test."""
-    chromium.errors()
-    yield chromium
-    assert chromium.errors() == []
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,15 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
-from accucompare.bundle.format.capture_facts import AsLayout, Imported, Options, SketchFacts, Unfed
+from accucompare.bundle.format.capture_facts import (
+    AsLayout,
+    Compiled,
+    Imported,
+    Options,
+    RegionFacts,
+    SketchFacts,
+    Unfed,
+)
 from accucompare.bundle.format.global_records import (
     Addends,
     Box,
@@ -104,6 +112,7 @@ __all__ = [
     "Addends",
     "AsLayout",
     "Box",
+    "Compiled",
     "Component",
     "Error",
     "GlobalRecord",
@@ -115,6 +124,7 @@ __all__ = [
     "Missing",
     "Options",
     "Record",
+    "RegionFacts",
     "Role",
     "SavedDraws",
     "SavedObject",

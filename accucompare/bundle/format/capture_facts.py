@@ -89,6 +89,46 @@ class AsLayout(msgspec.Struct, frozen=True):
     mesh: dict[str, Count]
 
 
+class RegionFacts(msgspec.Struct, frozen=True):
+    """What compiling one region took. Regions that share compiled code say it once, the first.
+
+    Attributes:
+        graphs: how many graphs were compiled; 0 if there was nothing to compile.
+        breaks: why the graph broke: what lies there ran eagerly.
+        recompiled: why it was compiled again.
+        guards: how many conditions its compiled code holds under.
+        seconds: how long compiling took.
+    """
+
+    graphs: Count = 0
+    breaks: tuple[str, ...] = ()
+    recompiled: tuple[str, ...] = ()
+    guards: Count = 0
+    seconds: float = 0.0
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """Regions: modules that ran as one, so that no call inside was seen.
+
+    Attributes:
+        backend: of torch.compile; ``None`` if they ran eagerly.
+        regions: by name.
+        eager: modules whose own code ran eagerly since they could not be compiled, and why.
+    """
+
+    backend: str | None = None
+    regions: dict[str, RegionFacts] = {}
+    eager: dict[str, str] = {}
+
+    def hides(self, name: str) -> bool:
+        """Whether a module is inside of a region."""
+        while name:
+            name = name.rpartition(".")[0]
+            if name in self.regions:
+                return True
+        return False
+
+
 class Options(msgspec.Struct, frozen=True):
     """The options of a capture that a comparison decides by. Older bundles lack some.
 
@@ -119,6 +159,7 @@ class Options(msgspec.Struct, frozen=True):
         script: whether an unedited script was captured instead of a case.
         run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
             older bundles.
+        compiled: the regions that it ran as one; not in older bundles.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
     """
@@ -152,6 +193,7 @@ class Options(msgspec.Struct, frozen=True):
     unplaced_draws: Count = 0
     script: bool = False
     run: str = ""
+    compiled: Compiled | None = None
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold a group's records, and there were some."""

@@ -20,6 +20,8 @@ class LayoutEvidence(str, Enum):
     INFERRED = "inferred"  # from shapes, digests and the mesh
     GIVEN = "given"
     TOKENS = "rows paired by token"
+    WEIGHTS = "by the rows of its weight"
+    VALUES = "by its values"
 
 
 def row_width(shape: tuple[int, ...]) -> int:
@@ -41,6 +43,7 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
         taken: the numbers of the terms' rows that the box consists of, in its order, as the bytes
             of int64; if empty, rows are not chosen. A row is all that has one index but the last;
             of a vector, one number.
+        turned: whether it is a box of the transposed terms, which are matrices.
     """
 
     start: tuple[int, ...]
@@ -50,14 +53,17 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     where: tuple[tuple[int, int], ...] = ()
     flat: bool = False
     taken: bytes = b""
+    turned: bool = False
 
     @property
     def part(self) -> tuple[int, ...]:
-        """The shape of the terms, or of their rows that are taken; flattened if the box is of the
-        flattened tensor."""
+        """The shape of the terms, transposed if need be, or of their rows that are taken; flattened
+        if the box is of the flattened tensor."""
         shape = self.terms[0].shape
         if self.taken:
             shape = len(self.taken) // 8, row_width(shape)
+        if self.turned:
+            shape = shape[::-1]
         return (math.prod(shape),) if self.flat else shape
 
     @property

@@ -246,6 +246,12 @@ class Manifest:
         return bool(self.capture.get("feed"))
 
     @property
+    def created(self) -> str:
+        """When the capture began, in ISO 8601; ``""`` if it does not say."""
+        told = self.environment.get("created")
+        return told if isinstance(told, str) else ""
+
+    @property
     def feed(self) -> Feed | None:
         """What it was fed with; ``None`` if it was not. Errors as ``check``."""
         return _typed(self.capture, _Fed).feed

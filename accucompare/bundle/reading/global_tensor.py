@@ -50,6 +50,8 @@ class PartsMemory:
 
 #: What holds a box's values, or a term of their sum.
 _Part = StoredTensor | TakenRows
+#: A term, by its id, and how it is taken.
+_Known = tuple[int, bytes, bool]
 
 
 class _Held(NamedTuple):
@@ -83,14 +85,15 @@ class GlobalTensor:
         self._size = math.prod(record.shape)
         self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
-        parts: dict[tuple[int, bytes], _Part] = {}
-        held: dict[tuple[float, tuple[tuple[int, bytes], ...]], _Held] = {}
+        parts: dict[_Known, _Part] = {}
+        held: dict[tuple[float, tuple[_Known, ...]], _Held] = {}
         for box in record.boxes:
-            terms = tuple((id(term), box.taken) for term in box.terms)
+            terms = tuple((id(term), box.taken, box.turned) for term in box.terms)
             for term, known in zip(box.terms, terms, strict=True):
                 if known not in parts:
                     part = stored(term)
-                    parts[known] = TakenRows(term, part, box.taken) if box.taken else part
+                    rows = TakenRows(term, part, box.taken, box.turned)
+                    parts[known] = rows if box.taken or box.turned else part
             own = held.setdefault(
                 (box.factor, terms), _Held(tuple(parts[each] for each in terms), box.factor, [])
             )

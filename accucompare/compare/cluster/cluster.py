@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures import TimeoutError as TimedOutError
+from enum import Enum
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,8 +66,14 @@ _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 #: Dask's profiler samples workers 100 times a second, which costs on few processors.
 UNPROFILED = {"distributed.worker.profile.enabled": False}
 
-_SCHEDULER = "the scheduler"
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
+
+
+class _Who(Enum):
+    """A process of a cluster, as errors name it."""
+
+    SCHEDULER = "the scheduler"
+    A_WORKER = "one of its workers"
 
 
 @contextlib.contextmanager
@@ -213,7 +220,7 @@ class Cluster:
                     f" ({type(theirs).__name__}: {printable(str(theirs))}); install it there: pip"
                     f" install 'accucompare[cluster]=={ours['accucompare']}'"
                 ) from None
-            if who == _SCHEDULER:  # it measures nothing
+            if who == _Who.SCHEDULER.value:  # it measures nothing
                 theirs = {**ours, "accucompare": theirs["accucompare"]}
             check_same(f"--cluster {self._where}: {who}", theirs, ours)
             other = [
@@ -233,13 +240,13 @@ class Cluster:
         """What each process computes with, or the error of asking it."""
         found: dict[str, Any] = {}
         try:
-            found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
+            found[_Who.SCHEDULER.value] = self._client.run_on_scheduler(introduce)
             found |= {
                 f"worker {address}": answer
                 for address, answer in self._client.run(introduce, on_error="return").items()
             }
         except Exception as error:
-            found["one of its workers" if found else _SCHEDULER] = error
+            found[(_Who.A_WORKER if found else _Who.SCHEDULER).value] = error
         return found
 
     def outcomes(

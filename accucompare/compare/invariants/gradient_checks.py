@@ -237,6 +237,9 @@ def _best_fit(run: RunOfRanks, group: ByRank, name: str, terms: Sequence[_Term])
     own = [term for term in terms if run.place(term.record.ranks[0], others) == place]
     if name in run.stages_weights:
         own = [*terms]
+    if (held := run.local_experts.get(name)) is not None:
+        first = held.get(record.ranks[0])
+        own = [term for term in terms if held.get(term.record.ranks[0]) == first]
     fit = _fitted(run, record, tuple(sorted(group)), own)
     if len(own) == len(terms) or name in run.by_hand or (fit is not None and fit.even):
         return fit

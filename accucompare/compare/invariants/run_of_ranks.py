@@ -252,7 +252,40 @@ class RunOfRanks:
             unlike = any(len(each) > 1 for each in alike.values())
             if len(shapes) > 1 or unlike or (stages and len(plain) > 1):
                 found.add(name)
-        return frozenset(found)
+        return frozenset(found) | self.local_experts.keys()
+
+    @cached_property
+    def local_experts(self) -> dict[str, dict[int, int]]:
+        """Parameters of experts of which each rank has its own under one name, with a number for
+        each rank: ranks with one number hold the same.
+
+        All matrices of a module's experts then tell the same ranks apart from the start, into as
+        many of each; of other modules, some do not.
+        """
+        inside: dict[str, list[str]] = {}
+        matrices: dict[str, list[str]] = {}
+        for name, group in self.parameters.items():
+            around = _experts_around(name)
+            if all(record.shard is None for record in group.values()) and len(group) > 1:
+                inside.setdefault(around, []).append(name)
+                if len(group[min(group)].shape) > 1:
+                    matrices.setdefault(around, []).append(name)
+        others = [self._ranks_of_values(name) for name in matrices.pop("", [])]
+        found: dict[str, dict[int, int]] = {}
+        if all(len(set(each.values())) > 1 for each in others):
+            return found  # ranks that were seeded apart, it may be
+        for around, names in matrices.items():
+            first, *more = (self._ranks_of_values(name) for name in names)
+            shares = Counter(Counter(first.values()).values())
+            if len(set(first.values())) > 1 and len(shares) == 1 and all(e == first for e in more):
+                found |= dict.fromkeys(inside[around], first)
+        return found
+
+    def _ranks_of_values(self, name: str) -> dict[int, int]:
+        """A number for each rank, by the value that it has of a parameter from the start."""
+        group = self.parameters[name]
+        values = [*dict.fromkeys((each.shape, each.digest) for _, each in sorted(group.items()))]
+        return {rank: values.index((each.shape, each.digest)) for rank, each in group.items()}
 
     def parameter_of(self, record: Record) -> str:
         """The parameter that a record of an update is of; ``""`` if of none."""
@@ -276,7 +309,10 @@ class RunOfRanks:
                 if not of_update:
                     continue
                 aside: tuple[int, ...] = ()
-                if self.parameter_of(record) in self.by_hand:
+                parameter = self.parameter_of(record)
+                if parameter in self.local_experts:
+                    aside = (self.local_experts[parameter].get(rank, -1),)
+                elif parameter in self.by_hand:
                     aside = self.place(rank, self.mesh.without(self.of_replicas))
                 key: tuple[Any, ...] = (None, aside)
             elif not self._lies_on_mesh(shard):
@@ -409,6 +445,15 @@ def place_of_record(record: Record, ranks: tuple[int, ...]) -> RankPlace:
     role = None if record.role is Role.PARAM else record.role.value
     step = None if record.role is Role.PARAM else record.step
     return RankPlace(name, step, role, record.call, ranks)
+
+
+def _experts_around(parameter: str) -> str:
+    """The path of the experts that a parameter is in; ``""`` if in none."""
+    parts = parameter.split(".")
+    for number, part in enumerate(parts[:-1], 1):
+        if "expert" in part.lower() and "shared" not in part.lower():
+            return ".".join(parts[:number])
+    return ""
 
 
 def _alone(record: Record) -> GlobalRecord:

@@ -10,6 +10,7 @@ from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
 from accucompare.compare.constants import STANDARD_ERRORS
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.judging.sides import Sides
+from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits import EXACT, Expected, Tolerance, excess_limit, floor, is_half
 from accucompare.compare.measuring import (
     Metrics,
@@ -23,13 +24,7 @@ from accucompare.compare.measuring import (
     standard_error,
 )
 from accucompare.compare.pairing import most_changed
-from accucompare.compare.remarks import (
-    BeyondLastPlace,
-    FewCarryNorm,
-    LimitKind,
-    LimitOfKind,
-    OneFactor,
-)
+from accucompare.compare.remarks import BeyondLastPlace, FewCarryNorm, OneFactor
 from accucompare.compare.rows import Reason, Task, Verdict
 from accucompare.numbers import DTYPES
 

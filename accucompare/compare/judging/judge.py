@@ -10,6 +10,7 @@ from accucompare.bundle.format import Layout, Record
 from accucompare.compare.constants import FEW, RUNS, UNSTEADY
 from accucompare.compare.judging.bounds import can_bound
 from accucompare.compare.judging.estimates import ratio_room, room
+from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits import (
     EXACT,
     Expected,
@@ -28,8 +29,6 @@ from accucompare.compare.remarks import (
     BeyondLikeBaseline,
     ChoicesApart,
     ChoicesChanged,
-    LimitKind,
-    LimitOfKind,
     MissingCast,
     NoneMayDiffer,
     NoRelativeLimit,

@@ -5,24 +5,24 @@ from accucompare.compare.layouts.as_one import as_one, own_clipping, without_par
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
-from accucompare.compare.layouts.golden_parts import GoldenParts, check_layout
+from accucompare.compare.layouts.golden_parts import GoldenParts
+from accucompare.compare.layouts.layout_checks import check_layout
 from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
-from accucompare.compare.layouts.microbatches import Microbatches, of_first_stages
+from accucompare.compare.layouts.microbatches import Microbatches, given_to_none, of_first_stages
 from accucompare.compare.layouts.padding import padded_like
 from accucompare.compare.layouts.put_back import UnderGoldenNames
-from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
-from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
-from accucompare.compare.layouts.unify import (
-    RankRecords,
-    Unified,
+from accucompare.compare.layouts.put_together import (
     global_tensors,
     interleaved,
     reordered,
     scaled,
-    unify,
     with_replicas,
     with_sums,
 )
+from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
+from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.unify import Unified, unify
 
 __all__ = [
     "SAME_BATCH",
@@ -43,6 +43,7 @@ __all__ = [
     "arrangements",
     "as_one",
     "check_layout",
+    "given_to_none",
     "global_tensors",
     "interleaved",
     "names_of_ranks",

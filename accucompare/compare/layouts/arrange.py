@@ -145,6 +145,8 @@ def given_arrangement(
     axes: Mapping[int, tuple[str, ...]],
 ) -> Arrangement | None:
     """The records side by side along the axes that the user names; ``None`` if they do not fit."""
+    if not records.keys() <= mesh.places.keys():
+        return None
     units = [
         _Unit(mesh.places[holder], record.shape, (box_of(record),))
         for holder, record in records.items()
@@ -200,6 +202,8 @@ def whole_shapes(records: Mapping[Holder, Record], mesh: Mesh) -> list[tuple[int
 
 def _units(records: Mapping[Holder, Record], mesh: Mesh) -> tuple[list[_Unit], tuple[str, ...]]:
     """What the recorded layouts make up, and the dimensions that they do not know."""
+    if not records.keys() <= mesh.places.keys():
+        raise IncompleteError  # such as a call whose rows are not known
     shards = [record.shard for record in records.values()]
     first = shards[0]
     known = [name for name in mesh.sizes if first is not None and name in first.mesh]

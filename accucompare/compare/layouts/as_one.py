@@ -12,11 +12,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from accucompare.bundle.format import GlobalRecord, Manifest, Record, Role, StepSeries
+from accucompare.bundle.format import (
+    UPDATE_ROLES,
+    GlobalRecord,
+    Manifest,
+    Record,
+    Role,
+    StepSeries,
+    Unfed,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import SAME_NUMBER
 from accucompare.compare.layouts.mesh import UNKNOWN
-from accucompare.compare.layouts.unify import RankRecords
+from accucompare.compare.layouts.put_back import with_feed
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.unify import Unified
 from accucompare.compare.pairing import Model, Pair
 from accucompare.numbers import DTYPES, same_fingerprint, widen
 
@@ -25,16 +35,14 @@ _TABLES = ("parameters", "buffers")
 _SETTINGS = ("lr", "loss_scale", "skipped", "updates")
 
 
-def as_one(
-    bundle: Bundle, ranks: RankRecords, pairs: Sequence[Pair], golden: Manifest | None
-) -> Bundle:
+def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifest | None) -> Bundle:
     """The bundle with one manifest, of the global model.
 
     Parameters that no rank holds whole are left out: their values are compared as rows.
 
     Args:
         ranks: its records.
-        pairs: put together; the bundle is golden if ``golden`` is ``None``.
+        unified: the pairs, put together; the bundle is golden if ``golden`` is ``None``.
         golden: golden's manifest.
     """
     manifests = bundle.manifests
@@ -60,13 +68,39 @@ def as_one(
         model=model,
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
-            _series(bundle, entry, pairs, golden, entry.step in steps, whole)
+            _series(bundle, entry, unified, golden, entry.step in steps, whole)
+            if entry.step not in ranks.short
+            else _of_some_ranks(entry)
             for entry in first.series
         ],
     )
+    if first.feed is not None:
+        merged = with_feed(merged, _not_fed(ranks))
     one = copy.copy(bundle)
     one.manifest, one.manifests = merged, {0: merged}
     return one
+
+
+def _not_fed(ranks: RankRecords) -> list[Unfed]:
+    """The values that a rank was not fed, each once, by golden's calls."""
+    entries = [
+        (rank, entry)
+        for rank, manifest in ranks.manifests.items()
+        for entry in (() if manifest.feed is None else manifest.feed.not_fed)
+    ]
+    calls: dict[tuple[int, int, str, int], int] = {}
+    for key, group in ranks.groups.items() if entries else ():
+        for record in group.values():
+            calls[record.rank, record.step, record.name, record.call] = key.call
+    found: dict[tuple[Any, ...], Unfed] = {}
+    for rank, entry in entries:
+        call = entry.call
+        if Role(entry.role) not in UPDATE_ROLES:
+            call = calls.get((rank, entry.step, entry.name, call), call)
+        place = entry.step, entry.name, call, entry.role, entry.path
+        if place not in found or entry.hides:
+            found[place] = msgspec.structs.replace(entry, call=call)
+    return [*found.values()]
 
 
 def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
@@ -123,7 +157,7 @@ def _shared(manifests: Iterable[Manifest], kind: str) -> dict[str, Any]:
 def _series(
     bundle: Bundle,
     first: StepSeries,
-    pairs: Sequence[Pair],
+    unified: Unified,
     golden: Manifest | None,
     same_rows: bool,
     whole: bool,
@@ -141,16 +175,18 @@ def _series(
     entries = [entry for each in manifests for entry in each.series if entry.step == first.step]
     series = () if golden is None else golden.series
     theirs = next((each for each in series if each.step == first.step), None)
-    norm = _norm(bundle, pairs, first.step, theirs)
+    norm = _norm(bundle, unified.pairs, first.step, theirs)
     factor = _clipping(entries, theirs)
     if norm is not None and factor is None and theirs is not None:
         factor = _own_clipping(norm, theirs)
         norm = norm if factor is None else norm / factor
+    elif norm is not None and factor is not None and _golden_clips_itself(norm, factor, theirs):
+        norm, factor = norm * factor, None
     told = {} if theirs is None else {name: _told(entries, theirs, name) for name in _SETTINGS}
     return msgspec.structs.replace(
         first,
         **told,
-        losses=_losses(entries, () if theirs is None else theirs.losses),
+        losses=_losses(entries, () if theirs is None else theirs.losses, unified.means),
         grad_norm=norm,
         clipped_norm=None if norm is None or factor is None else norm * factor,
         batch=theirs.batch if same_rows and theirs is not None else None,
@@ -164,11 +200,17 @@ def _told(entries: Iterable[StepSeries], golden: StepSeries, name: str) -> Any:
     return next((each for each in values if each != getattr(golden, name)), values[0])
 
 
-def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[float, ...]:
+def _losses(
+    entries: Sequence[StepSeries], golden: Sequence[float], divisors: Iterable[float]
+) -> tuple[float, ...]:
     """The mean of the ranks' losses, or their sum where each is a term of golden's.
 
-    Where a rank has several for golden's one, these are added, or averaged: whichever is nearer.
-    Where it has some of golden's, those of all ranks are added."""
+    Where a rank has several for golden's one, these are added, or averaged over all or over a
+    schedule: whichever is nearest. Where it has some of golden's, those of all ranks are added.
+
+    Args:
+        divisors: what a mean may divide by.
+    """
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -184,7 +226,9 @@ def _losses(entries: Sequence[StepSeries], golden: Sequence[float]) -> tuple[flo
         return tuple(min(ways, key=lambda way: sum(map(abs, map(operator.sub, way, golden)))))
     if len(golden) != 1:
         return tuple(means)
-    nearest = (total, total / len(means), terms, terms / len(means))
+    nearest = [total, total / len(means), terms, terms / len(means)]
+    if len(means) > 1:
+        nearest += [total / divisor for divisor in divisors if divisor < len(means)]
     return (min(nearest, key=lambda loss: abs(loss - golden[0])),)
 
 
@@ -249,11 +293,26 @@ def _own_clipping(norm: float, golden: StepSeries) -> float | None:
     return factor if math.isclose(norm, golden.clipped_norm, rel_tol=SAME_NUMBER) else None
 
 
+def _of_some_ranks(entry: StepSeries) -> StepSeries:
+    """One step's numbers where ranks are missing: nothing is known of the global model."""
+    return msgspec.structs.replace(
+        entry, losses=(), grad_norm=None, clipped_norm=None, batch=None, weights=None
+    )
+
+
+def _golden_clips_itself(norm: float, factor: float, golden: StepSeries | None) -> bool:
+    """Whether golden's gradients have the norm to which the ranks clip: its loop has clipped them
+    before the optimizer was given them."""
+    if golden is None or golden.clipped_norm is not None or not golden.grad_norm:
+        return False
+    return factor < 1.0 and math.isclose(norm * factor, golden.grad_norm, rel_tol=SAME_NUMBER)
+
+
 def own_clipping(
     golden: Manifest, candidate: Manifest, ranks: Mapping[int, Manifest]
 ) -> dict[int, float]:
-    """The factor by which the ranks' loop clips by itself, by step; their gradients are recorded
-    after that, golden's before.
+    """What the ranks' gradients are to be divided by, by step, where one side's loop clips by
+    itself: its gradients are recorded after that, the other's before.
 
     Args:
         candidate: as one.
@@ -267,7 +326,14 @@ def own_clipping(
     }
     clipped = {each.step for each in golden.series if each.clipped_norm is not None} - seen
     factors = {each.step: _factor(each) for each in candidate.series if each.step in clipped}
-    return {step: factor for step, factor in factors.items() if factor is not None}
+    known = {step: factor for step, factor in factors.items() if factor is not None}
+    for ours in golden.series:
+        entries = [e for each in ranks.values() for e in each.series if e.step == ours.step]
+        one = next((each for each in candidate.series if each.step == ours.step), None)
+        factor = _clipping(entries, ours)
+        if one is not None and one.clipped_norm is None and one.grad_norm and factor:
+            known[ours.step] = 1.0 / factor
+    return known
 
 
 def _factor(entry: StepSeries) -> float | None:

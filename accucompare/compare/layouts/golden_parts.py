@@ -22,24 +22,22 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import BY_DIGITS, TELLS_LAYOUT
+from accucompare.compare.constants import BY_DIGITS, REDUCED_WITHIN, TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
-from accucompare.compare.layouts.sequence_parts import Holder
-from accucompare.compare.layouts.unify import (
+from accucompare.compare.layouts.put_together import (
     FUSED,
-    RankRecords,
-    Unified,
     interleaved,
     scaled,
-    unify,
     with_replicas,
     with_sums,
 )
+from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.layouts.unify import Unified, unify
 from accucompare.compare.pairing import Pair, Renaming, other_names, pair_records, signatures_of
-from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: Elements of a tensor that are read to tell its layout, in so many stretches of it.
@@ -73,6 +71,10 @@ class GoldenParts:
         self._rank = rank
         self._renamings = renamings
         self._known: dict[int, list[Record] | None] = {}
+        # of all steps that were read: how many times golden's gradients are, with its weight, as
+        # golden's values and as the ranks' own sums tell; and how near one is to golden's
+        self._times, self._reduced = defaultdict[float, float](float), Counter[float]()
+        self._nearest = math.inf
 
     @property
     def are_under_other_names(self) -> bool:
@@ -95,7 +97,7 @@ class GoldenParts:
         return self._known[step]
 
     def _records(self, step: int) -> list[Record] | None:
-        ours, theirs = (_of_step(bundle, step) for bundle in (self._golden, self._layout))
+        ours, theirs = (records_of_step(bundle, step) for bundle in (self._golden, self._layout))
         if not ours or not theirs:
             return None
         named = UnderGoldenNames.of(self._golden, self._layout, theirs, self._renamings)
@@ -128,7 +130,7 @@ class GoldenParts:
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)
-        factor, left = _factor(ways), _left_as_terms(ways)
+        factor, left = self._factor(ways), _left_as_terms(ways)
         fused = {
             each.golden.name: each.sizes
             for each in ways
@@ -167,6 +169,24 @@ class GoldenParts:
                 each = Box((0, 0), (recorded,), times, (), where, False, taken.tobytes())
                 yield _cut(recorded, own[term.order], [each])
 
+    def _factor(self, ways: Sequence[_Ways]) -> float:
+        """How many times golden's the gradients of calls are: ranks may differentiate the mean loss
+        of their own rows.
+
+        The nearer a gradient is to golden's, the more it counts: a fault may have changed the size
+        of most, on all ranks or on some, and all weights after the first step. If it has changed
+        all of them, by what the ranks divide the sum of their calls' gradients tells.
+        """
+        for each in ways:
+            for factor, distance in each.told(self._golden, self._layout):
+                self._times[factor] += 1.0 / max(distance, DTYPES["float32"].rounding)
+                self._nearest = min(self._nearest, distance)
+        if self._nearest > REDUCED_WITHIN:
+            self._reduced.update(_reduced(ways, self._layout))
+            if self._reduced:
+                return self._reduced.most_common(1)[0][0]
+        return max(self._times, key=lambda factor: self._times[factor], default=1.0)
+
     def _own(
         self,
         golden: Record,
@@ -199,43 +219,6 @@ class GoldenParts:
             # golden with padding is zero there; what it has not of anything else is not known
             if covered == math.prod(term.shape) or isinstance(golden, GlobalRecord):
                 yield _cut(golden, own[term.order], boxes[key])
-
-
-def check_layout(golden: Bundle, layout: Bundle, ranks: int) -> None:
-    """Refuse a bundle whose ranks cannot tell how this capture's share golden.
-
-    Args:
-        ranks: how many processes capture.
-
-    Raises:
-        UsageError: if it has other ranks, lacks one, is incomplete or fed itself, or has other
-            steps.
-    """
-    held, path = layout.manifest.ranks, layout.path
-    if held != ranks:
-        raise UsageError(
-            f"--layout-of: {path} was captured by {held} rank(s), but this capture has {ranks};"
-            " name a free-running capture of the same command"
-        )
-    if layout.missing_ranks:
-        raise UsageError(
-            f"--layout-of: {path} lacks rank {layout.missing_ranks[0]}; capture it again"
-        )
-    if not layout.complete:
-        raise UsageError(
-            f"--layout-of: {path} is incomplete; capture it again, and wait until all ranks have"
-            " ended it"
-        )
-    if layout.manifest.fed:
-        raise UsageError(
-            f"--layout-of: {path} is itself fed; name a free-running capture of the same ranks"
-        )
-    steps = {entry.step for _, entry in layout.steps()}
-    if not steps & {entry.step for _, entry in golden.steps()}:
-        raise UsageError(
-            f"--layout-of: {path} has none of the steps of golden {golden.path}; capture the same"
-            " steps (--steps)"
-        )
 
 
 class _Ways:
@@ -307,6 +290,44 @@ class _Ways:
         tells = least[0] < TELLS_LAYOUT * (1.0 if least[1] == 0 else min(1.0, first))
         return least if tells else (math.inf, 0, least[2])
 
+    def told(self, golden: Bundle, ranks: Bundle) -> Iterator[tuple[float, float]]:
+        """The factor of a gradient, and how far it is from golden's then; of single ranks' parts if
+        the whole tells none."""
+        if not self.is_gradient or not self._distances:
+            return
+        distance, _, factor = self.best(self.factors)
+        if not math.isinf(distance):
+            yield factor, distance
+            return
+        way = self._ways[0]
+        for box in way.boxes if len(way.boxes) > 1 else ():
+            turned = None if len(box.terms) > 1 else _turned(box, self.golden, 1.0)
+            if turned is None:
+                continue
+            values = _sample(golden, _of_box(self.golden, turned, box.shape))
+            held = _sample(ranks, _of_box(way, replace(box, replicas=()), box.shape))
+            norm = float(np.linalg.norm(values))
+            for factor in self.factors if norm and math.isfinite(norm) else ():
+                distance = float(np.linalg.norm(values - held / factor)) / norm
+                if distance < TELLS_LAYOUT:
+                    yield factor, distance
+
+    def values(self, ranks: Bundle) -> Float64 | None:
+        """Some of the ranks' values; ``None`` without any."""
+        return None if self._ways[0].member is None else _sample(ranks, self._ways[0])
+
+    def added(self, ranks: Bundle) -> Float64 | None:
+        """The same of the sum of what ranks hold, but of equal values only one."""
+        way = self._ways[0]
+        boxes = []
+        for box in way.boxes:
+            terms = (term for addends in (box.terms, *box.replicas) for term in addends)
+            held = {term.digest or str(term.key): term for term in terms}
+            boxes.append(replace(box, terms=(*held.values(),), factor=1.0, replicas=()))
+        if way.member is None:
+            return None
+        return _sample(ranks, replace(way, digest=None, statistics=None, boxes=tuple(boxes)))
+
     @property
     def is_sum(self) -> bool:
         """Whether the ranks hold terms of it, as this comparison alone shows."""
@@ -349,12 +370,29 @@ def _is_of_experts(record: Record, holders: Holders) -> bool:
     return len(held) > 1 or held != {holders.modules.get("", frozenset())}
 
 
-def _factor(ways: Iterable[_Ways]) -> float:
-    """How many times golden's the gradients of most calls are: ranks may differentiate the mean
-    loss of their own rows."""
-    found = (each.best(each.factors) for each in ways if each.is_gradient)
-    times = Counter(factor for distance, _, factor in found if not math.isinf(distance))
-    return max(times, key=lambda factor: times[factor], default=1.0)
+def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:
+    """By what the ranks divide the sums of what calls gave, for each gradient of an update that is
+    such a sum, over one of the known factors."""
+    terms: dict[tuple[str, str], list[_Ways]] = defaultdict(list)
+    given: dict[tuple[str, str], _Ways] = {}
+    for each in ways:
+        place = each.golden.name, each.golden.path
+        if each.golden.role is Role.CALL_GRAD:
+            terms[place].append(each)
+        elif each.golden.role is Role.PARAM_GRAD and not each.golden.call:
+            given[place] = each
+    for place, whole in given.items():
+        if not terms[place] or (held := whole.values(ranks)) is None:
+            continue
+        added = [each.added(ranks) for each in terms[place]]
+        total = sum(each for each in added if each is not None)
+        if any(each is None for each in added) or not (square := float(held @ held)):
+            continue
+        factor = float(total @ held) / square
+        likely = min(terms[place][0].factors, key=lambda each: abs(each - factor), default=0.0)
+        left = float(np.linalg.norm(total - likely * held))
+        if likely and left <= REDUCED_WITHIN * likely * math.sqrt(square):
+            yield likely
 
 
 def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
@@ -376,7 +414,7 @@ def _left_as_terms(ways: Iterable[_Ways]) -> set[_Ways]:
     }
 
 
-def _of_step(bundle: Bundle, step: int) -> list[Record]:
+def records_of_step(bundle: Bundle, step: int) -> list[Record]:
     """The records of a step, of all ranks, without those of operators."""
     return [
         record
@@ -414,6 +452,13 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
             wide = widen(block, DTYPES[record.dtype])
             found.append(wide.view(wide.real.dtype).astype(np.float64))
     return np.concatenate(found) if found else np.zeros(0)
+
+
+def _of_box(record: Record, box: Box, shape: tuple[int, ...]) -> GlobalRecord:
+    """What a box holds, as a tensor of its own."""
+    fields = {name: getattr(record, name) for name in Record.__struct_fields__}
+    fields |= {"shape": shape, "digest": None, "statistics": None, "sketch": None}
+    return GlobalRecord(**fields, boxes=(replace(box, start=(0,) * len(shape)),))
 
 
 def _share(number: int, terms: int) -> float:

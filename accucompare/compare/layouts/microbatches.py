@@ -229,6 +229,43 @@ def of_first_stages(
     return told
 
 
+def given_to_none(
+    golden: Iterable[Record], records: Iterable[Record], rows: RowsOfRanks
+) -> list[Microbatches]:
+    """The steps in which each rank was given some of golden's microbatches, and others none was.
+
+    Args:
+        golden, records: of golden and of all ranks of the candidate.
+        rows: of golden's batch, where they are known: there, all are given.
+    """
+    ours, theirs = _given_calls(golden), _given_calls(records)
+    told: list[Microbatches] = []
+    for step in {step for _, step in theirs} - rows.keys():
+        calls = ours.get((0, step), {})
+        ranks = {rank: held for (rank, own), held in theirs.items() if own == step}
+        known = {inputs: call for call, inputs in reversed([*sorted(calls.items())])}
+        found = {known.get(inputs) for held in ranks.values() for inputs in held.values()}
+        taken = tuple(sorted(each for each in found if each is not None))
+        if None not in found and len(known) == len(calls) > len(taken):
+            told += [Microbatches(rank, step, taken, len(calls)) for rank in sorted(ranks)]
+    return told
+
+
+def _given_calls(
+    records: Iterable[Record],
+) -> dict[tuple[int, int], dict[int, frozenset[tuple[str, str]]]]:
+    """The digests of what the model's calls were given, by rank and step."""
+    found: dict[tuple[int, int], dict[int, set[tuple[str, str]]]] = defaultdict(dict)
+    for record in records:
+        if not record.name and record.role is Role.INPUT and record.digest and record.shape:
+            calls = found[record.rank, record.step]
+            calls.setdefault(record.call, set()).add((record.path, record.digest))
+    return {
+        place: {call: frozenset(given) for call, given in calls.items()}
+        for place, calls in found.items()
+    }
+
+
 def _times(
     records: Iterable[Record], stages: Mapping[_Place, Mapping[int, object]]
 ) -> dict[tuple[int, int, str], int]:

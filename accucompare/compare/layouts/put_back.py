@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from accucompare.bundle.format import UPDATE_ROLES, Manifest, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Manifest, Record, Role, Unfed
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts.batch_rows import RowsOfRanks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.microbatches import Schedule, schedule_of
-from accucompare.compare.layouts.rank_names import RankNames
+from accucompare.compare.layouts.rank_names import RankNames, StageOf
 from accucompare.compare.pairing import Model, Renaming, with_parameter
 
 #: What a module takes and what it gives, and their gradients.
@@ -87,7 +87,8 @@ class UnderGoldenNames:
             if not _is_between(record, names[record.rank])
         ]
         manifests = {
-            rank: _described(each, names[rank], theirs) for rank, each in bundle.manifests.items()
+            rank: _with_feed(_described(each, names[rank], theirs), names[rank], schedule, rank)
+            for rank, each in bundle.manifests.items()
         }
         one = copy.copy(bundle)
         one.manifests, one.manifest = manifests, manifests[0]
@@ -127,9 +128,12 @@ def _first_stages(records: Iterable[Record], names: Mapping[int, RankNames]) -> 
 def _is_between(record: Record, names: RankNames) -> bool:
     """Whether one stage gives it to another one."""
     stage = names.stages.get(record.name)
-    return stage is not None and (
-        (record.role in _TAKEN and not stage.begins) or (record.role in _GIVEN and not stage.ends)
-    )
+    return stage is not None and _is_of_others(record.role, stage)
+
+
+def _is_of_others(role: Role, stage: StageOf) -> bool:
+    """Whether another stage gives or takes a value of this role."""
+    return (role in _TAKEN and not stage.begins) or (role in _GIVEN and not stage.ends)
 
 
 def _renamed(record: Record, names: RankNames, schedule: Schedule) -> Record:
@@ -184,6 +188,30 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
         module(own): module(first) for own, first in (model.get("aliases") or {}).items()
     }
     return replace(manifest, model=model)
+
+
+def _with_feed(manifest: Manifest, names: RankNames, schedule: Schedule, rank: int) -> Manifest:
+    """A rank's manifest with golden's places of the values that it was not fed; what stages give
+    each other is none of golden's."""
+    feed = manifest.feed
+    if feed is None:
+        return manifest
+    places = []
+    for entry in feed.not_fed:
+        stage, role, call = names.stages.get(entry.name), Role(entry.role), entry.call
+        if stage is not None and _is_of_others(role, stage):
+            continue
+        if role not in UPDATE_ROLES:
+            call = schedule.call(rank, entry.step, entry.name, call)
+        name = names.module(entry.name) if stage is None else stage.name
+        places.append(msgspec.structs.replace(entry, name=name, call=call))
+    return with_feed(manifest, places)
+
+
+def with_feed(manifest: Manifest, not_fed: Iterable[Unfed]) -> Manifest:
+    """A fed capture's manifest that lists other values as not fed."""
+    feed = {**manifest.capture["feed"], "not_fed": msgspec.to_builtins([*not_fed])}
+    return replace(manifest, capture={**manifest.capture, "feed": feed})
 
 
 def _holders(manifests: Mapping[int, Manifest], names: Mapping[int, RankNames]) -> Holders:

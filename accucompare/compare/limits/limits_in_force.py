@@ -9,9 +9,9 @@ from functools import cache
 
 from accucompare.bundle.format import Record, Role
 from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS
+from accucompare.compare.limit_facts import DefaultOfDtype, LimitSource
 from accucompare.compare.limits.rules import Rule
 from accucompare.compare.limits.tolerance import Tolerance, fed_limit
-from accucompare.compare.remarks import DefaultOfDtype, LimitSource
 from accucompare.numbers import DTYPES
 
 DEFAULT_REL_L2 = {

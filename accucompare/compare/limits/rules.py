@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Record
+from accucompare.compare.limit_facts import RuleOfFile
 from accucompare.compare.limits.tolerance import Tolerance
-from accucompare.compare.remarks import RuleOfFile
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.places import local

@@ -18,7 +18,8 @@ from accucompare.compare.constants import (
     ORDERS_OF_SUMS,
     SMALLEST_COSINE,
 )
-from accucompare.compare.remarks import LimitOrigin, LimitsOfPair, LimitSource, PairRemark
+from accucompare.compare.limit_facts import LimitOrigin, LimitsOfPair, LimitSource
+from accucompare.compare.remarks import PairRemark
 from accucompare.errors import UsageError
 from accucompare.numbers import DTYPES
 

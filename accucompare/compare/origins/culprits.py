@@ -22,6 +22,7 @@ from accucompare.bundle.format import (
     SERIES_ROLES,
     TRAINING_ROLES,
     UPDATE_ROLES,
+    GlobalRecord,
     Record,
     Role,
 )
@@ -55,6 +56,9 @@ from accucompare.compare.rows import (
 #: Reasons of another structure, not of other numbers. Such culprits come after those of errors.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
+#: What sorts culprits of a fed candidate.
+_Rank = tuple[int, bool, bool, int, bool, float, bool, int, float]
+
 #: The site of an operator's culprit.
 OPERATOR = "operator"
 
@@ -83,7 +87,7 @@ def find_culprits(
     if fed:
         culprits = _ranked([*operators, *(_culprit(row, children) for row in own)], _off(rows))
     elif has_baseline:
-        of_series = (_culprit(row, children) for row in own if _is_of_series(row))
+        of_series = (_culprit(row, children) for row in own if _is_told(row))
         of_writes = (_culprit(row, children) for row in own if id(row) in written)
         culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
     else:
@@ -216,8 +220,12 @@ def _may_be_culprit(row: Row) -> bool:
     return row.metrics is None or not is_noise(row.metrics, row.noise)
 
 
-def _is_of_series(row: Row) -> bool:
-    return row.record is not None and row.record.role in SERIES_ROLES
+def _is_told(row: Row) -> bool:
+    """Whether a row is of a step's number, or of what an optimizer was told."""
+    record = row.record
+    if record is None:
+        return False
+    return record.role in SERIES_ROLES or (record.is_of_group and not record.shape)
 
 
 def _culprit(row: Row, children: set[CallKey | None], jump: float | None = None) -> Culprit:
@@ -294,12 +302,21 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
     """Ranked by excess. Of about equal ones outputs come before glue, children before parents.
 
     Computed buffers come first, since they are wrong before anything runs. Last come another shape
-    or kind of number, and what was computed from values that were not fed, which may be the cause.
+    or kind of number, and what was computed from values that were not fed, which may be the cause:
+    such as an output of another shape, which is none of golden's.
     Of inputs of another shape, those come first if their call's outputs are ``off``. A module's
-    culprit comes after its operators'."""
+    culprit comes after its operators'. The gradient that a loss sends back comes before its value
+    where several ranks made it: it tells whose loss is wrong."""
+    sent = {
+        (culprit.row.record.rank, culprit.row.record.step)
+        for culprit in culprits
+        if culprit.row.record is not None
+        and culprit.stage is Stage.LOSS
+        and isinstance(culprit.row.candidate, GlobalRecord)
+    }
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
-    def key(culprit: Culprit) -> tuple[int, bool, bool, int, float, bool, int, float]:
+    def key(culprit: Culprit) -> _Rank:
         if math.isinf(culprit.size) or not culprit.size:
             apart = -math.inf if culprit.size else math.inf
         else:
@@ -308,29 +325,35 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
+        if structure:
+            # what a call with golden's inputs made in another shape is no golden value for others
+            made = record is not None and record.role is Role.OUTPUT and not not_all_fed
+            structure = 1 if made and culprit.reason in STRUCTURAL else 2 + structure
+        else:
+            structure = 2 * not_all_fed
         depth = culprit.name.count(".") + bool(culprit.name)
         late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(
             culprit.stage
         )
+        told = record is not None and (record.rank, record.step) in sent
         return (
             int(structure),
             not_all_fed,
             culprit.site != "buffer",
             late,
+            told and record is not None and record.role is Role.LOSS,
             apart,
             is_of_glue(culprit),
             -depth,
             -culprit.size,
         )
 
-    last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
+    last: dict[str, _Rank] = {}
     for culprit in culprits:
         if culprit.site == OPERATOR:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
 
-    def after_operators(
-        culprit: Culprit,
-    ) -> tuple[tuple[int, bool, bool, int, float, bool, int, float], bool]:
+    def after_operators(culprit: Culprit) -> tuple[_Rank, bool]:
         own = key(culprit)
         return (
             (own, False)
@@ -461,7 +484,19 @@ def scaled_first(
             return False
         return scaled.holds(culprit.row) or (not fed and record.step >= scaled.step)
 
-    found = [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+    others = [culprit for culprit in culprits if not shows_it(culprit)]
+    own = fed and scaled.of_loss is None  # if so, an error of the loss is one beside the factor
+
+    def comes_before(culprit: Culprit) -> bool:
+        same_step = own and culprit.stage is Stage.LOSS and _step(culprit) == scaled.step
+        return same_step and _is_clear(culprit)
+
+    before = [comes_before(culprit) for culprit in others]
+    found = [
+        *itertools.compress(others, before),
+        first,
+        *itertools.compress(others, (not each for each in before)),
+    ]
     return _first_in_time(found) if updated else found
 
 

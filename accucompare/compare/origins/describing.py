@@ -15,8 +15,8 @@ from accucompare.compare.limits import differing, other_configuration
 from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.pairing import Renaming
-from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Option, Row, Status, is_buffer
+from accucompare.compare.shape_facts import OtherChoices
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: The most culprits described, elements read for one, and elements sampled of larger tensors.

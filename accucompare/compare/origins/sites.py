@@ -7,9 +7,8 @@ from enum import Enum
 
 from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.origins.scaled import ScaledGradients
-from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import Difference, OperatorHint, OperatorPlace, Option, Reason, Row
-from accucompare.compare.shape_facts import ErrorShape
+from accucompare.compare.shape_facts import ErrorShape, OtherChoices
 
 
 class Stage(str, Enum):

@@ -44,6 +44,9 @@ _BETWEEN = (Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.BUFFER_AFTER, *TRAINI
 #: What a call makes of its inputs.
 _MADE = (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.BUFFER_UPDATE)
 
+#: What a call, and its backward, make theirs of.
+_TAKEN = (Role.INPUT.value, Role.GRAD_OUTPUT.value)
+
 #: What the code around calls, or their backward, made.
 _GLUE = (Role.INPUT, Role.GRAD_OUTPUT, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
@@ -82,15 +85,18 @@ class Trace:
         not_fed: the values that were not.
         recorded: the modules that golden has, so that they were fed; ``None`` for all.
         steps: those recorded on both sides, with their ranks; ``None`` for all.
+        rewritten: whether the sides' code is known to be written differently: what one side alone
+            takes or gives is then a part of its code, and makes nothing wrong.
     """
 
     fed: bool = False
     not_fed: Collection[NotFed] = ()
     recorded: Collection[str] | None = None
     steps: Collection[tuple[int, int]] | None = None
+    rewritten: bool = False
     _operators: set[OperatorKey] = field(default_factory=set)  # with a value that was not fed
-    # paths of inputs that were not fed and are not known to be right
-    _unknown: dict[CallKey, set[str]] = field(default_factory=dict)
+    # inputs, and gradients of outputs, that were not fed and are not known to be right
+    _unknown: dict[CallKey, set[tuple[str, str]]] = field(default_factory=dict)
     _begun: set[CallKey] = field(default_factory=set)
     # how far over its limit each call's own code, or its backward, has been
     _glue: dict[tuple[bool, CallKey | None], float] = field(default_factory=dict)
@@ -99,8 +105,8 @@ class Trace:
         self._rules = RULES[self.fed]
         self._seen = RowsSoFar(self.recorded)
         for rank, step, name, call, role, path in self.not_fed:
-            if role == Role.INPUT.value:
-                self._unknown.setdefault((rank, step, name, call), set()).add(path)
+            if role in _TAKEN:
+                self._unknown.setdefault((rank, step, name, call), set()).add((role, path))
             elif role in OPERATOR_ROLES:
                 operator, _, rest = path.partition("#")
                 number = rest.partition(".")[0]
@@ -113,7 +119,8 @@ class Trace:
         self._meet(record)
         verdict = self._of_its_steps(record, self._of_its_inputs(record, verdict))
         traced = self._traced(rule, record, verdict)
-        for taint in rule.taints:
+        own = self.rewritten and record.role in _FORWARD and verdict.reason in UNMATCHED
+        for taint in () if own else rule.taints:
             if taint.if_(traced) and not (taint.fed and self._was_fed(record)):
                 self._taint(taint, taint.whose(record), record.step, verdict.reason)
         return traced
@@ -200,13 +207,22 @@ class Trace:
 
     def _of_its_inputs(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict, which says whether its call's inputs were all fed or proven right."""
-        unknown = self._unknown.get(call_of(record)) if self._unknown else None
+        if not self._unknown:
+            return verdict
+        caller = caller_of(record)
+        around = () if caller is None else self._unknown.get(caller, ())
+        if record.role is Role.GRAD_OUTPUT and any(
+            role == Role.GRAD_OUTPUT.value for role, _ in around
+        ):  # what arrives at a call may be what arrives at its last child
+            return verdict.unfed() if verdict.status is Status.FAIL else verdict
+        unknown = self._unknown.get(call_of(record))
         if not unknown:
             return verdict
-        if record.role is Role.INPUT and _is_right(record, verdict):
-            unknown.discard(record.path)
-        failed = record.role in _MADE and verdict.status is Status.FAIL
-        return verdict.unfed() if failed else verdict
+        if record.role.value in _TAKEN and _is_right(record, verdict):
+            unknown.discard((record.role.value, record.path))
+        made = record.role in _MADE and any(role == Role.INPUT.value for role, _ in unknown)
+        back = record.role in (Role.GRAD_INPUT, Role.CALL_GRAD) and unknown
+        return verdict.unfed() if (made or back) and verdict.status is Status.FAIL else verdict
 
     def _of_its_steps(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict on what both sides do in the step and have recorded before."""

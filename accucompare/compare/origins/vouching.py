@@ -223,7 +223,11 @@ class _Calls:
         for row in rows:
             golden, candidate = row.golden, row.candidate
             for callers, record in zip(self._callers, (golden, candidate), strict=True):
-                if record is not None and not is_operator(record):
+                if (
+                    record is not None
+                    and not is_operator(record)
+                    and record.role is not Role.COMPUTED_BUFFER  # of no call
+                ):
                     callers.setdefault(call_of(record), caller_of(record))
             if (
                 golden is not None

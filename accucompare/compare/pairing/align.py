@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from accucompare.bundle.format import UPDATE_ROLES, Key, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Key, Layout, Record, Role
 from accucompare.compare.pairing.renames import Renaming, Signatures, rename
 
 #: The most unmatched names for which the nearest name is searched.
@@ -137,16 +138,35 @@ def tupled(role: Role, path: str) -> str | None:
 def _in_a_tuple(
     golden: Iterable[Record], candidate: Mapping[Key, Record], renamings: Sequence[Renaming]
 ) -> dict[Key, Record]:
-    """The candidate's record by golden's key, for outputs that only one side returns in a tuple."""
+    """The candidate's record by golden's key, for outputs that only one side returns in a tuple, or
+    as the only field of an object."""
     partners: dict[Key, Record] = {}
-    for record in golden:
-        if not candidate or (path := tupled(record.role, record.path)) is None:
-            continue
-        key = record.key._replace(path=path)
-        other = candidate.get(_renamed(key, renamings) or key) or candidate.get(key)
+    left = [each for each in golden if each.role in (Role.OUTPUT, Role.GRAD_OUTPUT)]
+    if not left or not candidate:
+        return partners
+    counted = Counter(each.key._replace(path="") for each in left)
+    alone: dict[Key, list[Record]] = {}
+    for each in candidate.values():
+        if each.role in (Role.OUTPUT, Role.GRAD_OUTPUT) and each.layout is Layout.STRIDED:
+            alone.setdefault(each.key._replace(path=""), []).append(each)
+    for record in left:
+        path = tupled(record.role, record.path)
+        keys = [record.key._replace(path="" if path is None else path)]
+        keys = [key for each in keys for key in (_renamed(each, renamings), each) if key]
+        found = [candidate.get(key) for key in keys if path is not None]
+        if counted[record.key._replace(path="")] == 1:
+            calls = (alone.get(key._replace(path=""), []) for key in keys)
+            found += [each[0] for each in calls if len(each) == 1 and _is_field(record, each[0])]
+        other = next((each for each in found if each is not None), None)
         if other is not None and other.shape == record.shape:
             partners[record.key] = other
     return partners
+
+
+def _is_field(one: Record, other: Record) -> bool:
+    """Whether one side's value is a named field of what is returned, and the other's all of it."""
+    first, second = sorted((one.path, other.path))
+    return first == "" and second.isidentifier()
 
 
 def _by_name(record: Record, own: Signatures, other: Signatures) -> Key:

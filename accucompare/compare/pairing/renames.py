@@ -177,16 +177,6 @@ def read_maps(maps: str | Iterable[str]) -> tuple[list[Renaming], bool]:
     return [Renaming.parse(text) for text in texts if text != AUTO], AUTO in texts
 
 
-def options(maps: Iterable[str]) -> str:
-    """Maps as options of the command line."""
-    return " ".join(f"--map {shlex.quote(text)}" for text in maps)
-
-
-def advice(maps: Sequence[str]) -> str:
-    """The words that suggest maps; ``""`` if there are none."""
-    return f"; try {options(maps)}, or --map auto" if maps else ""
-
-
 def signatures_of(golden: Model, own: Model) -> tuple[Signatures, Signatures]:
     """The positional parameters of each class's ``forward``, as far as the manifests have them."""
     return golden.get("signatures") or {}, own.get("signatures") or {}

@@ -1,6 +1,15 @@
-"""One model run again: in other batches, and as it was. What of it changed?"""
+"""One model run again: in other batches, with a cache, and as it was. What of it changed?"""
 
 from accucompare.compare.reruns.batch_axes import BatchAxes
+from accucompare.compare.reruns.decode_facts import (
+    DecodeAnswer,
+    Decoded,
+    DecodeOutcome,
+    DecodeWay,
+    LayerDecoded,
+    NotDecodedWhy,
+    TokenDifference,
+)
 from accucompare.compare.reruns.invariance_facts import (
     Invariance,
     InvarianceAnswer,
@@ -21,23 +30,40 @@ from accucompare.compare.reruns.repeat_facts import (
     Replays,
 )
 from accucompare.compare.reruns.repeated_runs import RepeatedRuns
+from accucompare.compare.reruns.token_values import (
+    TokenErrors,
+    keys_seen,
+    over_limits,
+    token_errors,
+)
 
 __all__ = [
     "BatchAxes",
+    "DecodeAnswer",
+    "DecodeOutcome",
+    "DecodeWay",
+    "Decoded",
     "Disagreement",
     "Disagreements",
     "Invariance",
     "InvarianceAnswer",
     "LayerChange",
+    "LayerDecoded",
     "LayerVariation",
+    "NotDecodedWhy",
     "NotReplayedWhy",
     "NotVariedWhy",
     "Repeated",
     "RepeatedAnswer",
     "RepeatedRuns",
     "Replays",
+    "TokenDifference",
+    "TokenErrors",
     "Variant",
     "VariantOutcome",
     "Variation",
     "VariedRuns",
+    "keys_seen",
+    "over_limits",
+    "token_errors",
 ]

@@ -34,7 +34,7 @@ from accucompare.compare.rows.rows import (
     Status,
     Verdict,
 )
-from accucompare.compare.rows.same_model import other_model
+from accucompare.compare.rows.same_model import less_than_half, other_model
 from accucompare.compare.rows.written_values import (
     buffer_of,
     is_buffer,
@@ -66,6 +66,7 @@ __all__ = [
     "is_operator",
     "is_option",
     "is_wrong",
+    "less_than_half",
     "nbytes",
     "never_called",
     "one_sided_writes",

@@ -9,9 +9,10 @@ import msgspec
 
 from accucompare.bundle.format import DEVICE_DIGEST, SERIES_ROLES, Record
 from accucompare.compare.constants import NEAR
+from accucompare.compare.limit_facts import JudgedLimit
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
-from accucompare.compare.remarks import JudgedLimit, PairRemark
+from accucompare.compare.remarks import PairRemark
 
 
 class Status(str, Enum):

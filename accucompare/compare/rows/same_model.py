@@ -24,7 +24,7 @@ def other_model(
         renamings: of golden's layers.
     """
     ours, theirs = (side.get("parameters") or {} for side in (golden, candidate))
-    if not ours or not theirs or not _less_than_half(*_parameters_alike(ours, theirs, renamings)):
+    if not ours or not theirs or not less_than_half(*_parameters_alike(ours, theirs, renamings)):
         return None
     own = [row for row in rows if row.record is not None and not is_operator(row.record)]
     alike = sum(
@@ -33,7 +33,7 @@ def other_model(
         and row.golden.shape == row.candidate.shape
         for row in own
     )
-    return OtherModel(alike, len(own)) if _less_than_half(alike, len(own)) else None
+    return OtherModel(alike, len(own)) if less_than_half(alike, len(own)) else None
 
 
 def _parameters_alike(
@@ -47,5 +47,6 @@ def _parameters_alike(
     return alike, len(golden) + len(candidate) - len(partners)
 
 
-def _less_than_half(part: int, whole: int) -> bool:
+def less_than_half(part: int, whole: int) -> bool:
+    """Whether so few are alike that it is another model."""
     return 2 * part < whole

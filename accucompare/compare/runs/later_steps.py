@@ -20,8 +20,9 @@ import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Manifest, Role, StepSeries
 from accucompare.compare.constants import TOGETHER
+from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits import floor, precision_of, ratio_limit
-from accucompare.compare.remarks import BareRemark, FreeUpdates, LimitKind, LimitOfKind
+from accucompare.compare.remarks import BareRemark, FreeUpdates
 from accucompare.compare.rows import PairOutcome, Reason, Task, Verdict
 from accucompare.errors import BundleError
 

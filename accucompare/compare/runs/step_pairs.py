@@ -139,7 +139,11 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
     # another optimizer class, such as a device's fused one
     if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):
         rates = dict(zip(ours.lr, rates.values(), strict=True))
+    # as many rates for other groups: what tells the groups apart is no rate
+    one_rate = len({*ours.lr.values(), *rates.values()}) == 1
     for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
+        if one_rate and ours.lr and rates:
+            break
         both = ours.lr.get(name), rates.get(name)
         if None in both or not math.isclose(both[0] or 0.0, both[1] or 0.0, rel_tol=SAME_RATE):
             yield Setting.LR, name, *both

@@ -24,6 +24,7 @@ import numpy as np
 from accucompare.bundle.format import TRAINING_ROLES, Layout, Record, Role, StepSeries
 from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
 from accucompare.compare.judging import judge_pair
+from accucompare.compare.limit_facts import DefaultOfDtype, LimitOrigin, LimitSource
 from accucompare.compare.limits import (
     CEILING,
     COARSE,
@@ -36,13 +37,7 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Blocks, Metrics, measure_pair
 from accucompare.compare.origins import not_fed
-from accucompare.compare.remarks import (
-    BareRemark,
-    BeyondLikeBaseline,
-    DefaultOfDtype,
-    LimitOrigin,
-    LimitSource,
-)
+from accucompare.compare.remarks import BareRemark, BeyondLikeBaseline
 from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, Verdict, is_operator
 from accucompare.compare.runs.ladder import asked_of, coarsest, series_of
 from accucompare.compare.runs.parting import Parting

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -30,7 +31,7 @@ from accucompare.live.around.sources import (
 )
 from accucompare.live.modules import Modules, class_of, name_modules
 from accucompare.live.values import round_tensor, to_host
-from accucompare.numbers import DTYPES, fingerprint
+from accucompare.numbers import DTYPES, Array, RowHashes, fingerprint
 from accucompare.text import without_credentials
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
@@ -74,7 +75,8 @@ def describe_tensors(
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
         if id(tensor) not in described:
-            entry = described[id(tensor)] = _describe_tensor(tensor)
+            holder = modules.named[name.rpartition(".")[0]] if kind == "parameters" else None
+            entry = described[id(tensor)] = _describe_tensor(tensor, holder)
             shard = None if shard_of is None else shard_of(tensor)
             if shard is not None and shard.holds(tuple(entry["shape"])):
                 entry["shard"] = msgspec.to_builtins(shard)
@@ -116,12 +118,40 @@ def describe_classes(modules: Modules) -> dict[str, Any]:
     }
 
 
-def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+def _describe_tensor(tensor: torch.Tensor, holder: nn.Module | None) -> dict[str, Any]:
+    """A tensor's entry; ``holder``: the module that has it as a parameter, if it may be fused."""
     host = to_host(tensor)
-    digests = (
-        {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_tensor)
-    )
-    return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
+    entry: dict[str, Any] = {"dtype": host.dtype, "shape": list(host.shape), "digests": {}}
+    if host.array is None:
+        return entry
+    along = _hashed_along(tensor, holder) if host.array.size else ()
+    entry["digests"], rows = _digested(host.array, host.dtype, "rows" in along)
+    if rows is not None:
+        entry["rows"] = rows.to_json()
+    if "columns" in along:
+        turned = np.ascontiguousarray(host.array.swapaxes(-1, -2))
+        _, columns = _digested(turned, host.dtype, True)
+        assert columns is not None
+        entry["columns"] = columns.to_json()
+    return entry
+
+
+def _digested(array: Array, dtype: str, by_rows: bool) -> tuple[dict[str, str], RowHashes | None]:
+    """A tensor's fingerprint, and its rows' digests if these are asked for."""
+    width = array.shape[-1] if array.ndim > 1 else 1
+    rows = RowHashes(array.size // width, width) if by_rows else None
+    return fingerprint(array, DTYPES[dtype], round_tensor, rows), rows
+
+
+def _hashed_along(tensor: torch.Tensor, holder: nn.Module | None) -> tuple[str, ...]:
+    """Along what a parameter may be made up of other ones: a linear layer along its rows; what may
+    be held transposed, as by GPT-2's Conv1D or stacked experts, along its columns, too."""
+    if holder is None or "Embedding" in class_of(holder).__name__ or not 0 < tensor.dim() < 4:
+        return ()
+    if tensor.dim() == 1:  # a bias; a norm's weight stands alone
+        several = any(each is not None and each.dim() > 1 for each in holder._parameters.values())
+        return ("rows",) if several else ()
+    return ("rows",) if isinstance(holder, nn.Linear) else ("rows", "columns")
 
 
 def _training(module: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from accucompare.live.modules.hooks import (
     arguments_of,
     in_backward,
     listens,
+    only_holds_modules,
 )
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
@@ -58,6 +59,7 @@ __all__ = [
     "listens",
     "name_modules",
     "observed_functions",
+    "only_holds_modules",
     "plain_numbers",
     "points",
     "put_together",

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -141,25 +141,30 @@ class Listener(Generic[_C]):
     def _put_on(self) -> None:
         unsaved.hide()
         for name, module in self._modules.named.items():
-            before = Hook(self, functools.partial(self._before, name), name)
-            after = Hook(self, functools.partial(self._after, name), name)
-            # through nn.Module: a ScriptModule blocks the method, but runs the hooks when called
-            # from Python
-            self._handles.append(
-                nn.Module.register_forward_pre_hook(module, before, with_kwargs=True)
-            )
-            self._handles.append(
-                nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
-            )
-            self._last[name] = self._handles[-1].id
-            if self.sees_returns:
-                returned = Hook(self, self._returned, name)
-                self._handles.append(
-                    nn.Module.register_forward_hook(module, returned, prepend=True)
-                )
-            if self.sees_made:
-                made = Hook(self, self._made, name)
-                self._handles.append(nn.Module.register_forward_hook(module, made, prepend=True))
+            if name not in self._modules.hidden:
+                self._hook(name, module)
+
+    def see(self, names: Iterable[str]) -> None:
+        """Put hooks on modules that were hidden until now."""
+        for name in names:
+            self._hook(name, self._modules.named[name])
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        before = Hook(self, functools.partial(self._before, name), name)
+        after = Hook(self, functools.partial(self._after, name), name)
+        # through nn.Module: a ScriptModule blocks the method, but runs the hooks when called from
+        # Python
+        self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+        self._handles.append(
+            nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
+        )
+        self._last[name] = self._handles[-1].id
+        if self.sees_returns:
+            returned = Hook(self, self._returned, name)
+            self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
+        if self.sees_made:
+            made = Hook(self, self._made, name)
+            self._handles.append(nn.Module.register_forward_hook(module, made, prepend=True))
 
     def _take_off(self) -> None:
         if self._handles:
@@ -190,7 +195,9 @@ class Listener(Generic[_C]):
         return [
             name
             for name, module in self._modules.named.items()
-            if name not in self.called and not _only_holds_modules(module)
+            if name not in self.called
+            and name not in self._modules.hidden
+            and not only_holds_modules(module)
         ]
 
     def running(self) -> _C | None:
@@ -353,7 +360,7 @@ class Hook(Unsaved):
         return None if listener.idle() else listener.run(self._act, self._name, arguments)
 
 
-def _only_holds_modules(module: nn.Module) -> bool:
+def only_holds_modules(module: nn.Module) -> bool:
     """Whether a module has no forward and no tensors of its own, as a ``ModuleList``."""
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
     callable_ = "forward" in vars(module) or forward is not nn.Module.forward

@@ -37,11 +37,13 @@ class Modules:
             activation checkpointing) are left out, so names are the same with and without them.
         aliases: further names of modules, each with the first name.
         wrappers: the wrappers that were left out.
+        hidden: modules inside of regions, which run as one: their calls are not seen.
     """
 
     named: dict[str, nn.Module] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     wrappers: list[nn.Module] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(``"parameters"`` or ``"buffers"``, qualified name, tensor), tied ones for every name."""

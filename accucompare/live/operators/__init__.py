@@ -1,7 +1,7 @@
 """Operators as they are called, their schemas, and random ones."""
 
 from accucompare.live.operators import entrances
-from accucompare.live.operators.dispatch import Inside
+from accucompare.live.operators.dispatch import Inside, without_dispatch
 from accucompare.live.operators.entrances import running_steps
 from accucompare.live.operators.fallbacks import noting_fallbacks
 from accucompare.live.operators.operator_calls import CallMode, calls_models, is_caller, source_line
@@ -39,4 +39,5 @@ __all__ = [
     "random_state_kept",
     "running_steps",
     "source_line",
+    "without_dispatch",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,38 @@ import torch
 
 from accucompare.bundle.format import Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
-from accucompare.recorder.feeding.copies import in_place_of
+from accucompare.recorder.feeding.copies import copy_like, in_place_of
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
 
 #: From an output's path and the gradient that arrives there: what the backward goes on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def two_alike(
+    parts: Sequence[tuple[str, Any]],
+) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:
+    """Pairs of a value's floating tensors of one shape and type."""
+    plain = [
+        (path, part)
+        for path, part in parts
+        if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() > 1
+    ]
+    for one, other in itertools.combinations(plain, 2):
+        if (
+            one[1].shape == other[1].shape
+            and one[1].dtype == other[1].dtype
+            and (one[1] is not other[1])
+        ):
+            yield one, other
+
 
 #: The role of a value's gradient, by the role of the value.
 _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
@@ -57,6 +79,8 @@ class Feeding(GoldenValues):
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
         self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
+        #: by class, role and paths: values that the model carries as two terms of golden's
+        self._sums: set[tuple[str, Role, str, str]] = set()
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -69,6 +93,7 @@ class Feeding(GoldenValues):
         """
         lent, memory, seen = Lent(), Memory(), Counter[str]()
         found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
+        self._keep_indices(place, (args, kwargs), found, memory)
         new = [
             self._put(place, given, by_path, lent.containers)
             for given, by_path in zip((args, kwargs), found, strict=True)
@@ -192,9 +217,17 @@ class Feeding(GoldenValues):
     ) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path. Missing ones are noted."""
         self.load(place.step)
+        every = list(leaves(value))
         by_path: dict[str, Any] = {}
-        for path, part in leaves(value):
+        terms = self._terms(place, every, memory)
+        for path, part in every:
             seen[path] += 1
+            if seen[path] == 1 and path in terms:
+                if (term := terms[path]) is None:
+                    self.pass_on(place, path, "golden has one value where these are two")
+                else:
+                    by_path[path] = term
+                continue
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
             found = self.golden_value(
                 place, recorded, part, memory, seen, self._exchange(place, recorded, arrives)
@@ -204,6 +237,67 @@ class Feeding(GoldenValues):
             elif found is not None and by_path.setdefault(path, found) is not found:
                 self.pass_on(place, recorded, "another value has the same path")
         return by_path
+
+    def _keep_indices(
+        self, place: FedPlace, given: Sequence[Any], found: Sequence[dict[str, Any]], memory: Memory
+    ) -> None:
+        """Leave a call its own indices and counts where it keeps other rows than golden's, such as
+        those of tokens that were dropped: golden's would not fit them.
+
+        Args:
+            found: golden's values for what was ``given``, by path; changed, as is ``memory``.
+        """
+        parts = [[*leaves(each)] for each in given]
+        if not any(
+            _is_of_numbers(part) and path not in by_path and self.has_other_shape(place, path, part)
+            for own, by_path in zip(parts, found, strict=True)
+            for path, part in own
+        ):
+            return
+        why = "another argument of the call has not golden's shape, and this may index it"
+        for own, by_path in zip(parts, found, strict=True):
+            for path, part in own:
+                if path in by_path and not _is_of_numbers(part):
+                    del by_path[path]
+                    self.pass_on(place, path, why)
+        for key, (arrived, _) in [*memory.items()]:
+            if not _is_of_numbers(arrived):
+                del memory[key]
+
+    def _class_of(self, name: str) -> str:
+        return type(self._modules.named[name]).__name__
+
+    def _terms(
+        self, place: FedPlace, parts: Sequence[tuple[str, Any]], memory: Memory
+    ) -> dict[str, torch.Tensor | None]:
+        """By path, golden's value twice and less once for two that carry it as terms of their sum;
+        ``None`` if neither these nor the first are near it.
+
+        These are exact, unlike, and neither is zero: using one twice, or not at all, shows."""
+        found: dict[str, torch.Tensor | None] = {}
+        for (one, first), (other, second) in two_alike(parts):
+            held = [self.record_of(place, path, {}) for path in (one, other)]
+            if None not in held or held == [None, None] or found.keys() & {one, other}:
+                continue
+            record = held[0] or held[1]
+            assert record is not None
+            if record.member is None or record.shape != tuple(first.shape):
+                continue
+            golden, kind = self.read(record), (self._class_of(place.name), place.role, one, other)
+            if kind not in self._sums:
+                values = [
+                    each.detach().to("cpu", torch.float64) for each in (golden, first, second)
+                ]
+                if not is_sum(*(each.numpy() for each in values)):
+                    if (values[1] - values[0]).norm() > TELLS_LAYOUT * values[0].norm():
+                        found |= {one: None, other: None}
+                    continue
+                self._sums.add(kind)
+            for path, part, times in ((one, first, 2), (other, second, -1)):
+                term = copy_like(part, golden * times)
+                memory[id(part), record.dtype, record.digest] = part, term
+                found[path] = term
+        return found
 
     def _put(
         self,
@@ -223,3 +317,8 @@ class Feeding(GoldenValues):
             self.pass_on(place, path, why)
         self.fed += len(by_path) - len(lost)
         return new
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether a value is a tensor of numbers that stand for themselves: no indices, no mask."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from accucompare.asked import try_maps
 from accucompare.bundle.format import Manifest, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import (
-    Renaming,
-    SharedNames,
-    advice,
-    counterparts,
-    propose,
-    renamed_model,
-)
+from accucompare.compare.pairing import Renaming, SharedNames, counterparts, propose, renamed_model
 from accucompare.errors import UsageError
 from accucompare.numbers import same_fingerprint
 from accucompare.places import Place, place_of
@@ -106,7 +100,7 @@ def check_model(
     named = [{name for name in table.get("modules", ()) if name} for table in (theirs, model)]
     if any(named) and not named[0] & named[1]:
         names = " and ".join(f"{min(each)!r}" if each else "nothing" for each in named)
-        cure = advice(propose(described, model, renamings))
+        cure = try_maps(propose(described, model, renamings))
         raise UsageError(
             f"{golden.path}: is of another model: no module has the same name (golden and this"
             f" model have such as {names}){cure}"
@@ -153,7 +147,7 @@ def check_model(
                     continue
                 sides = ("golden", "the model") if name in of_golden else ("the model", "golden")
                 which = f"{sides[0]} has it, {sides[1]} lacks it"
-                cure = advice(propose(described, model, renamings)) or cure
+                cure = try_maps(propose(described, model, renamings)) or cure
             elif cut and not _is_whole(of_golden[name], ours[name]):
                 continue
             elif same_fingerprint(of_golden[name], ours[name]) is False:

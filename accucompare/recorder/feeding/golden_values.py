@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ class GoldenValues:
         self._rank = rank
         self._modules = modules
         self._parts = parts
+        #: golden's records as the model has them, where one of the two has fused layers
+        self.translated: Callable[[list[Record]], list[Record]] = lambda records: records
         self._step: int | None = None
         self._first: int | None = None  # the first step that was loaded
         theirs = golden.manifests[rank].model
@@ -103,6 +105,7 @@ class GoldenValues:
         self._operators: dict[tuple[str, int], list[Record]] = {}
         self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
+        self._alone: dict[tuple[str, int, Role], list[Record]] = {}  # outputs, by call
         # by step, see _parameters_before; and one step, see _left_by
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
         self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})
@@ -116,7 +119,7 @@ class GoldenValues:
 
     def golden_tensor(self, record: Record) -> torch.Tensor | None:
         """A record of golden's as it will be given, on the CPU; ``None`` if it holds no tensor."""
-        return None if record.member is None else self._read(record)
+        return None if record.member is None else self.read(record)
 
     def notes(self) -> list[str]:
         reasons: dict[str, list[str]] = {}
@@ -179,7 +182,7 @@ class GoldenValues:
         if found is None and not update:
             found = self._left_by(step - 1).get((name, path))
         fits = found is not None and not _misfit(found, tensor)
-        return copy_like(tensor, self._read(found)) if found is not None and fits else None
+        return copy_like(tensor, self.read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
         """Golden's parameters that changed after the step's last update, by name and path."""
@@ -219,6 +222,14 @@ class GoldenValues:
         """Whether golden has this one value."""
         return (place.name, place.call, place.role, path) in self._records
 
+    def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
+        """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
+        record = self._records.get((place.name, place.call, place.role, path))
+        record = record or self._by_argument(place, path, {})
+        if record is None:
+            return self._parts is not None and self.has(place) and tensor.dim() > 0
+        return record.shape != tuple(tensor.shape)
+
     def golden_value(
         self,
         place: FedPlace,
@@ -237,9 +248,7 @@ class GoldenValues:
         """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe_value(value)}, which cannot be looked into"
-        record = self._records.get((place.name, place.call, place.role, path))
-        record = record or self._by_argument(place, path, seen or {})
-        record = record or self._in_a_tuple(place, path)
+        record = self.record_of(place, path, seen or {})
         if record is None:
             missing = f"golden has no such {'value' if self.has(place) else 'call'}"
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
@@ -250,13 +259,21 @@ class GoldenValues:
         key = (id(value), record.dtype, record.digest)
         # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
-            golden = self._read(record)
+            golden = self.read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
+
+    def record_of(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
+        """Golden's record of one part of a value, in the loaded step."""
+        return (
+            self._records.get((place.name, place.call, place.role, path))
+            or self._by_argument(place, path, seen)
+            or self._in_a_tuple(place, path)
+        )
 
     def _by_argument(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
         """Golden's record of an input that is positional on one side and a keyword on the other."""
@@ -273,7 +290,11 @@ class GoldenValues:
         """Golden's record of an output that is in a tuple on one side only."""
         other = tupled(place.role, path)
         key = (place.name, place.call, place.role, other or "")
-        return None if other is None else self._records.get(key)
+        found = None if other is None else self._records.get(key)
+        if found is None and not path and place.role in (Role.OUTPUT, Role.GRAD_OUTPUT):
+            alone = self._alone.get((place.name, place.call, place.role), [])
+            found = alone[0] if len(alone) == 1 else None
+        return found
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
         """Golden's value as a Python number, or why there is none; ``None`` if it is equal."""
@@ -291,7 +312,7 @@ class GoldenValues:
         except Exception:  # a user's class may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
 
-    def _read(self, record: Record) -> torch.Tensor:
+    def read(self, record: Record) -> torch.Tensor:
         """A record's values; floating ones rounded, if that was asked for."""
         golden = from_bits(self._golden.raw(record), record.dtype)
         if self._rounded is None or not golden.is_floating_point():
@@ -330,12 +351,15 @@ class GoldenValues:
         self._arguments = {}
         self._operators = {}
         self._written = {}
+        self._alone = {}
         ours, theirs = self._signatures
         for name, record in records:
             if record.role in OPERATOR_ROLES:
                 self._operators.setdefault((name, record.call), []).append(record)
             elif record.role in WRITTEN_ROLES:
                 self._written.setdefault((name, record.call, record.role), []).append(record.path)
+            elif record.role in (Role.OUTPUT, Role.GRAD_OUTPUT):
+                self._alone.setdefault((name, record.call, record.role), []).append(record)
             elif record.role is Role.INPUT:
                 path = argument_path(
                     record.path, theirs.get(record.type) or ours.get(record.type) or ()
@@ -356,7 +380,7 @@ class GoldenValues:
         ]
         if not entries:
             return None
-        found = self._golden.step_records(self._rank, entries[0])
+        found = self.translated(self._golden.step_records(self._rank, entries[0]))
         named = (
             [self._named(record) for record in found]
             if self._parameters

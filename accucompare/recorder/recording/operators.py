@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from accucompare.bundle.format import Role
+from accucompare.live.modules import Call, Listener
 from accucompare.live.operators import (
     LEFT_OUT,
     NO_VALUES,
@@ -39,32 +40,40 @@ from accucompare.live.values import Scalar, leaves, replaced
 from accucompare.recorder.feeding import Memory, OperatorFeed
 
 
-class OperatorSink(Protocol):
-    """Records the operators of one module call."""
-
-    def listening(self) -> bool:
-        """Whether the code that runs is the module's own, not a child's or a hook's."""
-
-    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Run recording's work; an error gives ``None`` and is noted (raised in a fed capture)."""
-
-    def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
-        """Record one value."""
-
-
 class Operators(CallMode):  # type: ignore[no-untyped-call]
     """Sees the operators of one module call, below autograd and autocast, above emulation.
 
     Without autograd, as in inference mode, composite operators arrive whole: it sees their parts.
     """
 
-    def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:
+    def __init__(
+        self,
+        listener: Listener[Any],
+        call: Call,
+        record: Callable[[Any, Role, str, Any, str, str], None],
+        feed: OperatorFeed | None,
+    ) -> None:
+        """
+        Args:
+            listener: of the module call.
+            record: is given the call, and of a value the role, path, operator and source line.
+        """
         super().__init__()
-        self._sink = sink
+        self._listener = listener
+        self._module_call = call
+        self._add = record
         self._feed = feed
         self._counts: Counter[str] = Counter()
         self._blank = Blank()
         self._inside = Inside("CPU", "CUDA", "PrivateUse1")
+
+    def _is_own(self) -> bool:
+        """Whether the code that runs is the module's own, not a child's or a hook's."""
+        return self._listener.is_running(self._module_call)
+
+    def _do(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Run recording's work; an error gives ``None`` and is noted (raised in a fed capture)."""
+        return self._listener.run(act, self._module_call.name, arguments)
 
     def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = known_of(op)
@@ -78,16 +87,16 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         unread = self._unread(known, args, kwargs) if known.written else known.unread
         line = (
             source_line(folders=1)
-            if self.entered and not known.left_out and self._sink.listening()
+            if self.entered and not known.left_out and self._is_own()
             else None
         )
         if line is None:
             return op(*args, **kwargs)
         call = _Call(op, known, line, args, kwargs, unread)
         if self._feed is None:
-            self._sink.do(self._record_inputs, call)
+            self._do(self._record_inputs, call)
             result = op(*args, **kwargs)
-            self._sink.do(self._record_outputs, call, result)
+            self._do(self._record_outputs, call, result)
             return result
         return self._fed(call, self._feed)
 
@@ -104,7 +113,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
 
     def _fed(self, call: _Call, feed: OperatorFeed) -> Any:
         """Run an operator on golden's values, and return golden's."""
-        matched, by_path = self._sink.do(self._feed_inputs, call, feed)
+        matched, by_path = self._do(self._feed_inputs, call, feed)
         given = replaced(call.named, by_path)
         result = call.op(
             *(given[name] for name in call.positional),
@@ -115,17 +124,17 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             is_plain(part) and part.untyped_storage()._cdata in copies
             for part in call.computed(result)
         ):
-            self._sink.do(
+            self._do(
                 feed.feed.pass_on,
                 feed.place(Role.OP_OUTPUT),
                 call.id,
                 "it is what went in, under another name",
             )
             by_path, matched, result = {}, False, call.op(*call.args, **call.kwargs)
-        self._sink.do(self._record_outputs, call, result)
+        self._do(self._record_outputs, call, result)
         if not matched:
             return result
-        return self._sink.do(self._feed_outputs, call, feed, result)
+        return self._do(self._feed_outputs, call, feed, result)
 
     def _record_inputs(self, call: _Call) -> None:
         call.number = self._counts[call.name]
@@ -137,7 +146,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
 
     def _record(self, role: Role, call: _Call, parts: Iterable[tuple[str, Any]]) -> None:
         for path, value in parts:
-            self._sink.add(role, call.path(path), value, call.name, call.line)
+            self._add(self._module_call, role, call.path(path), value, call.name, call.line)
 
     def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
         """Record what arrived; return golden's values by path. Written arguments get them now."""

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -89,7 +88,7 @@ class Recorder(Listener[RecordedCall]):
         # storages of parameters and buffers, if operators are fed
         self._state: frozenset[int] = frozenset()
         self._maker = maker
-        self._functions = FunctionsRun()
+        self.functions = FunctionsRun()  # of the first outermost call of each module
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training, layouts)
@@ -108,21 +107,6 @@ class Recorder(Listener[RecordedCall]):
         self._known_second_runs = 0  # running second runs that need nothing
         # whether calls were made in a backward, and not by torch.utils.checkpoint
         self._ran_in_backward = False
-
-    @property
-    def files_run(self) -> set[str]:
-        """Files of the functions that ran in the first outermost call of each module."""
-        return self._functions.files
-
-    @property
-    def called_compiled(self) -> bool:
-        """Whether one of those functions was compiled by ``torch.compile``."""
-        return self._functions.compiled
-
-    @property
-    def all_files_seen(self) -> bool:
-        """Whether all files were seen; another profiler hides some."""
-        return not self._functions.disturbed
 
     def training_notes(self) -> list[str]:
         trained = self._updates if self._roles & {*TRAINING_ROLES} else None
@@ -156,11 +140,17 @@ class Recorder(Listener[RecordedCall]):
     def holds_records(self) -> bool:
         return bool(self._roles)
 
-    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What runs within is no code of the model, such as a compiler."""
         running = self._functions.running
+        here = running is not None and running == threading.get_ident()
+        return self._functions.paused() if here else contextlib.nullcontext()
+
+    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+        running = self.functions.running
         if running is None or running != threading.get_ident():
             return super().run(act, name, arguments)
-        with self._functions.paused():
+        with self.functions.paused():
             return super().run(act, name, arguments)
 
     def install(self, steps: Steps | None = None) -> None:
@@ -188,7 +178,7 @@ class Recorder(Listener[RecordedCall]):
         if self._backward is not None:
             self._backward.remove()
         self._updates.remove()
-        self._functions.stop()
+        self.functions.stop()
 
     def _record_computed(self) -> None:
         """Record the buffers that the model computes itself, once per capture."""
@@ -234,7 +224,7 @@ class Recorder(Listener[RecordedCall]):
             self._updates.model_begins()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
-                self._functions.start()
+                self.functions.start()
         given = [*arguments_of(args, kwargs)]
         if self._layouts is not None:
             self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
@@ -343,7 +333,7 @@ class Recorder(Listener[RecordedCall]):
             call.notes_lines = False
             self._lines.end()
         if call.parent is None:
-            self._functions.stop()
+            self.functions.stop()
 
     def idle(self) -> bool:
         """Whether hooks have nothing to do. In a backward, they act in second runs only."""
@@ -381,7 +371,9 @@ class Recorder(Listener[RecordedCall]):
         if self._feed is not None:
             self.listening = False
             self.failure = (
-                error if isinstance(error, AccucompareError) else _as_failure(error, place)
+                error
+                if isinstance(error, AccucompareError)
+                else CaptureError(f"{place}: could not be fed: {type(error).__name__}: {error}")
             )
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
@@ -405,7 +397,7 @@ class Recorder(Listener[RecordedCall]):
                     tensor for *_, tensor in self._modules.tensors()
                 )
                 feed = OperatorFeed(self._feed, self.step, call.name, call.index, self._state)
-            call.operators = Operators(_Inside(self, call), feed)
+            call.operators = Operators(self, call, self.add_operator, feed)
             call.operators.enter()
 
     def _is_selected(self, call: RecordedCall) -> bool:
@@ -536,22 +528,3 @@ class Recorder(Listener[RecordedCall]):
         how: How = PLAINLY,
     ) -> None:
         self._maker.make(self.step, call, role, path, value, operator, line, how)
-
-
-@dataclass(frozen=True)
-class _Inside:
-    recorder: Recorder
-    call: RecordedCall
-
-    def listening(self) -> bool:
-        return self.recorder.is_running(self.call)
-
-    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        return self.recorder.run(act, self.call.name, arguments)
-
-    def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
-        self.recorder.add_operator(self.call, role, path, value, operator, line)
-
-
-def _as_failure(error: Exception, place: str) -> CaptureError:
-    return CaptureError(f"{place}: could not be fed: {type(error).__name__}: {error}")

@@ -22,7 +22,6 @@ from accucompare.bundle.writing import LENT
 from accucompare.live.autograd import (
     Observer,
     Parameter,
-    gradient_state,
     observe_backward,
     observe_backward_no_more,
     parameters_of,
@@ -32,6 +31,7 @@ from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, local_part
 from accucompare.recorder.recording.between_updates import Between
+from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
 from accucompare.recorder.recording.main_grad import MAIN_GRAD, MAIN_PARAMETER, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
@@ -75,7 +75,7 @@ class Updates:
         self._layouts = layouts
         self._golden = golden
         self._series = SeriesRecorder()
-        self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
+        self.parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._steps_copies = False
         self._count = 0  # of updates in this step
         # ids of what the last update stepped, until something else happens
@@ -88,15 +88,11 @@ class Updates:
         # how often each was recorded for the next update
         self._times: Counter[int] = Counter()
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
-        # ids of parameters whose gradient was clipped for the next update
-        self._clipped: set[int] = set()
         self._before: dict[int, _Before] = {}
-        self._after_hooks: Any = None  # of the running update, after the user's own
         self._held = {
-            id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)
+            id(each.tensor) for optimizer in training.optimizers for each in self.held_by(optimizer)
         }
         self._updated: set[int] = set()
-        self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
         # whether any optimizer stepped in this step, even of other parameters
         self._any_update = False
         # each parameter's count of writes when the step began
@@ -108,12 +104,7 @@ class Updates:
         self._others: dict[str, None] = {}
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
-        self._observed: list[tuple[Any, str, entrances.Before]] = [
-            (*place, functools.partial(self._clipping, callers))
-            for place, callers in entrances.clipping().items()
-        ]
-        for kind in entrances.scalers(training.scaler):
-            self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
+        self._clipping = Clipping(self, sink, self._series, training.scaler)
 
     @property
     def backwards(self) -> int:
@@ -137,7 +128,7 @@ class Updates:
             )
         idle = [
             each
-            for key, each in self._parameters.items()
+            for key, each in self.parameters.items()
             if key not in self._updated and each.tensor.requires_grad
         ]
         if not idle or not self._updated:
@@ -158,17 +149,14 @@ class Updates:
             register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
         ]
         observe_backward(self._observer)
-        for owner, name, act in self._observed:
-            entrances.observe_function(owner, name, act)
+        self._clipping.install()
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._leave_hooks()
+        self._clipping.remove()
         observe_backward_no_more(self._observer)
-        for owner, name, act in self._observed:
-            entrances.observe_function_no_more(owner, name, act)
         self._before.clear()
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
@@ -183,7 +171,7 @@ class Updates:
                 before not in (-1, now) for before, now in versions
             )
         if self._any_update:
-            for key, each in self._parameters.items():
+            for key, each in self.parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
                     grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
@@ -197,7 +185,8 @@ class Updates:
         self._between.next_step()
         self._any_update = False
         self._versions, self._backwards = self._written(), self._series.backwards
-        for each in (self._recorded, self._times, self._told, self._clipped, self._before):
+        self._clipping.next_step()
+        for each in (self._recorded, self._times, self._told, self._before):
             each.clear()
 
     @property
@@ -207,7 +196,7 @@ class Updates:
 
     def _written(self) -> list[int]:
         """Each parameter's count of writes; -1 if there is no count, or no value yet."""
-        tensors = (each.tensor for each in self._parameters.values())
+        tensors = (each.tensor for each in self.parameters.values())
         return [
             -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
             for tensor in tensors
@@ -221,14 +210,14 @@ class Updates:
         self._started = self._count
         self._note_changed()
         if self._golden is not None:
-            for each in self._parameters.values():
+            for each in self.parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
-            self._between.leave(each for each in self._parameters.values() if each in self._between)
+            self._between.leave(each for each in self.parameters.values() if each in self._between)
         # parameters that change without an optimizer: averages, updates by hand
         if torch.is_grad_enabled():
             others = (
                 each
-                for key, each in self._parameters.items()
+                for key, each in self.parameters.items()
                 if key not in self._held and each not in self._between
             )
             self._between.leave(
@@ -242,7 +231,7 @@ class Updates:
         call in this step.
         """
         changed = self._between.changed()
-        for key, each in self._parameters.items():
+        for key, each in self.parameters.items():
             place = each.owner, self._count, each.own + when
             if key in changed or (
                 self._golden is not None
@@ -265,40 +254,41 @@ class Updates:
 
         The parameters that a distributed one steps on other ranks only are none of this rank's."""
         given = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        if any(id(tensor) in self._parameters for tensor in given):
+        if any(id(tensor) in self.parameters for tensor in given):
             return
         found: dict[int, torch.Tensor] = {}
         copies = {
             id(copied): key
-            for key, each in self._parameters.items()
+            for key, each in self.parameters.items()
             if (copied := getattr(each.tensor, MAIN_PARAMETER, None)) is not None
         }
-        starts = sorted((each.tensor.data_ptr(), key) for key, each in self._parameters.items())
+        starts = sorted((each.tensor.data_ptr(), key) for key, each in self.parameters.items())
         for tensor in given:
             at = bisect.bisect(starts, (tensor.data_ptr(), math.inf)) - 1
             key = copies.get(id(tensor), starts[at][1] if at >= 0 else 0)
-            own = self._parameters.get(key)
+            own = self.parameters.get(key)
             if own is not None and (id(tensor) in copies or _shares(tensor, own.tensor)):
                 found[key] = tensor
         if not found:
             return
         kept: dict[int, Parameter] = {}
-        for key, each in self._parameters.items():
+        for key, each in self.parameters.items():
             tensor = found.get(key, each.tensor)
             stepped = None if self._layouts is None else self._layouts.stepped(each.tensor)
             if key in found and self._layouts is not None:
                 self._layouts.steps_instead(tensor, each.tensor)
             if key in found or stepped != 0:
                 kept[id(tensor)] = each._replace(tensor=tensor)
-        self._parameters = kept
+        self.parameters = kept
         self._versions = self._written()
         self._steps_copies = True
 
-    def _of(self, optimizer: Any) -> Iterator[Parameter]:
+    def held_by(self, optimizer: Any) -> Iterator[Parameter]:
+        """The model's parameters that an optimizer steps."""
         for group in optimizer.param_groups:
             for tensor in group["params"]:
-                if id(tensor) in self._parameters:
-                    yield self._parameters[id(tensor)]
+                if id(tensor) in self.parameters:
+                    yield self.parameters[id(tensor)]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
@@ -307,63 +297,17 @@ class Updates:
             self._just_stepped.clear()
             self._guarded(self._series.backward_begins, roots)
 
-    def _clipping(
-        self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if caller in callers:
-            self._guarded(self._clips, {id(each) for _, each in leaves(args)})
-
-    def _clips(self, grads: Collection[int]) -> None:
-        """The gradients with these ids, or of parameters with these, are about to be clipped."""
-        for key, each in self._parameters.items():
-            if each.tensor.grad is not None and {id(each.tensor.grad), key} & {*grads}:
-                self._gradient(each, None)
-                self._clipped.add(key)
-
-    def _scaling(
-        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[Any], None] | None:
-        return (
-            functools.partial(self._guarded, self._scaled, args[0])
-            if self._sink.listening
-            else None
-        )
-
-    def _scaled(self, scaler: Any, result: Any) -> None:
-        if getattr(scaler, "is_enabled", lambda: True)():
-            scale = getattr(scaler, "_scale", None)
-            self._series.scaled(
-                (part for _, part in leaves(result)),
-                scale if isinstance(scale, torch.Tensor) else scaler.get_scale(),
-            )
-
-    def _stepping(
-        self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[Any], None] | None:
-        """A scaler is told to step an optimizer; it skips that if a gradient is not finite."""
-        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-        if not self._sink.listening or optimizer is None:
-            return None
-        before = self._begun[id(optimizer)]
-
-        def stepped(result: Any) -> None:
-            if self._begun[id(optimizer)] == before and any(self._of(optimizer)):
-                self._series.rates(optimizer)
-                self._series.left_out()
-
-        return functools.partial(self._guarded, stepped)
-
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
-        parameters = list(self._of(optimizer))
-        self._begun[id(optimizer)] += 1
+        parameters = list(self.held_by(optimizer))
+        self._clipping.update_begins(optimizer)
         self._any_update = True
         if not parameters:
             self._others[type(optimizer).__name__] = None
-            for key, each in self._parameters.items():
+            for key, each in self.parameters.items():
                 # it steps copies of the parameters
                 if key not in self._held and gradient_of(each.tensor)[1]:
-                    self._gradient(each, None)
+                    self.record_gradient(each, None)
             return
         if self._is_inner(optimizer, parameters):
             self._states(optimizer, parameters, Role.STATE_BEFORE)
@@ -383,57 +327,20 @@ class Updates:
         for each in parameters:
             self._updated.add(id(each.tensor))
             if not closure:  # a closure computes gradients later
-                self._gradient(each, scale)
+                self.record_gradient(each, scale)
             self._parameter(each, self._weight(each) if first else None)
             self._states(optimizer, [each], Role.STATE_BEFORE)
         self._held |= {id(each.tensor) for each in parameters}
         if first:
             held = {id(each.tensor) for each in parameters}
-            for key, each in self._parameters.items():
+            for key, each in self.parameters.items():
                 if key not in held:
                     self._weight(each, recorded=False)
-        self._clipped_to(parameters, scale)
-        # the user's hooks run after this one, and may clip
-        if getattr(optimizer, "_optimizer_step_pre_hooks", None):
-            states = {id(each.tensor): gradient_state(each.tensor) for each in parameters}
-            clips = functools.partial(
-                guarded, self._sink, self._hooks_ran, "an update", parameters, states, scale
-            )
-            self._leave_hooks()  # of a step that has raised
-            self._after_hooks = optimizer.register_step_pre_hook(lambda *_: clips())
-
-    def _leave_hooks(self) -> None:
-        if self._after_hooks is not None:
-            self._after_hooks.remove()
-            self._after_hooks = None
-
-    def _hooks_ran(
-        self,
-        parameters: list[Parameter],
-        states: dict[int, tuple[int, int]],
-        scale: torch.Tensor | None,
-    ) -> None:
-        """The optimizer's own hooks have run; ``states`` are the gradients' from before."""
-        changed = {
-            id(each.tensor)
-            for each in parameters
-            if gradient_state(each.tensor) != states[id(each.tensor)]
-        }
-        if changed:
-            self._clipped |= changed
-            self._clipped_to(parameters, scale)
-
-    def _clipped_to(self, parameters: list[Parameter], scale: torch.Tensor | None) -> None:
-        """Keep the norms of the gradients as the update uses them, if some were clipped."""
-        if any(id(each.tensor) in self._clipped for each in parameters):
-            grads = (gradient_of(each.tensor)[0] for each in parameters)
-            self._series.clipped(
-                grad if scale is None else grad / scale for grad in grads if grad is not None
-            )
+        self._clipping.gradients_taken(optimizer, parameters, scale)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = list(self._of(optimizer))
-        self._leave_hooks()
+        parameters = list(self.held_by(optimizer))
+        self._clipping.leave_hooks()
         if not parameters:
             return
         if self._is_inner(optimizer, parameters):
@@ -441,7 +348,7 @@ class Updates:
             return
         for each in parameters:
             if id(each.tensor) not in self._recorded:
-                self._gradient(each, None, late=True)
+                self.record_gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
                 update, lease = difference(
@@ -460,11 +367,11 @@ class Updates:
         self._just_stepped |= {id(each.tensor) for each in parameters}
         later = {
             key
-            for key, each in self._parameters.items()
+            for key, each in self.parameters.items()
             if key not in self._just_stepped and self._is_of_megatron(each.tensor)
         }
+        self._clipping.updated(later)
         self._recorded &= later
-        self._clipped &= later
         self._times = Counter({key: self._times[key] for key in later if key in self._times})
         self._count += 1
 
@@ -502,7 +409,7 @@ class Updates:
                     path = f"{type(optimizer).__name__}.{number}.{path}"
                     self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
 
-    def _gradient(
+    def record_gradient(
         self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
     ) -> None:
         """Record a parameter's gradient, once for each update; again after a further backward.
@@ -593,7 +500,7 @@ class Updates:
         """Whether an optimizer steps inside another's update of these parameters."""
         own = {id(each.tensor) for each in parameters}
         others = (each for each in entrances.running_steps() if each is not optimizer)
-        return any(id(each.tensor) in own for other in others for each in self._of(other))
+        return any(id(each.tensor) in own for other in others for each in self.held_by(other))
 
     def _states(self, optimizer: Any, parameters: Iterable[Parameter], role: Role) -> None:
         """Record an optimizer's state of parameters, before or after an update."""

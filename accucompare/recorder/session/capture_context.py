@@ -22,7 +22,7 @@ from accucompare.bundle.writing import (
 )
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live.around import describe_environment, device_of, notes_on
-from accucompare.live.numerics import Numerics, describe_autocast
+from accucompare.live.numerics import CompiledRegions, Numerics, describe_autocast
 from accucompare.live.operators import matched_randomness
 from accucompare.places import Place, place_of
 from accucompare.recorder.capture_options import CaptureOptions
@@ -31,7 +31,7 @@ from accucompare.recorder.session.as_layout import computed_in_parts, rank_layou
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import ALONE, Start, Subject, Within
 from accucompare.recorder.state import NOTHING, StateSaver, Training, UnknownOptimizers
-from accucompare.selection import Level, Mode
+from accucompare.selection import Level, Mode, listed
 
 
 def capture(
@@ -140,6 +140,9 @@ def recording(
         )
     subject = Subject.of(model, training, device)
     layout = None if options.as_layout is None else rank_layout(options.as_layout, out, subject)
+    regions = None
+    if options.compile is not None or options.regions:
+        regions = CompiledRegions(subject.modules, options.compile, listed(options.regions))
     notes = notes_on(subject.modules)  # before the model gets the weights and the mode of another
     numerics = Numerics(
         subject.device,
@@ -212,6 +215,10 @@ def recording(
                 unknown = UnknownOptimizers(subject.modules, training)
                 stack.callback(unknown.remove)
             session = Session(subject, start, recorder, writer, numerics, draws, saver, unknown)
+            if regions is not None:
+                session.regions = regions
+                stack.callback(regions.remove)
+                regions.install(recorder.aside, recorder.see)
             stack.callback(session.rest)
             session.wake()
         except BaseException as error:

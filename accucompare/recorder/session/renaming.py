@@ -5,15 +5,9 @@ from __future__ import annotations
 import glob
 from collections.abc import Sequence
 
+from accucompare.asked import maps_taken
 from accucompare.bundle.format import Manifest
-from accucompare.compare.pairing import (
-    Renaming,
-    check_maps,
-    counterparts,
-    options,
-    propose,
-    read_maps,
-)
+from accucompare.compare.pairing import Renaming, check_maps, counterparts, propose, read_maps
 from accucompare.live.around import describe_model
 from accucompare.live.modules import Modules
 from accucompare.places import place_of
@@ -43,9 +37,7 @@ def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renamin
             new = propose(golden, own, renamings, fingerprints=asked.like is None)
             renamings += [Renaming.parse(text) for text in new]
             taken += new
-        notes.append(
-            f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename"
-        )
+        notes.append(maps_taken(taken))
     if renamings:
         outline = modules.outline()
         check_maps(renamings, [(golden, outline) for golden in goldens])

@@ -24,7 +24,7 @@ from accucompare.live.around import (
     variables_named,
     versions_of,
 )
-from accucompare.live.numerics import Numerics, eager_stance
+from accucompare.live.numerics import CompiledRegions, Numerics, eager_stance
 from accucompare.live.operators import Draws
 from accucompare.places import Place
 from accucompare.recorder.recording import Recorder
@@ -41,6 +41,7 @@ class Session:
     Attributes:
         path: the bundle's directory.
         step_number: of the step being recorded, from 0.
+        regions: what runs as one; ``None`` if every module is seen.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Session:
         self._start = start
         self._saver = saver
         self._unknown = unknown
+        self.regions: CompiledRegions | None = None
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the bundle as far as it is written."""
@@ -175,16 +177,18 @@ class Session:
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {
             *manifest.model["sources"],
-            *modules_in(recorder.files_run),
+            *modules_in(recorder.functions.files),
             *self._start.sources,
             optimizer,
         } - {""}
         manifest.model["sources"] = digests_of(ran)
-        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.functions.files
         manifest.capture["backward"] = recorder.backwards > 0
+        if self.regions is not None:
+            manifest.capture["compiled"] = msgspec.to_builtins(self.regions.facts())
         if recorder.without_call_grads:
             manifest.capture["call_grads"] = False
-        manifest.model["functions_seen"] = recorder.all_files_seen
+        manifest.model["functions_seen"] = not recorder.functions.disturbed
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["variables"] = variables(os.environ, variables_named(ran))
         manifest.environment["libraries"] = loaded_libraries()
@@ -204,7 +208,7 @@ class Session:
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
         manifest.notes += notes_on_what_ran(
             self._subject.modules,
-            self._eager and recorder.called_compiled,
+            self._eager and recorder.functions.compiled,
             recorder.called if of_modules else (),
         )
         if recorder.errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -13,6 +14,7 @@ from torch import nn
 
 from accucompare.bundle.format import Manifest, Started, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
+from accucompare.compare.fusions import Fusions
 from accucompare.compare.layouts import GoldenParts, check_layout
 from accucompare.compare.pairing import Renaming, counterparts
 from accucompare.compare.tokens import pairs_by_token
@@ -213,9 +215,13 @@ class Start:
             if layout is None
             else GoldenParts(golden, layout, subject.rank, self.renamings, pairs_by_token)
         )
+        fusions = None
+        if parts is None and golden.manifest.ranks == 1:
+            fusions = Fusions(golden.manifest.model, self.model, self.renamings)
+        fed_from = fusions.golden_like(golden, self.model) if fusions else golden
         if parts is None or not parts.are_under_other_names:
             check_model(
-                golden,
+                fed_from,
                 rank,
                 self.model,
                 options.force,
@@ -226,7 +232,11 @@ class Start:
             )
         self._take_over(golden.manifest, modules)
         self.steps = self.steps or held_steps(golden.manifests[rank])
-        feed = Feeding(golden, rank, modules, self.renamings, options.round_feed, parts)
+        feed = Feeding(fed_from, rank, modules, self.renamings, options.round_feed, parts)
+        if fusions:
+            feed.translated = functools.partial(
+                fusions.golden_records, golden=golden.manifest.model, own=self.model
+            )
         feed.backward = feed.backward and options.trains
         feed.updates = feed.updates and feed.backward
         held = golden.manifest.options

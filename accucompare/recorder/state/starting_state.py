@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from rapidfuzz import fuzz, process
 
+from accucompare.asked import try_maps
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.pairing import (
     Renaming,
     SharedNames,
-    advice,
     counterparts,
     propose,
     rename_parameter,
@@ -119,7 +119,7 @@ def restore_weights(
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
             cure = (
-                advice(propose(bundle.manifest.model, outline, renamings, fingerprints=False))
+                try_maps(propose(bundle.manifest.model, outline, renamings, fingerprints=False))
                 or "; is it the same model?"
             )
             raise CaptureError(

@@ -46,7 +46,7 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
     for name, groups in (("rank", found.ranks), ("step", found.steps)):
         if len(groups.names) > 1:
             tables.append(_groups(comparison, layers, found, name, groups))
-    return [*tables, *map(_heat, heat_maps(found))]
+    return [*tables, *map(heat_table, heat_maps(found))]
 
 
 def group_columns(name: str, groups: Groups) -> list[Column]:
@@ -120,18 +120,18 @@ def _groups(comparison: Result, layers: Table, found: Overview, name: str, group
         columns,
         rows,
         nothing="No row.",
-        heading=_heading(f"What the rows of each {name} come to", f"{note}."),
+        heading=heading_lines(f"What the rows of each {name} come to", f"{note}."),
         frozen=1,
         dense=True,
         fill=lambda group: PALE_RED if failing[group] else "",
     )
 
 
-def _heading(title: str, note: str) -> list[Line]:
+def heading_lines(title: str, note: str) -> list[Line]:
     return [Line([SheetItem(title, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
 
 
-def _heat(heat: HeatMap) -> Table:
+def heat_table(heat: HeatMap) -> Table:
     """A heat map of log10: a cell shows how many powers of ten an error is over its limit."""
     lines = [[_power(size) for size in line] for line in heat.sizes.tolist()]
 
@@ -166,7 +166,7 @@ def _heat(heat: HeatMap) -> Table:
         sized(columns, heat.layers),
         range(len(heat.layers)),
         nothing="Nothing was compared.",
-        heading=_heading(f"Layer by {heat.across}", note),
+        heading=heading_lines(f"Layer by {heat.across}", note),
         frozen=1,
         dense=True,
     )

@@ -21,6 +21,7 @@ from accucompare.report.table import (
     SheetItem,
     Table,
     chosen,
+    comparison_columns,
     layer,
     what_is_held,
 )
@@ -80,7 +81,7 @@ def all_layers(comparison: Result, found: Overview) -> Table:
         ]
     return Table(
         "Layers",
-        sized(COLUMNS, found.layers.names),
+        sized(comparison_columns(comparison), found.layers.names),
         rows,
         nothing="Nothing: the bundles hold no record.",
         numbers=numbers,

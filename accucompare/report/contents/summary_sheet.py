@@ -182,6 +182,8 @@ def _expectation(comparison: Result) -> Iterator[Line]:
         what = [device.get("type") if isinstance(device, dict) else device, float_dtype(manifest)]
         words = ", ".join(str(each) for each in what if each)
         yield _fact("baseline", f"{comparison.baseline.path}{words and f' ({words})'}")
+    if comparison.reference is not None:
+        yield _fact("reference", str(comparison.reference.path))
     if fed := culprits.fed(comparison):
         yield _fact("fed", fed)
 

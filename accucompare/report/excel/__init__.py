@@ -1,6 +1,6 @@
 """Workbooks: openpyxl."""
 
-from accucompare.report.excel.workbook import write_excel
+from accucompare.report.excel.workbook import write_excel, write_trend_workbook
 from accucompare.report.excel.worksheets import write_workbook
 
-__all__ = ["write_excel", "write_workbook"]
+__all__ = ["write_excel", "write_trend_workbook", "write_workbook"]

@@ -1,10 +1,11 @@
-"""The Excel report of a comparison."""
+"""The Excel reports of a comparison, and of a trend."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from accucompare.compare.result import Result
+from accucompare.compare.trends import TrendFacts
 from accucompare.files import EXCEL_FILE
 from accucompare.report.contents import (
     all_layers,
@@ -12,6 +13,7 @@ from accucompare.report.contents import (
     summaries,
     summary,
     training,
+    trend_sheets,
     unmatched,
 )
 from accucompare.report.excel.worksheets import write_workbook
@@ -40,3 +42,9 @@ def write_excel(comparison: Result, path: Path) -> Path:
     return write_workbook(
         path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets
     )
+
+
+def write_trend_workbook(facts: TrendFacts, path: Path) -> Path:
+    """Write the workbook of a trend, and return its path. Errors as ``write_excel``."""
+    EXCEL_FILE.refuse_other(path)
+    return write_workbook(path, f"trend of {len(facts.runs)} runs", trend_sheets(facts))

@@ -1,16 +1,37 @@
 """A comparison as a file for other programs."""
 
+from accucompare.report.files.call_tree import ENTERS, CallNode, CallStage, Pass, passes, worst
 from accucompare.report.files.json import write_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
 from accucompare.report.files.perfetto import write_perfetto
 from accucompare.report.files.ranks_json import write_ranks_json
-from accucompare.report.files.reruns_json import write_invariance_json, write_repeat_json
-from accucompare.report.files.written_comparison import read_written
+from accucompare.report.files.reruns_json import (
+    write_decode_json,
+    write_invariance_json,
+    write_repeat_json,
+)
+from accucompare.report.files.trend_json import write_trend_json
+from accucompare.report.files.written_comparison import (
+    Written,
+    WrittenMetrics,
+    WrittenRow,
+    read_written,
+)
 
 __all__ = [
+    "ENTERS",
+    "CallNode",
+    "CallStage",
+    "Pass",
+    "Written",
+    "WrittenMetrics",
+    "WrittenRow",
+    "passes",
     "read_written",
     "require_pyarrow",
+    "worst",
+    "write_decode_json",
     "write_invariance_json",
     "write_json",
     "write_model_explorer",
@@ -18,4 +39,5 @@ __all__ = [
     "write_perfetto",
     "write_ranks_json",
     "write_repeat_json",
+    "write_trend_json",
 ]

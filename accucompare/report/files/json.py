@@ -63,9 +63,11 @@ def head(comparison: Result) -> dict[str, Any]:
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
+        **_beside(comparison),
         "refused_baseline": comparison.refused
         and preflight_words.refused_words(comparison.refused),
         "fed": comparison.fed,
+        "captured": comparison.candidate.manifest.created,
         "verdict": decision_words.verdict(decided.answer),
         "passed": decided.passed,
         "exit_code": decided.exit_code,
@@ -80,7 +82,7 @@ def head(comparison: Result) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "maps": comparison.maps,
         "proposed_maps": comparison.proposed_maps,
-        "tolerance": limit_words.tolerances(comparison.tolerances),
+        "tolerance": limit_words.tolerances(comparison.in_force),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
@@ -98,10 +100,23 @@ def head(comparison: Result) -> dict[str, Any]:
             }
             for finding in comparison.preflight
         ],
+        **({"compiled": msgspec.to_builtins(comparison.compiled)} if comparison.compiled else {}),
         "damage": comparison.damage,
     }
     plain: dict[str, Any] = _plain(content)
     return plain
+
+
+def _beside(comparison: Result) -> dict[str, Any]:
+    """How the candidate's errors compare with the reference's; nothing without one."""
+    found, reference = comparison.beside_reference, comparison.reference
+    if found is None or reference is None:
+        return {}
+    worst = None
+    if found.worst is not None:
+        worst = {"row": comparison.place(found.worst[0]), "ratio": found.worst[1]}
+    counts = {name: getattr(found, name) for name in ("nearer", "further", "alike", "median")}
+    return {"reference": {"path": str(reference.path), **counts, "worst": worst}}
 
 
 def _document(comparison: Result) -> Iterator[bytes]:
@@ -110,7 +125,8 @@ def _document(comparison: Result) -> Iterator[bytes]:
     yield _encoded(text.removesuffix("\n}") + ',\n "rows": [')
     between = "\n  "
     for row, producer in with_producers(comparison.rows):
-        yield _encoded(between + _indented(_row(row, producer), "\n  "))
+        told = _row(row, producer) | _reference(comparison, row)
+        yield _encoded(between + _indented(told, "\n  "))
         between = ",\n  "
     yield b"]\n}\n" if between == "\n  " else b"\n ]\n}\n"
 
@@ -120,7 +136,7 @@ def _lines(comparison: Result) -> Iterator[bytes]:
     # ten times as fast, but writes NaN and infinities as null
     encode = msgspec.json.Encoder().encode
     for row, producer in with_producers(comparison.rows):
-        content = _row(row, producer)
+        content = _row(row, producer) | _reference(comparison, row)
         try:
             yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
         # half a surrogate; an integer of more than 64 bits
@@ -302,6 +318,12 @@ def _row(row: Row, producer: int | None) -> dict[str, Any]:
         "by_sketch": row.by_sketch,
         "metrics": None if row.metrics is None else _metrics(row.metrics),
     }
+
+
+def _reference(comparison: Result, row: Row) -> dict[str, float | None]:
+    """The reference's error in a row; nothing without one."""
+    reference = comparison.reference
+    return {} if reference is None else {"reference": reference.error(row)}
 
 
 #: The metrics of a pair that has no finite value to compare.

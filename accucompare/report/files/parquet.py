@@ -12,7 +12,7 @@ from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import PARQUET_FILE, written_whole
 from accucompare.report.files.json import head
-from accucompare.report.table import COLUMNS, COUNT, TEXT, Column, Value, value_blocks
+from accucompare.report.table import COUNT, TEXT, Column, Value, comparison_columns, value_blocks
 from accucompare.text import storable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def write_parquet(comparison: Result, path: Path) -> Path:
     """
     PARQUET_FILE.refuse_other(path)
     arrow, parquet = require_pyarrow()
-    columns, kinds = zip(*_columns(arrow), strict=True)
+    columns, kinds = zip(*_columns(arrow, comparison), strict=True)
     about = {**head(comparison), "row_count": len(comparison.rows)}
     metadata = {
         "accucompare": (
@@ -95,10 +95,10 @@ def require_pyarrow() -> Any:
     return pyarrow, pyarrow.parquet
 
 
-def _columns(arrow: Any) -> list[tuple[Column, pyarrow.DataType]]:
+def _columns(arrow: Any, comparison: Result) -> list[tuple[Column, pyarrow.DataType]]:
     """The columns of *Layers* with types, and an exact one beside those that may hold integers."""
     columns = []
-    for column in COLUMNS:
+    for column in comparison_columns(comparison):
         columns.append((column, _kind(arrow, column)))
         if column.title in _INTEGERS and column.get:
             both = arrow.decimal128(_DIGITS)  # signed and unsigned integers of 64 bits

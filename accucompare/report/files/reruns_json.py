@@ -1,4 +1,4 @@
-"""Samples in other batches, and repeated runs, as JSON, for programs."""
+"""Samples in other batches, with a cache, and repeated runs, as JSON, for programs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.format import display_name
-from accucompare.compare.reruns import Invariance, Repeated, Replays
+from accucompare.compare.reruns import Decoded, Invariance, Repeated, Replays
 from accucompare.files import written_whole
 from accucompare.report.files.ranks_json import finite_or_text
-from accucompare.report.words import invariance_words, repeat_words
+from accucompare.report.words import decode_words, invariance_words, repeat_words
 
 
 def write_invariance_json(found: Invariance, path: Path) -> Path:
@@ -47,6 +47,34 @@ def write_invariance_json(found: Invariance, path: Path) -> Path:
                 }
                 for each in found.layers
             ],
+        },
+    )
+
+
+def write_decode_json(found: Decoded, path: Path) -> Path:
+    """Write every run with what differs. ReportError if the file cannot be written."""
+    return _written(
+        path,
+        {
+            "case": found.case,
+            "answer": found.answer.value,
+            "exit_code": found.exit_code,
+            "headline": decode_words.decode_headline(found),
+            "device": found.device,
+            "dtype": found.dtype,
+            "golden": found.golden,
+            "tokens": found.tokens,
+            "steps": found.steps,
+            "samples": found.samples,
+            "anticipates": found.anticipates,
+            "first": _plain(found.first),
+            "runs": [
+                {**_plain(each), "fails": each.fails, "told": decode_words.what_differs(each)}
+                for each in found.outcomes
+            ],
+            "not_looked_at": {
+                way.value: decode_words.NOT_DECODED[why] for way, why in found.not_looked_at.items()
+            },
         },
     )
 

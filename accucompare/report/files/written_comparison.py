@@ -1,4 +1,4 @@
-"""A comparison read back from ``accucompare diff --json``, as far as exports need it."""
+"""A comparison read back from ``accucompare diff --json``, as far as exports and trends need it."""
 
 from __future__ import annotations
 
@@ -66,19 +66,39 @@ class WrittenRow(msgspec.Struct, frozen=True, gc=False):
         return printable(f"{role}.{self.path}" if self.path else role)
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenCulprit(msgspec.Struct, frozen=True):
+    place: str
+
+
+class WrittenHead(msgspec.Struct, frozen=True):
+    """Everything but the rows; what older files lack has a default.
+
+    Attributes:
+        captured: when the candidate was captured, as its manifest says; ``""`` if it does not.
+        left_out: how many records ``--only`` and ``--skip`` left out.
+    """
+
     golden: str
     candidate: str
     conclusion: str
+    answer: str = "not sure"
+    exit_code: int = 2
+    tolerance: str = ""
+    captured: str = ""
+    fed: bool = False
+    left_out: Count = 0
+    culprits: tuple[WrittenCulprit, ...] = ()
+
+
+class Written(WrittenHead, frozen=True, kw_only=True):
+    """A whole comparison."""
+
     rows: list[WrittenRow]
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _Head(WrittenHead, frozen=True, kw_only=True):
     """The first of its JSON lines."""
 
-    golden: str
-    candidate: str
-    conclusion: str
     row_count: Count
 
 
@@ -128,12 +148,8 @@ def _of_lines(content: bytes) -> Written:
     head = _decoded(first, _Head)
     if head.row_count != len(others):
         raise ValueError(f"it has {len(others):,} of {head.row_count:,} rows")
-    return Written(
-        head.golden,
-        head.candidate,
-        head.conclusion,
-        [_decoded(line, WrittenRow) for line in others],
-    )
+    shared = {name: getattr(head, name) for name in WrittenHead.__struct_fields__}
+    return Written(**shared, rows=[_decoded(line, WrittenRow) for line in others])
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:

@@ -1,9 +1,10 @@
-// Assembles the page of a comparison or of a watch's log.
+// Assembles the page of a comparison, of a trend or of a watch's log.
 
 addEventListener("DOMContentLoaded", async () => {
   try {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head, bytes);
+    else if (head.kind === "trend") new TrendPage(head, bytes);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
     document.body.offsetHeight; // the browser lays it out now
@@ -44,6 +45,14 @@ class ComparisonPage {
     this.drawHeats();
     for (const name of ["layer", "rank", "step"]) this.summary(name, head.tables[`by ${name}`]);
     if (this.table.rows) this.showRows(head);
+    if (head.graph) this.showGraph(head);
+    else byId("link-graph")?.remove();
+  }
+
+  showGraph(head) {
+    byId("section-graph").hidden = false;
+    this.graph = new Graph(byId("graph"), head, { go: (row) => this.go(row) });
+    document.documentElement.graph = this.graph; // for the console
   }
 
   showRows(head) {

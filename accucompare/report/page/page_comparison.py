@@ -29,8 +29,8 @@ from accucompare.numbers import Array
 from accucompare.report.contents import group_columns, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
+from accucompare.report.page.page_graph import write_graph
 from accucompare.report.table import (
-    COLUMNS,
     EXCESS,
     NONE,
     SCIENTIFIC,
@@ -39,6 +39,7 @@ from accucompare.report.table import (
     Column,
     EnvironmentEntry,
     Overview,
+    comparison_columns,
     entries,
     heat_maps,
     heat_note,
@@ -160,9 +161,12 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
     places = None if found.places is None else np.sort(found.places)  # in execution order here
     rows = comparison.rows if places is None else Chosen(comparison.rows, places)
     numbers = None if places is None else (places + 1).tolist()
-    tables = [data.table("rows", [*sized(COLUMNS, found.layers.names), *_MORE], rows, numbers)]
+    columns = [*sized(comparison_columns(comparison), found.layers.names), *_MORE]
+    tables = [data.table("rows", columns, rows, numbers)]
     summaries, heats = _summaries(found, data) if found.summarised else ([], [])
     tables += summaries
+    more, graph = write_graph(comparison, found, data)
+    tables += more
     if (training := comparison.training) is not None:
         tables.append(data.table("steps", step_columns(training), training.pairs))
     return {
@@ -180,6 +184,7 @@ def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]
         "until": _place(places, found.until),
         "culprits": [_place(places, each) for each in found.culprits],
         "heats": heats,
+        "graph": graph,
         "near": NEAR,
         "meanings": {reason.value: words for reason, words in verdict_words.MEANING.items()},
         "parting": (
@@ -317,6 +322,8 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
     yield "candidate", str(comparison.candidate.path)
     if comparison.baseline is not None:
         yield "baseline", str(comparison.baseline.path)
+    if comparison.reference is not None:
+        yield "reference", str(comparison.reference.path)
     if fed := culprits.fed(comparison):
         yield "fed", fed
     yield "tolerance", culprits.tolerance(comparison)

@@ -17,6 +17,7 @@ _FOLDER = Path(__file__).parent
 _STYLES = ("uPlot.min.css", "page.css")
 _SCRIPTS = (
     "uPlot.iife.min.js",
+    "dagre.min.js",
     "data.js",
     "format.js",
     "table.js",
@@ -24,6 +25,8 @@ _SCRIPTS = (
     "heat.js",
     "tree.js",
     "details.js",
+    "graph.js",
+    "trend.js",
     "page.js",
 )
 _END = b"</script>\n</body>\n</html>\n"

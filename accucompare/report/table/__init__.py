@@ -16,6 +16,7 @@ from accucompare.report.table.columns import (
     Value,
     bracketed,
     chosen,
+    comparison_columns,
     layer,
     limit_on_error,
     to_dataframe,
@@ -78,6 +79,7 @@ from accucompare.report.table.sheets import (
     table_lines,
     thinned,
 )
+from accucompare.report.table.trend_heat import trend_heats
 
 __all__ = [
     "ABSENT",
@@ -130,6 +132,7 @@ __all__ = [
     "bracketed",
     "chosen",
     "column_letter",
+    "comparison_columns",
     "entries",
     "entry_columns",
     "entry_fill",
@@ -148,6 +151,7 @@ __all__ = [
     "table_lines",
     "thinned",
     "to_dataframe",
+    "trend_heats",
     "value_blocks",
     "what_is_held",
 ]

@@ -272,6 +272,22 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+def comparison_columns(comparison: Result) -> tuple[Column, ...]:
+    """The columns of a comparison: ``COLUMNS``, and two of its reference if it has one."""
+    reference = comparison.reference
+    if reference is None:
+        return COLUMNS
+    at = 1 + [column.title for column in COLUMNS].index("relative L2")
+    return (
+        *COLUMNS[:at],
+        Column(
+            "reference relative L2", reference.error, SCIENTIFIC, 12, "baseline", scale=Scale.SHADES
+        ),
+        Column("x reference", reference.ratio, EXCESS, 11, "baseline"),
+        *COLUMNS[at:],
+    )
+
+
 _IN_BLOCK = 1 << 14  # rows of a data frame that are put together
 _AT_ONCE = 256  # rows that are read together, and stay in the processor's cache meanwhile
 
@@ -308,15 +324,16 @@ def _of_few(
 
 
 def to_dataframe(comparison: Result) -> pandas.DataFrame:
-    """One line per row of the comparison, in its order, with all of ``COLUMNS``.
+    """One line per row of the comparison, in its order, with all its columns.
 
     Floats keep NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA``
     if missing. Missing text is ``""``. A column with an integer that float64 cannot hold is
     ``Int64`` or ``UInt64`` with ``NA``, or object if it has floats too."""
     import pandas
 
-    read = {column.title: _Read(_DTYPE.get(column.format, "float64")) for column in COLUMNS}
-    for block in value_blocks(COLUMNS, comparison.rows, _IN_BLOCK):
+    columns = comparison_columns(comparison)
+    read = {column.title: _Read(_DTYPE.get(column.format, "float64")) for column in columns}
+    for block in value_blocks(columns, comparison.rows, _IN_BLOCK):
         for each, values in zip(read.values(), block, strict=True):
             each.add(values)
     return pandas.DataFrame({title: each.series() for title, each in read.items()})

@@ -10,11 +10,17 @@ from accucompare.report.terminal.terminal_bundle import (
     print_verified,
 )
 from accucompare.report.terminal.terminal_ranks import print_ranks
-from accucompare.report.terminal.terminal_reruns import print_invariance, print_repeats
+from accucompare.report.terminal.terminal_reruns import (
+    print_decode,
+    print_invariance,
+    print_repeats,
+)
+from accucompare.report.terminal.terminal_trend import print_trend
 
 __all__ = [
     "print_capture",
     "print_comparison",
+    "print_decode",
     "print_import",
     "print_invariance",
     "print_ranks",
@@ -22,6 +28,7 @@ __all__ = [
     "print_repeats",
     "print_table",
     "print_tensor",
+    "print_trend",
     "print_verified",
     "shown",
 ]

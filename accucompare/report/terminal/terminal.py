@@ -25,11 +25,18 @@ from accucompare.report.table import (
     SCIENTIFIC,
     Column,
     chosen,
+    comparison_columns,
     overview_of,
 )
 from accucompare.report.terminal.tables import NAME_WIDTH, print_table
+from accucompare.report.words import (
+    compiled_words,
+    decision_words,
+    limit_words,
+    preflight_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, limit_words, preflight_words, verdict_words
 from accucompare.report.words import training_words as training
 from accucompare.text import counted, printable
 
@@ -47,6 +54,7 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
         return
     if until := culprits.identical_until(comparison):
         console.print(until, soft_wrap=True)
+    _print_compiled(console, comparison)
     _print_preflight(console, comparison)
     _print_training(console, comparison)
     _print_culprits(console, comparison)
@@ -105,6 +113,14 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
             yield "all of them are on one side only"
         if comparison.incomplete:
             yield preflight_words.unfinished_words(comparison.incomplete)
+
+
+def _print_compiled(console: Console, comparison: Result) -> None:
+    if comparison.compiled is None:
+        return
+    print_heading(console, "Compiled")
+    for line in compiled_words.compiled_lines(comparison.compiled):
+        console.print(safe_text(f"  {line}"), soft_wrap=True)
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:
@@ -262,6 +278,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
         Column("row", comparison.place, least=NAME_WIDTH),
         *chosen(COLUMNS, "reason", "x limit"),
         Column("rel L2", measured("rel_l2"), SCIENTIFIC),
+        *[column for column in comparison_columns(comparison) if column.title == "x reference"],
         Column("1-cosine", measured("one_minus_cosine"), SCIENTIFIC, spare=3),
         Column("max abs", measured("max_abs"), SCIENTIFIC, spare=2),
         Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),

@@ -1,4 +1,4 @@
-"""Samples in other batches, and repeated runs, in the terminal."""
+"""Samples in other batches, sequences with a cache, and repeated runs, in the terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from rich.text import Text
 
 from accucompare.bundle.format import display_name
 from accucompare.compare.reruns import (
+    DecodeAnswer,
+    Decoded,
     Invariance,
     InvarianceAnswer,
     LayerVariation,
@@ -16,13 +18,18 @@ from accucompare.compare.reruns import (
 from accucompare.report.console import open_console, safe_text
 from accucompare.report.table import COUNT, EXCESS, SCIENTIFIC, Column
 from accucompare.report.terminal.tables import print_table
-from accucompare.report.words import invariance_words, repeat_words
+from accucompare.report.words import decode_words, invariance_words, repeat_words
 
 _OF_INVARIANCE = {
     InvarianceAnswer.INVARIANT: "green",
     InvarianceAnswer.ROUNDING: "green",
     InvarianceAnswer.BROKEN: "bold red",
     InvarianceAnswer.NOT_SURE: "yellow",
+}
+_OF_DECODING = {
+    DecodeAnswer.ROUNDING: "green",
+    DecodeAnswer.BROKEN: "bold red",
+    DecodeAnswer.NOT_SURE: "yellow",
 }
 _OF_REPEATS = {
     RepeatedAnswer.AGREES: "green",
@@ -68,6 +75,40 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
         )
 
 
+def print_decode(found: Decoded, quiet: bool = False) -> None:
+    """Print each run and at which token it begins to differ, and a table by layer of the first that
+    does; only the first line if ``quiet``."""
+    console = open_console()
+    headline = decode_words.decode_headline(found)
+    line = Text.assemble("decode: ", (headline, _OF_DECODING[found.answer]), "  ")
+    console.print(line.append(safe_text(found.case)), soft_wrap=True)
+    if quiet:
+        return
+    console.print(Text(f"  {decode_words.how_decoded(found)}"), soft_wrap=True)
+    for each in found.outcomes:
+        word, style = ("MORE", _FAIL) if each.fails else ("rounding", "green")
+        if not each.fails and not each.sure:
+            word, style = "not sure", "yellow"
+        _entry(
+            console,
+            (word, style),
+            decode_words.way_words(each, found),
+            decode_words.what_differs(each),
+            decode_words.decode_cure(each),
+        )
+    for why in dict.fromkeys(found.not_looked_at.values()):
+        ways = [way.value for way, own in found.not_looked_at.items() if own is why]
+        _entry(console, ("not looked at", _DIM), ", ".join(ways), decode_words.NOT_DECODED[why])
+    if found.failing:
+        first = found.failing[0]
+        print_table(
+            console,
+            _OF_TOKENS,
+            [*first.layers.items()],
+            f"Layers that are off, {decode_words.way_words(first, found)}",
+        )
+
+
 def print_repeats(made: Repeated, quiet: bool = False) -> None:
     """Print where runs begin to disagree, how often, and what replays say; only the first line if
     ``quiet``."""
@@ -97,6 +138,16 @@ def _entry(console: Console, state: tuple[str, str], name: str, told: str, cure:
 def _name(row: LayerVariation) -> str:
     return display_name(row.worst.name)
 
+
+_OF_TOKENS = (
+    Column("layer", lambda row: display_name(row[0]), least=24),
+    Column("first token", lambda row: row[1].first.token, COUNT),
+    Column("tokens", lambda row: row[1].tokens, COUNT),
+    Column("worst", lambda row: decode_words.token_place_words(row[1].worst), least=12, spare=1),
+    Column("relative L2", lambda row: row[1].worst.rel_l2, SCIENTIFIC),
+    Column("rounding", lambda row: row[1].worst.rounding, SCIENTIFIC),
+    Column("x limit", lambda row: row[1].worst.over_limit, EXCESS),
+)
 
 _COLUMNS = (
     Column("layer", _name, least=24),

@@ -1,14 +1,17 @@
 """The words of verdicts, culprits and steps, the same in every report."""
 
 from accucompare.report.words import (
+    compiled_words,
     culprit_words,
     decision_words,
+    decode_words,
     invariance_words,
     limit_words,
     preflight_words,
     rank_words,
     repeat_words,
     training_words,
+    trend_words,
     verdict_words,
 )
 from accucompare.report.words.assertion import failure, nan_on_both
@@ -24,10 +27,12 @@ from accucompare.report.words.preflight_words import ToldFinding
 __all__ = [
     "NamedCulprit",
     "ToldFinding",
+    "compiled_words",
     "culprit_hints",
     "culprit_place",
     "culprit_words",
     "decision_words",
+    "decode_words",
     "error_words",
     "failure",
     "invariance_words",
@@ -38,5 +43,6 @@ __all__ = [
     "rank_words",
     "repeat_words",
     "training_words",
+    "trend_words",
     "verdict_words",
 ]

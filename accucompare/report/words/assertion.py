@@ -108,10 +108,10 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
             f"No tolerance would pass {comparison.place(hopeless[0])}"
             f" ({hopeless[0].reason.value}){more}"
         )
-    if comparison.tolerances.rules:
+    if comparison.in_force.rules:
         return "Would pass: the limits at each culprit, since limits by layer judge here"
     rows = [row for row in comparison.rows if row.metrics is not None and _has_limit(row)]
-    given = comparison.tolerances.otherwise
+    given = comparison.in_force.otherwise
     # where a table by dtype or the baseline judged, one limit in their place holds for every row
     own = {
         name: float(value) for name in _MEASURED if (value := getattr(given, name)) is not None

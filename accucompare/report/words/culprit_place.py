@@ -13,9 +13,8 @@ from accucompare.compare.origins import (
     are_masks,
     differing_choices,
 )
-from accucompare.compare.remarks import OtherChoices
 from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of, owner_of
-from accucompare.compare.shape_facts import ErrorShape
+from accucompare.compare.shape_facts import ErrorShape, OtherChoices
 from accucompare.markup import line
 from accucompare.report.words.layout_words import wrong_on
 from accucompare.report.words.shape_words import CAUSES, shape_words

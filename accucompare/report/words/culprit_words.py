@@ -45,7 +45,7 @@ def how_known(row: Row) -> str:
 
 def tolerance(comparison: Result) -> str:
     """What judged: the user's limits, then the baseline, then the table by dtype."""
-    limits = comparison.tolerances
+    limits = comparison.in_force
     if comparison.baseline is None or limits.otherwise.has_limit:
         return limit_words.tolerances(limits)
     parts = [

@@ -24,9 +24,15 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, Reason, Row
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
-from accucompare.report.words import limit_words, preflight_words, training_words, verdict_words
+from accucompare.report.words import (
+    compiled_words,
+    limit_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
-from accucompare.text import counted, first_few
+from accucompare.text import counted, first_few, printable
 
 _VERDICTS = {
     Answer.IDENTICAL: Headline.IDENTICAL,
@@ -61,8 +67,27 @@ def words(decision: Decision, result: Result) -> str:
 
 def conclusion(decision: Decision, result: Result) -> str:
     """One line that begins with the answer."""
-    said = words(decision, result)
+    said = "; ".join(filter(None, [words(decision, result), reference_words(result)]))
     return said if decision.passed else f"{decision.answer.value}: {said}"
+
+
+def reference_words(result: Result) -> str:
+    """Whether the candidate or the reference is nearer to golden; ``""`` without a reference."""
+    found = result.beside_reference
+    if found is None or result.reference is None:
+        return ""
+    name = printable(result.reference.path.name)
+    if not found.rows:
+        return f"nothing of the reference {name} could be compared"
+    median = found.median
+    if median is None or median == 1:
+        return f"as near to golden as the reference {name}, in {counted(found.rows, 'row')}"
+    near, count = (("nearer to", found.nearer), ("further from", found.further))[median > 1]
+    which = "smaller" if median < 1 else "larger"
+    return (
+        f"{near} golden than the reference {name}: error {which} in {count:,} of"
+        f" {counted(found.rows, 'row')}, x {median:.2g} in the median"
+    )
 
 
 def trouble(decision: Decision, result: Result) -> str:
@@ -80,6 +105,8 @@ def trust(result: Result) -> str:
 def _said(fact: Fact, result: Result) -> str:
     if isinstance(fact, BareFact):
         return _BARE[fact]
+    if isinstance(fact, facts.OfCompiling):
+        return compiled_words.compiling_words(fact)
     if isinstance(fact, Trouble):
         return _trouble(fact, result)
     if isinstance(fact, Differs):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accucompare.bundle.format import GlobalRecord
+from accucompare.bundle.format import GlobalRecord, LayoutEvidence, display_name
 from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, TokensElsewhere
 from accucompare.compare.rows import Row
+from accucompare.text import first_few
+
+#: How it is known where values lie that one rank has fused, or in parts.
+_OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES)
 
 
 def layout(row: Row) -> str | None:
@@ -14,6 +18,8 @@ def layout(row: Row) -> str | None:
     record = row.candidate if isinstance(row.candidate, GlobalRecord) else row.golden
     if not isinstance(record, GlobalRecord):
         return None
+    if record.evidence in _OF_ONE_RANK:
+        return _of_one_rank(record)
     parts = [f"dim {axis} over {', '.join(names)}" for axis, names in record.axes]
     boxes = record.boxes
     if record.reduced:
@@ -32,10 +38,25 @@ def layout(row: Row) -> str | None:
     return f"{'; '.join(parts)}; {record.evidence.value}"
 
 
+def _of_one_rank(record: GlobalRecord) -> str:
+    """``part of model.layers.0.self_attn.qkv_proj; by the rows of its weight``."""
+    names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
+    if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
+        paths = [term.path or "its value" for term in record.boxes[0].terms]
+        what = f"sum of {' and '.join(paths if len(names) == 1 else map(display_name, names))}"
+    elif len(names) == 1:
+        what = f"part of {display_name(names[0])}"
+    else:
+        what = f"{first_few([*map(display_name, names)])} side by side"
+    return f"{what}; {record.evidence.value}"
+
+
 def largest_error_on(row: Row) -> str | None:
     """The ranks that hold the element with the largest error, or the first that is not finite."""
     record, metrics = row.candidate, row.metrics
     if not isinstance(record, GlobalRecord) or metrics is None:
+        return None
+    if record.evidence in _OF_ONE_RANK:
         return None
     index = metrics.nonfinite_index or metrics.max_abs_index
     return ", ".join(map(str, record.holders(index))) if index is not None else None

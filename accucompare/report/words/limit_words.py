@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from accucompare.compare.constants import FED_ROUNDINGS, FED_ROUNDINGS_OF_SUMS
-from accucompare.compare.limits import LimitsInForce, Tolerance
-from accucompare.compare.remarks import (
+from accucompare.compare.limit_facts import (
     DefaultOfDtype,
     JudgedLimit,
     LimitKind,
@@ -14,6 +13,7 @@ from accucompare.compare.remarks import (
     LimitSource,
     RuleOfFile,
 )
+from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.report.words.verdict_words import remark_words
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from accucompare.asked import maps_taken, try_maps
 from accucompare.bundle.format import display_name
 from accucompare.compare import preflight_facts as facts
 from accucompare.compare.limits import OtherCode, Suggestion, Surrounding
-from accucompare.compare.pairing import advice, options
 from accucompare.compare.preflight_facts import (
     BesideGolden,
     CaptureSetting,
@@ -20,6 +20,7 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.devices import is_a_librarys
+from accucompare.report.words.fusion_words import fusion_words
 from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.report.words.stage_words import stage_words
 from accucompare.selection import Mode
@@ -62,7 +63,7 @@ def topic(finding: PreflightFinding) -> str:
 def message(finding: PreflightFinding) -> str:
     fact = finding.fact
     said = _of_baselines(fact) or _of_captures(fact) or _of_settings(fact) or _of_options(fact)
-    said = said or stage_words(fact)
+    said = said or stage_words(fact) or fusion_words(fact)
     return f"baseline: {said}" if finding.beside_baseline else said
 
 
@@ -96,10 +97,13 @@ _TOPICS = {
     facts.NotInBaseline: "baseline",
     facts.OtherModel: "model",
     facts.MapClash: "map",
+    facts.LayoutMatchesNothing: "layout",
     facts.LeadsNowhere: "map",
     facts.MapsTaken: "map",
     facts.MapsProposed: "map",
     facts.NamesPutBack: "names",
+    facts.FusedNames: "names",
+    facts.CarriedApart: "names",
     facts.OddMicrobatches: "microbatches",
     facts.RuleJudgesNothing: "tolerances",
 }
@@ -292,13 +296,17 @@ def _of_options(fact: FindingFact) -> str:
                 " compared with it"
             )
         case facts.MapsTaken(maps):
-            return (
-                f"--map auto took {options(maps)}" if maps else "--map auto found nothing to rename"
-            )
+            return maps_taken(maps)
         case facts.MapsProposed(maps):
-            return f"the candidate calls some of golden's layers otherwise{advice(maps)}"
+            return f"the candidate calls some of golden's layers otherwise{try_maps(maps)}"
         case facts.MatchesNothing(option, value):
             return f"--{option} {value} matches none of golden's layers"
+        case facts.LayoutMatchesNothing(layer, role):
+            of_role = "" if role == "*" else f" with the role {role}"
+            return (
+                f"--layout: the rule for {layer}{of_role} applies to none of the candidate's"
+                " records, so it tells nothing; its names are golden's"
+            )
         case facts.LeadsNowhere(text):
             return f"--map {text} leads to no layer of the candidate"
         case facts.RuleJudgesNothing(file, number):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from decimal import ROUND_FLOOR, Context, Decimal
 
-from accucompare.bundle.format import Layout, Record
+from accucompare.bundle.format import Layout, Record, display_name
 from accucompare.compare import remarks
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measuring import Metrics
@@ -348,9 +348,24 @@ def _of_ranks(remark: PairRemark) -> str:
             return f"golden's value is made of the parts of ranks {order}, in this order"
         case remarks.Interleaved(layers):
             return f"{layers} layers are fused, and each rank has a part of each"
+        case remarks.ShareOfSum(whole):
+            what = "the sum of its layers' own" if whole else "its share of a sum"
+            return (
+                f"{what}; one side has fused the layers, and the sum is compared where it arrives"
+            )
+        case remarks.OtherFunction(part):
+            return (
+                f"golden's module takes what {display_name(part)} makes, the candidate's what the"
+                " fused layer makes"
+            )
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
         case remarks.OwnClipping(factor):
+            if factor > 1.0:
+                return (
+                    f"multiplied by {1 / factor:.4g}, by which golden's own code has clipped its"
+                    " gradients, as the ranks clip after that"
+                )
             return (
                 f"divided by {factor:.4g}, by which the ranks' own code has clipped it, as golden"
             )

@@ -1,0 +1,67 @@
+"""``locate --decode``: a sequence with the model's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from accucompare.cli.outputs import refuse_file, refuse_places
+from accucompare.errors import UsageError
+from accucompare.files import JSON_FILE
+
+#: What else ``--decode`` takes.
+_TAKEN = ("case", "decode", "device", "dtype", "seed", "json_path", "quiet")
+
+
+def locate_decode(
+    case: str | None, device: str, decode: int, json_path: Path | None, quiet: bool, **options: Any
+) -> int:
+    """Answer ``locate --decode``; returns the exit code."""
+    _refuse_others(click.get_current_context())
+    refuse_places({"--json": json_path})
+    refuse_file("--json", json_path, JSON_FILE)
+    from accucompare.devices import DeviceName, open_device
+
+    open_device(DeviceName.parse(device))  # before anything else imports torch
+    from accucompare.cli.progress import progress_bar
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_decode
+    from accucompare.rerunning import check_decode
+
+    with progress_bar("running", "runs", quiet) as progress:
+        found = check_decode(
+            case,
+            device,
+            steps=decode,
+            dtype=options["dtype"],
+            seed=options["seed"] or 0,
+            progress=progress,
+        )
+    if json_path is not None:
+        found.to_json(json_path)
+    with reader_may_leave():
+        print_decode(found, quiet)
+    return found.exit_code
+
+
+def _refuse_others(context: click.Context) -> None:
+    usual = (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    for each in context.command.params:
+        name = each.name or ""
+        if name not in _TAKEN and context.get_parameter_source(name) not in usual:
+            raise UsageError(
+                f"{each.opts[0]}: does not go with --decode, which takes --device, --dtype, --seed,"
+                " --json and --quiet"
+            )
+
+
+def required_unless_decode(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> str:
+    """``--device`` must be given; with ``--decode`` it is the CPU by default."""
+    if value is None and context.params.get("decode") is None:
+        raise click.MissingParameter(ctx=context, param=option)
+    return value or "cpu"

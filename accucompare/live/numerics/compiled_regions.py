@@ -1,0 +1,465 @@
+"""Modules that run as one, each compiled alone by a backend of ``torch.compile``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from accucompare.bundle.format import Compiled, RegionFacts, display_name
+from accucompare.errors import UsageError
+from accucompare.live.modules import Modules, class_of, unwrapped
+from accucompare.live.numerics.regions import ModuleTree
+from accucompare.live.operators import without_dispatch
+from accucompare.selection import Selection
+from accucompare.text import first_few
+
+#: Stands for the backends with which the model itself compiles its parts.
+OWN = "own"
+
+#: Called before a region is compiled, with its name, those done, and all.
+Compiling = Callable[[str, int, int], None]
+
+_told: list[Compiling] = []
+
+
+@contextlib.contextmanager
+def telling_compilation(tell: Compiling) -> Iterator[None]:
+    """Call ``tell`` before each region is compiled, while the context lasts."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+@dataclass(eq=False)
+class Probe:
+    """What keeps the graphs of a region that is compiled, with what goes into them first."""
+
+    graphs: list[ProbedGraph] = field(default_factory=list)
+
+    def look_at(self, graph: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+        kept = ProbedGraph(copy.deepcopy(graph))
+        self.graphs.append(kept)
+
+        def running(*inputs: Any) -> Any:
+            if kept.inputs is None:
+                kept.inputs = [_copied(each) for each in inputs]
+            return run(*inputs)
+
+        return running
+
+
+@dataclass(eq=False)
+class ProbedGraph:
+    """A graph as the compiler was given it, and copies of its first inputs."""
+
+    graph: torch.fx.GraphModule
+    inputs: list[Any] | None = None
+
+
+@contextlib.contextmanager
+def probing() -> Iterator[Probe]:
+    """Keep the graphs of regions that are compiled while the context lasts."""
+    probe = Probe()
+    _probes.append(probe)
+    try:
+        yield probe
+    finally:
+        _probes.remove(probe)
+
+
+_probes: list[Probe] = []
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def compiled_alone(graph: torch.fx.GraphModule, backend: str) -> Callable[..., Any]:
+    """A graph compiled as it is by a backend."""
+    compiled = torch.compile(graph, backend=_backend_of("inductor" if backend == OWN else backend))
+
+    def run(*inputs: Any) -> Any:
+        with _disable_current_modes(), _without_limit(), _compiling_stance():
+            return compiled(*inputs)
+
+    return run
+
+
+class DrawsError(Exception):
+    """A region draws random numbers, which compiled code draws otherwise."""
+
+
+@dataclass(eq=False)
+class _Region:
+    """A region while it is installed.
+
+    Attributes:
+        forward: the module's own.
+        run: compiled, when the region is first called.
+        own: the wrapper by which the model itself compiles it, if any.
+    """
+
+    name: str
+    module: nn.Module
+    forward: Callable[..., Any]
+    had_forward: bool
+    own: Any = None
+    run: Callable[..., Any] | None = None
+    code: CodeType | None = None
+    eager: str = ""
+    facts: RegionFacts = field(default_factory=RegionFacts)
+
+
+class CompiledRegions:
+    """The regions of a model: they run as one, compiled, or eagerly where no backend is asked.
+
+    The module's ``forward`` is replaced while this is installed, so hooks stay outside of what is
+    compiled. A region that cannot be compiled is split into its children, whose calls are then
+    seen; one without children runs eagerly.
+    """
+
+    def __init__(self, modules: Modules, backend: str | None, asked: Iterable[str] = ()) -> None:
+        """
+        Args:
+            backend: of ``torch.compile``, ``OWN``, or ``None``.
+            asked: globs of names; by default the finest of ``ModuleTree.levels``.
+
+        Raises:
+            UsageError: if there is no such backend, or no such module.
+        """
+        self._modules = modules
+        self._outline = ModuleTree(modules)
+        self._name = backend
+        self._backend = None if backend in (None, OWN) else _backend_of(str(backend))
+        self._regions: dict[str, _Region] = {}
+        self._wrappers = _own_wrappers(modules)
+        self._eager: dict[str, str] = {}
+        self._aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self._see: Callable[[list[str]], None] = lambda names: None
+        self._stack = contextlib.ExitStack()
+        self._planned = self._chosen(tuple(asked))
+        modules.hidden = self._outline.inside(self._planned)
+
+    def _chosen(self, asked: tuple[str, ...]) -> list[str]:
+        named = self._modules.named
+        if asked:
+            names = [name for name in named if Selection(asked).allows(name)]
+            if not names:
+                raise UsageError(
+                    f"regions (--regions) {' '.join(asked)}: no layer of the model matches; its"
+                    f" layers are {first_few([display_name(name) for name in named])}"
+                )
+        elif self._name == OWN:
+            names = [name for name, module in named.items() if id(module) in self._wrappers]
+            if not names:
+                raise UsageError(
+                    "compile own (--compile own): the model compiles none of its modules; name a"
+                    " backend, such as --compile inductor"
+                )
+        else:
+            names = list(self._outline.levels()[0])
+        inside = self._outline.inside(names)
+        return [name for name in names if name not in inside]
+
+    def install(
+        self,
+        aside: Callable[[], contextlib.AbstractContextManager[None]],
+        see: Callable[[list[str]], None],
+    ) -> None:
+        """From now on regions run as one.
+
+        Args:
+            aside: within this context runs what is no code of the model.
+            see: called with modules whose calls are to be seen from now on.
+        """
+        self._aside, self._see = aside, see
+        if self._name is not None:
+            self._stack.enter_context(_without_limit())
+        for name in self._planned:
+            self._put_on(name)
+
+    def remove(self) -> None:
+        for region in self._regions.values():
+            if not region.eager:
+                self._take_off(region)
+        self._stack.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The regions as they were chosen, before any is split."""
+        return tuple(self._planned)
+
+    def facts(self) -> Compiled:
+        regions = {name: each.facts for name, each in self._regions.items() if not each.eager}
+        return Compiled(self._name, regions, self._eager)
+
+    def _put_on(self, name: str) -> None:
+        module = self._modules.named[name]
+        region = _Region(name, module, module.forward, "forward" in vars(module))
+        region.own = self._wrappers.get(id(module)) if self._name == OWN else None
+        self._regions[name] = region
+        if self._name is None:
+            return
+
+        @functools.wraps(region.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._run(region, args, kwargs)
+
+        module.forward = forward
+
+    def _take_off(self, region: _Region) -> None:
+        if region.had_forward:
+            region.module.forward = region.forward
+        else:
+            vars(region.module).pop("forward", None)
+
+    def _run(self, region: _Region, args: Any, kwargs: Any) -> Any:
+        if region.eager:
+            return region.forward(*args, **kwargs)
+        first = region.run is None
+        if region.run is None:
+            done = sum(each.run is not None or bool(each.eager) for each in self._regions.values())
+            for tell in _told:
+                tell(display_name(region.name), done, len(self._regions))
+            region.run = self._compiled(region, args, kwargs)
+        try:
+            with self._aside(), _disable_current_modes(), _Watched(region), _compiling_stance():
+                result = without_dispatch(region.run, *args, **kwargs)
+        except Exception as error:
+            if not first:
+                raise
+            self._split(region, error)
+        else:
+            if first and not _was_compiled(region):
+                self._eager[region.name] = "torch.compile left it as it is" + "".join(
+                    f": {each}" for each in region.facts.breaks[:1]
+                )
+            return result
+        return region.forward(*args, **kwargs)  # raises, too, if the model itself is at fault
+
+    def _compiled(self, region: _Region, args: Any, kwargs: Any) -> Callable[..., Any]:
+        """The region's forward, compiled. Regions of one class and shape share their code."""
+        inner = region.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return inner(*args, **kwargs)
+
+        key = (class_of(region.module), *_shapes(region.module.state_dict(keep_vars=True)))
+        key = (*key, *_shapes((args, kwargs)), *map(id, _probes))
+        run.__code__ = region.code = _code_of(run.__code__, key)
+        if region.own is not None and hasattr(region.own, "dynamo_ctx"):
+            compiled: Callable[..., Any] = region.own.dynamo_ctx(run)
+            return compiled
+        return torch.compile(run, backend=self._backend or _backend_of("inductor"))
+
+    def _split(self, region: _Region, error: Exception) -> None:
+        """Run a region's own code eagerly from now on, and its children compiled."""
+        self._take_off(region)
+        region.eager = _reason(error)
+        self._eager[region.name] = region.eager
+        children = [
+            name for name in self._outline.children(region.name) if name not in self._regions
+        ]
+        visible = self._outline.inside([region.name]) - self._outline.inside(children)
+        self._modules.hidden -= visible
+        for name in children:
+            self._put_on(name)
+        self._see([name for name in self._modules.named if name in visible])
+
+
+class _Watched:
+    """Keeps what compiling does while a region runs."""
+
+    def __init__(self, region: _Region) -> None:
+        self._region = region
+
+    def __enter__(self) -> None:
+        _running.append(self._region)
+        self._breaks = _graph_breaks()
+        self._last = _last_metrics()
+
+    def __exit__(self, *error: object) -> None:
+        _running.remove(self._region)
+        found = _metrics_after(self._last)
+        if not found:
+            return
+        _compiled_codes.add(self._region.code)
+        region, facts = self._region, self._region.facts
+        why = [str(each.recompile_reason).strip() for each in found if each.recompile_reason]
+        broke = [each for each in _graph_breaks() if each not in self._breaks]
+        region.facts = RegionFacts(
+            facts.graphs,
+            tuple(dict.fromkeys([*facts.breaks, *map(_one_line, broke)])),
+            (*facts.recompiled, *map(_one_line, why)),
+            facts.guards + sum(each.guard_count or 0 for each in found),
+            facts.seconds + sum(each.entire_frame_compile_time_s or 0.0 for each in found),
+        )
+
+
+#: The regions that run now, the innermost last.
+_running: list[_Region] = []
+
+
+def _counting(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that counts its graphs, and refuses those that draw random numbers."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        if _running and _probes:
+            return _probes[-1].look_at(graph, compile_graph(copy.deepcopy(graph), inputs))
+        if _running and (drawn := next(_draws(graph), None)):
+            raise DrawsError(f"it draws random numbers ({drawn}), which compiled code draws anew")
+        if _running:
+            facts = _running[-1].facts
+            _running[-1].facts = RegionFacts(
+                facts.graphs + 1, facts.breaks, facts.recompiled, facts.guards, facts.seconds
+            )
+        return compile_graph(graph, inputs, **options)
+
+    return backend
+
+
+_counting = functools.lru_cache(maxsize=None)(_counting)  # compiled code is kept by its backend
+
+
+def _backend_of(name: str) -> Callable[..., Any]:
+    """The backend of this name. UsageError if there is none."""
+    import torch._dynamo
+
+    try:
+        found = torch._dynamo.lookup_backend(name)
+    except Exception as error:
+        known = sorted(torch._dynamo.list_backends(exclude_tags=()))
+        raise UsageError(
+            f"compile (--compile) {name}: torch.compile has no such backend here"
+            f" ({type(error).__name__}); it has {', '.join(known)}. A backend of a package is"
+            " registered when that is imported, as a case may do"
+        ) from None
+    return _counting(found)
+
+
+#: Parts of names of functions that draw random numbers.
+_RANDOM = ("rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
+
+
+def _draws(graph: torch.fx.GraphModule) -> Iterator[str]:
+    """The functions of a graph that draw random numbers."""
+    for node in graph.graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        name = node.target if isinstance(node.target, str) else _name_of(node.target)
+        if "dropout" in name or "rrelu" in name:
+            rate = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
+            trains = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
+            if rate and trains:
+                yield name
+        elif name == "scaled_dot_product_attention":
+            if node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0):
+                yield name
+        elif any(part in name for part in _RANDOM) and not name.endswith("_like_meta"):
+            yield name
+
+
+def _name_of(target: Any) -> str:
+    return str(getattr(target, "__name__", target))
+
+
+def _own_wrappers(modules: Modules) -> dict[int, Any]:
+    """What compiles a module by the model's own will, by the module's id."""
+    found = {id(unwrapped(each)): each for each in modules.wrappers if hasattr(each, "dynamo_ctx")}
+    for module in modules.named.values():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            found.setdefault(id(module), module)
+    return found
+
+
+_codes: dict[Any, CodeType] = {}
+_compiled_codes: set[CodeType | None] = set()
+
+
+def _was_compiled(region: _Region) -> bool:
+    """Whether anything of it was compiled, or there was nothing to compile."""
+    return region.code in _compiled_codes and bool(region.facts.graphs or not region.facts.breaks)
+
+
+def _code_of(code: CodeType, key: Any) -> CodeType:
+    """A copy of a code object for each key: the compiler keeps what it compiled by code object."""
+    if key not in _codes:
+        _codes[key] = code.replace(co_name=f"region_{len(_codes)}")
+    return _codes[key]
+
+
+def _shapes(values: Any) -> list[Any]:
+    leaves = pytree.tree_leaves(values)
+    return [
+        (tuple(each.shape), each.dtype, each.device.type, each.requires_grad)
+        for each in leaves
+        if isinstance(each, torch.Tensor)
+    ]
+
+
+def _compiling_stance() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code runs compiled, whatever is in force outside."""
+    set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+    if set_stance is None:
+        return torch._dynamo.config.patch(disable=False)  # type: ignore[no-any-return]
+    stance: contextlib.AbstractContextManager[Any] = set_stance("default")
+    return stance
+
+
+@contextlib.contextmanager
+def _without_limit() -> Iterator[None]:
+    """Compile as often as shapes ask for it: past its limit, torch.compile runs eagerly."""
+    from torch._dynamo import config
+
+    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit")
+    known = [name for name in names if hasattr(config, name)][:2]
+    with config.patch(dict.fromkeys(known, 1 << 20)):
+        yield
+
+
+def _graph_breaks() -> list[str]:
+    from torch._dynamo.utils import counters
+
+    return [str(each) for each in counters["graph_break"]]
+
+
+def _last_metrics() -> Any:
+    from torch._dynamo.utils import get_compilation_metrics
+
+    found = get_compilation_metrics()
+    return found[-1] if found else None
+
+
+def _metrics_after(last: Any) -> list[Any]:
+    """What was compiled after ``last``, of the few that torch keeps."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    found = get_compilation_metrics()
+    place = next((number for number, each in enumerate(found) if each is last), -1)
+    return found[place + 1 :]
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "inner_exception", None) or error
+    text = _one_line(str(inner)) or type(inner).__name__
+    return text if isinstance(inner, DrawsError) else f"{type(inner).__name__}: {text}"
+
+
+def _one_line(text: str) -> str:
+    """The first line of a message of the compiler, without what it says to its developers."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:200] if lines else ""

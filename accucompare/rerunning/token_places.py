@@ -1,0 +1,101 @@
+"""Where tokens lie in a model's tensors, by two runs of sequences of other lengths."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from accucompare.live.values import to_host
+from accucompare.numbers import Array
+
+#: The arguments that hold a sequence's tokens.
+TOKENS_NAMES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+
+class TokenPlace(NamedTuple):
+    """Where a tensor has its tokens.
+
+    Attributes:
+        axis: ``None`` if it has none, and is the same whatever the sequence.
+        keys: the axis of the tokens that each may see, of a mask; ``None`` without.
+        flat: whether the axis runs over all samples' tokens.
+    """
+
+    axis: int | None
+    keys: int | None = None
+    flat: bool = False
+
+
+def token_place(
+    whole: torch.Size, short: torch.Size, tokens: tuple[int, int], samples: int
+) -> TokenPlace | None:
+    """The place, from a tensor's shapes in two runs; ``None`` if they do not tell.
+
+    Args:
+        tokens: in the whole sequence, and in the shorter one.
+    """
+    if len(whole) != len(short):
+        return None
+    unlike = [axis for axis, size in enumerate(whole) if size != short[axis]]
+    sizes = [(whole[axis], short[axis]) for axis in unlike]
+    if not unlike:
+        return TokenPlace(None)
+    if all(size == tokens for size in sizes) and len(unlike) <= 2:
+        return TokenPlace(unlike[0], unlike[1] if len(unlike) == 2 else None)
+    if unlike == [0] and sizes == [(tokens[0] * samples, tokens[1] * samples)]:
+        return TokenPlace(0, flat=True)
+    return None
+
+
+class Columns(NamedTuple):
+    """The tokens of one call of the model.
+
+    Attributes:
+        tokens: by sample and column, which of golden's tokens it is; -1 for padding.
+        first: whether the call is the sequence's first.
+    """
+
+    tokens: NDArray[np.int64]
+    first: bool
+
+    @property
+    def count(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
+    def alike(self) -> bool:
+        """Whether all samples have the same tokens."""
+        return bool((self.tokens == self.tokens[:1]).all())
+
+
+def by_token(
+    tensor: torch.Tensor, place: TokenPlace, samples: int, columns: int
+) -> torch.Tensor | None:
+    """A view of a tensor whose first axes are samples (or 1, for all of them) and tokens; ``None``
+    if it has other sizes."""
+    axis = place.axis
+    assert axis is not None
+    if tensor.dim() <= axis:
+        return None
+    size = samples * columns if place.flat else columns
+    if tensor.shape[axis] != size:
+        return None
+    if place.flat:
+        return tensor.unflatten(0, (samples, columns))
+    if axis and tensor.shape[0] and tensor.shape[0] % samples == 0:
+        apart = tensor.unflatten(0, (samples, tensor.shape[0] // samples))
+        return apart.movedim(axis + 1, 1)
+    return tensor.movedim(axis, 0)[None]
+
+
+def bits_of(values: torch.Tensor) -> tuple[Array, str] | None:
+    """Tokens' values as stored bits, and their type; ``None`` if they cannot be read.
+
+    Args:
+        values: with the tokens as first axis.
+    """
+    host = to_host(values.reshape(len(values), -1).contiguous())
+    return None if host.array is None else (host.array, host.dtype)

@@ -1,0 +1,189 @@
+"""Layers that one side has fused: a serving engine's Llama against transformers'."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.compare.preflight_facts import CarriedApart, FusedNames
+from accucompare.compare.rows import Reason
+from accucompare.errors import UsageError
+from planted import serving_models
+from planted.serving_models import LAYOUTS, Faults
+
+Made = Callable[..., ac.Comparison]
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("golden") / "golden"
+    capture(serving_models.trained(), out)
+    return out
+
+
+def capture(model: nn.Module, out: Path, feed: Any = None, dtype: Any = torch.float32) -> Path:
+    with torch.no_grad(), ac.capture(model.to(dtype), out, seed=0, feed=feed):
+        model(**serving_models.tokens())
+    return out
+
+
+def reasons(comparison: ac.Comparison, name: str, role: str = "output") -> list[str]:
+    return [
+        row.reason.value
+        for row in comparison.rows
+        if row.record is not None and (row.record.name, row.record.role.value) == (name, role)
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_queries_keys_and_values_of_one_layer_are_rows_of_goldens(
+    golden: Path, tmp_path: Path, layout: str
+) -> None:
+    comparison = ac.diff(golden, capture(serving_models.serving(layout), tmp_path / "own"))
+    assert comparison.exit_code == 0
+    for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj"):
+        assert reasons(comparison, f"model.layers.1.{name}") == ["ok"]
+        assert reasons(comparison, f"model.layers.1.{name}", "input") == ["ok"]
+    assert {row.reason for row in comparison.rows} & {Reason.MISSING, Reason.EXTRA} == set()
+    told = [finding.fact for finding in comparison.preflight]
+    assert sum(isinstance(fact, FusedNames) for fact in told) == 2
+    assert CarriedApart(("LlamaDecoderLayer", "RMSNorm")) in told
+
+
+def test_golden_may_be_the_fused_one(golden: Path, tmp_path: Path) -> None:
+    own = capture(serving_models.serving(LAYOUTS[2]), tmp_path / "own")
+    comparison = ac.diff(own, golden)
+    assert reasons(comparison, "model.layers.0.self_attn.qkv_proj") == ["ok"]
+    assert reasons(comparison, "model.layers.2.mlp.gate_up_proj") == ["ok"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("", None),
+        ("k_v_swapped", "model.layers.1.self_attn"),
+        ("loaded_v_k", "model.layers.1.self_attn"),
+        ("gate_up_swapped", "model.layers.1.mlp"),
+        ("residual_doubled", "model.layers.1"),
+        ("norm_eps", "model.layers.1.post_attention_layernorm"),
+    ],
+)
+def test_a_fault_of_a_serving_engine_is_named_in_a_fed_capture(
+    golden: Path, tmp_path: Path, dtype: Any, fault: str, place: str | None
+) -> None:
+    model = serving_models.serving(faults=Faults(fault))
+    own = capture(model, tmp_path / "own", feed=golden, dtype=dtype)
+    comparison = ac.diff(golden, own)
+    assert [each.name for each in comparison.culprits[:1]] == ([] if place is None else [place])
+    assert comparison.exit_code == (0 if place is None else 1)
+
+
+def test_other_weights_prove_nothing(golden: Path, tmp_path: Path) -> None:
+    model = serving_models.serving()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.qkv_proj.weight[3].mul_(1.01)
+    comparison = ac.diff(golden, capture(model, tmp_path / "own"))
+    assert comparison.exit_code == 1
+    assert reasons(comparison, "model.layers.1.self_attn.q_proj") == ["not comparable"]
+    with pytest.raises(UsageError, match="other weights"):
+        capture(model, tmp_path / "fed", feed=golden)
+
+
+def test_a_map_overrules(golden: Path, tmp_path: Path) -> None:
+    own = capture(serving_models.serving(), tmp_path / "own")
+    comparison = ac.diff(golden, own, map="re:(.*)layers.1(.*)q_proj=\\1layers.1\\2qkv_proj")
+    assert reasons(comparison, "model.layers.1.self_attn.q_proj") == ["shape"]
+    assert reasons(comparison, "model.layers.0.self_attn.q_proj") == ["ok"]
+
+
+class Turned(nn.Module):
+    """GPT-2's layer, which holds its weight transposed."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().T.clone())
+        self.bias = nn.Parameter(layer.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+class Net(nn.Module):
+    """Three layers that take the same value, apart or as one."""
+
+    def __init__(self, fused: bool, turned: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, size) for size in (5, 3, 3)]
+        self.fused = fused
+        if fused:
+            whole = nn.Linear(6, 11)
+            with torch.no_grad():
+                whole.weight.copy_(torch.cat([each.weight for each in layers]))
+                whole.bias.copy_(torch.cat([each.bias for each in layers]))
+            self.qkv: nn.Module = Turned(whole) if turned else whole
+        else:
+            self.q, self.k, self.v = (Turned(each) if turned else each for each in layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            q, k, v = self.qkv(x).split((5, 3, 3), -1)
+        else:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+        return torch.tanh(q).sum(-1, keepdim=True) * k.sigmoid() + v
+
+
+def trained(net: Net, out: Path) -> Path:
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    torch.manual_seed(1)
+    with ac.capture(net, out, seed=0) as session:
+        for _ in range(2):
+            net(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+    return out
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("of_golden", [False, True])
+def test_gradients_and_updates_of_parts_are_rows(
+    tmp_path: Path, of_golden: bool, turned: bool
+) -> None:
+    apart, fused = Net(False, turned and of_golden), Net(True, turned)
+    sides = [trained(apart, tmp_path / "apart"), trained(fused, tmp_path / "fused")]
+    comparison = ac.diff(*(sides[::-1] if of_golden else sides))
+    for role in ("param_grad", "param_update", "call_grad", "grad_output"):
+        found = [
+            row.reason
+            for row in comparison.rows
+            if row.record is not None and row.record.role.value == role and row.record.name
+        ]
+        assert found, role
+        assert {*found} <= {Reason.OK, Reason.IDENTICAL}, role
+    assert comparison.exit_code == 0
+
+
+def test_a_diff_of_fused_layers_needs_no_torch(golden: Path, tmp_path: Path) -> None:
+    own = capture(serving_models.serving(), tmp_path / "own")
+    code = (
+        "import sys, accucompare as ac; c = ac.diff(*sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    root = str(Path(ac.__file__).parent.parent)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(golden), str(own)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": root},
+    )
+    assert ran.stdout == "False\n"
