@@ -106,9 +106,8 @@ class GoldenValues:
         self._operators: dict[tuple[str, int], list[Record]] = {}
         self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
-        self._batch: tuple[int, ...] | None = (
-            None  # golden's, of tokens that the model has in a row
-        )
+        # golden's, of tokens that the model has in a row
+        self._batch: tuple[int, ...] | None = None
         self._alone: dict[tuple[str, int, Role], list[Record]] = {}  # outputs, by call
         # by step, see _parameters_before; and one step, see _left_by
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
@@ -258,12 +257,15 @@ class GoldenValues:
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
-        if (why := _misfit(self.formed(record, value), value)) is not None:
+        formed = self.formed(record, value)
+        if (why := _misfit(formed, value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
         # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
-            golden = self.read(record).reshape(value.shape)
+            golden = self.read(record)
+            if formed is not record:  # a part of a distributed tensor keeps its own shape
+                golden = golden.reshape(formed.shape)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
