@@ -81,7 +81,8 @@ def reference_words(result: Result) -> str:
         return f"nothing of the reference {name} could be compared"
     median = found.median
     if median is None or median == 1:
-        return f"the candidate is as near to golden as the reference {name}, in {counted(found.rows, 'row')}"
+        rows = counted(found.rows, "row")
+        return f"the candidate is as near to golden as the reference {name}, in {rows}"
     near, count = (("nearer to", found.nearer), ("further from", found.further))[median > 1]
     which = "smaller" if median < 1 else "larger"
     return (
