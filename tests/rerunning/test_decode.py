@@ -23,7 +23,6 @@ from accucompare.compare.reruns import (
 )
 from accucompare.errors import CaseError, UsageError
 from accucompare.rerunning.token_places import TokenPlace, token_place
-from benchmarks.computed_cached import named
 from planted.computed_decode import DECODE_FAULTS, FIRST, STEPS
 from tests.conftest import Run
 
@@ -56,7 +55,7 @@ def test_a_fault_of_the_cache_is_named_with_its_first_token(name: str) -> None:
     first = found.first
     assert found.exit_code == 1
     assert first is not None
-    assert named(first) in fault.names
+    assert first.maker in fault.names
     assert first.argument.startswith(fault.argument)
     assert fault.token in (None, first.token)
     assert fault.way in (None, found.failing[0].way)
@@ -65,7 +64,7 @@ def test_a_fault_of_the_cache_is_named_with_its_first_token(name: str) -> None:
 def test_a_cache_in_bfloat16_is_no_rounding_of_float32() -> None:
     found = check("planted.computed_decode:neox: rounded to bfloat16")
     assert found.first is not None
-    assert named(found.first) == "gpt_neox.layers.1.attention"
+    assert found.first.maker == "gpt_neox.layers.1.attention"
 
 
 def test_several_tokens_behind_a_state() -> None:
