@@ -281,9 +281,11 @@ class Feeding(GoldenValues):
                 continue
             record = held[0] or held[1]
             assert record is not None
-            if record.member is None or record.shape != tuple(first.shape):
+            form = self.formed(record, first).shape
+            if record.member is None or form != tuple(first.shape):
                 continue
-            golden, kind = self.read(record), (self._class_of(place.name), place.role, one, other)
+            golden = self.read(record).reshape(form)
+            kind = (self._class_of(place.name), place.role, one, other)
             if kind not in self._sums:
                 values = [
                     each.detach().to("cpu", torch.float64) for each in (golden, first, second)
