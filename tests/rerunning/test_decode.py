@@ -33,9 +33,8 @@ def check(case: str, dtype: str | None = None, steps: int = STEPS) -> ac.DecodeC
         return ac.check_decode(case, steps=steps, dtype=dtype)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gpt2", "bfloat16"), ("t5", None), ("mamba2", None)])
-def test_a_right_model_differs_by_rounding(name: str, dtype: str | None) -> None:
-    found = check(f"planted.computed_decode_models:{name}", dtype)
+def test_a_right_model_differs_by_rounding() -> None:
+    found = check("planted.computed_decode_models:gpt2", "bfloat16")
     assert (found.exit_code, found.failing) == (0, [])
     assert all(each.looked > 100 for each in found.outcomes)
 
@@ -44,9 +43,7 @@ def test_a_right_model_differs_by_rounding(name: str, dtype: str | None) -> None
     "name",
     [
         "llama: positions one late",
-        "mistral: window one short",
         "t5: cross attention of another layer",
-        "qwen2: mask of padding ignored by one token",
         "qwen3: generate() counts padding",
     ],
 )
