@@ -158,6 +158,9 @@ class LlamaAttention(nn.Module):
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv_proj(hidden_states)
+        in_a_row = qkv.dim() == 2  # the tokens of one sequence
+        if in_a_row:
+            qkv, positions = qkv[None], positions[None]
         order = qkv_order(self.layout, self.heads, self.groups, self.size)
         if self.fault == "head_interleave":
             order = qkv_order("by head", self.heads, self.groups, self.size)
@@ -171,7 +174,8 @@ class LlamaAttention(nn.Module):
         q, k = self.rotary_emb(positions, q, k)
         if self.fault == "v_turned":
             v = self.rotary_emb(positions, v, v)[0]
-        output, _ = self.o_proj(self.attn(q, k, v))
+        mixed = self.attn(q, k, v)
+        output, _ = self.o_proj(mixed[0] if in_a_row else mixed)
         return output
 
 
