@@ -61,6 +61,7 @@ EXEMPT = {
     "gradient_checks": "how a gradient that is wrong is described",
     "marginals": "the shape of an error",
     "given_layouts._MOST_BYTES": "memory",
+    "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
     "golden_parts": "how much of a tensor is read to tell its layout",
     "masks.MOST_BROADCAST": "memory",
     "norms": "exact sums: which of two formulas loses fewer digits",
