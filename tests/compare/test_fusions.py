@@ -93,7 +93,7 @@ def test_tokens_in_a_row_are_goldens_batch(tmp_path: Path) -> None:
         with torch.no_grad(), ac.capture(engine, tmp_path / name, seed=0, feed=feed):
             engine(tokens[0].int(), torch.arange(tokens.shape[1]))
         comparison = ac.diff(golden, tmp_path / name)
-        assert reasons(comparison, "model.layers.1.mlp") == ["ok"], name
+        assert set(reasons(comparison, "model.layers.1.mlp")) <= {"ok", "identical"}, name
         assert set(reasons(comparison, "lm_head")) <= {"ok", "identical"}, name
         assert comparison.exit_code == 0, name
 

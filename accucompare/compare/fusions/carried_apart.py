@@ -73,7 +73,7 @@ def with_carried_sums(
     """
     sums = {**_sums(pairs, True), **_sums(pairs, False)}
     tried: dict[_Kind, int] = defaultdict(int)
-    proved: set[_Kind] = set()
+    proved: dict[_Kind, None] = {}  # in order
     for each in sums.values():
         if each.kind in proved or not each.held or tried[each.kind] == _MOST_TRIED:
             continue
@@ -81,7 +81,7 @@ def with_carried_sums(
         whole, terms = (candidate, golden) if each.of_golden else (golden, candidate)
         values = whole.values(each.whole), terms.values(each.one), terms.values(each.other)
         if is_sum(*(value.astype(np.float64) for value in values)):
-            proved.add(each.kind)
+            proved[each.kind] = None
     found = list(pairs)
     gone: set[int] = set()
     for place, each in sums.items():
