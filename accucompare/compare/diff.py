@@ -198,7 +198,7 @@ class _Paired(NamedTuple):
 
     Attributes:
         parameters: golden's names that the candidate ties.
-        carried: classes of which the candidate carries a value as two terms.
+        carried: classes of which golden, or the candidate, carries a value as two terms.
     """
 
     pairs: list[Pair]
@@ -206,7 +206,7 @@ class _Paired(NamedTuple):
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
-    carried: list[str]
+    carried: list[tuple[bool, str]]
 
     @property
     def unified(self) -> Unified:
