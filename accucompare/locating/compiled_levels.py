@@ -233,8 +233,8 @@ class _Levels:
 
     def _blamed(self, region: str, found: OperatorTrial, graph: ProbedGraph) -> BlamedOperator:
         kernel, file = "", ""
-        if self.setup.options.compile == "inductor" and (code := generated_code(graph)):
-            kernel = kernel_of(code, found.name)
+        if code := generated_code(graph, str(self.setup.options.compile)):
+            kernel = kernel_of(code, found)
             place = self.setup.out / "operators" / "generated.py"
             if isinstance(place, Path):
                 place.write_text(code)

@@ -204,6 +204,14 @@ class CompiledRegions:
         """The regions as they were chosen, before any is split."""
         return tuple(self._planned)
 
+    @property
+    def run_all_own(self) -> bool:
+        """Whether the modules that the model itself compiles run compiled, too."""
+        named = self._modules.named
+        own = {name for name, module in named.items() if id(module) in self._wrappers}
+        seen = own - self._modules.hidden - {*self._regions}
+        return self._name is not None and not seen and not own & {*self._eager}
+
     def facts(self) -> Compiled:
         regions = {name: each.facts for name, each in self._regions.items() if not each.eager}
         return Compiled(self._name, regions, self._eager)

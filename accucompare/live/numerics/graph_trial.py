@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,28 +72,31 @@ def try_backwards(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
             yield found
 
 
-def generated_code(probed: ProbedGraph) -> str:
-    """What inductor makes of a graph; ``""`` if that cannot be had."""
+def generated_code(probed: ProbedGraph, backend: str) -> str:
+    """What inductor makes of a graph; ``""`` if the backend is not made of it."""
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
     found: list[str] = []
     with (
         contextlib.suppress(Exception),
+        warnings.catch_warnings(),
         mock.patch.object(GraphLowering, "save_output_code", found.append),
         config.patch(force_disable_caches=True),
     ):
-        compiled_alone(probed.graph, "inductor")(*_fresh(probed))
+        warnings.simplefilter("ignore")
+        compiled_alone(probed.graph, backend)(*_fresh(probed))
     return "\n\n".join(found)
 
 
-def kernel_of(code: str, node: str) -> str:
-    """The kernel of generated code that computes a node; ``""`` if the code does not tell."""
-    for nodes, following in re.findall(r"Source Nodes: \[([^\]]*)\][^\n]*\n((?:.*\n){1,12})", code):
-        kernel = re.search(r"\b((?:cpp|triton)_\w+)", following)
-        if kernel and node in re.split(r",\s*", nodes):
-            return kernel[1]
-    return ""
+def kernel_of(code: str, trial: OperatorTrial) -> str:
+    """The fused kernel of generated code that an operator is in; ``""`` if no name tells.
+
+    Inductor names a kernel after the operators that it fused: ``cpp_fused_gelu_mul_0``.
+    """
+    short = trial.operator.rpartition(".")[2].strip("_")
+    kernels = dict.fromkeys(re.findall(r"\b((?:cpp|triton)_\w*fused\w*)", code))
+    return next((each for each in kernels if f"_{short}_" in each), "")
 
 
 def _computed(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
