@@ -113,7 +113,12 @@ class GoldenParts:
         unified = unify(pairs, None, ranks)
         by_token: Mapping[int, Pair] = {}
         if self._by_token is not None:
-            by_token = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
+            found = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
+            by_token = {
+                place: pair
+                for place, pair in found.items()
+                if _is_of_experts(pair.record, ranks.holders) and not _is_of_terms(pair.candidate)
+            }
         ways = [
             _Ways(
                 pair.golden,
@@ -137,14 +142,14 @@ class GoldenParts:
             if each.golden.role is Role.PARAM_BEFORE and each.sizes
         }
         own = {record.order: record for record in theirs if record.rank == self._rank}
-        found: list[Record] = []
+        cut: list[Record] = []
         for each in ways:
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
-                found += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
+                cut += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
         for pair in by_token.values():
-            found += self._own_rows(pair, factor, own)
-        return found
+            cut += self._own_rows(pair, factor, own)
+        return cut
 
     def _own_rows(self, pair: Pair, factor: float, own: Mapping[int, Record]) -> Iterator[Record]:
         """Golden's record with the rows that this rank's experts have, in the rank's order."""
@@ -363,11 +368,18 @@ class _Ways:
 
 def _is_of_experts(record: Record, holders: Holders) -> bool:
     """Whether a record is of experts that ranks share out: their rows may lie in another order."""
-    if "expert" not in record.name.lower() or record.role in UPDATE_ROLES:
+    everywhere = not holders.modules or record.role in UPDATE_ROLES
+    if everywhere or "expert" not in record.name.lower():
         return False
     inside = f"{record.name}."
     held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
     return len(held) > 1 or held != {holders.modules.get("", frozenset())}
+
+
+def _is_of_terms(record: Record | None) -> bool:
+    """Whether ranks say that they hold parts of rows, or terms of a sum."""
+    boxes = record.boxes if isinstance(record, GlobalRecord) else ()
+    return any(term.shard is not None for box in boxes for term in box.terms)
 
 
 def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:
