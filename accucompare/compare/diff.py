@@ -33,6 +33,7 @@ from accucompare.compare.judging import (
     Sides,
     but_plain,
     fail_left_terms,
+    judge_handed_on,
     judge_own_clipping,
     judge_own_means,
     judge_with,
@@ -341,10 +342,11 @@ def _judge(
             )
             judge_own_clipping(tasks, outcomes, clipping, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
+    origins = _origins(opened, paired.pairs)
+    judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins = _origins(opened, paired.pairs)
     origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]

@@ -230,11 +230,10 @@ class GoldenValues:
 
     def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
         """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
-        record = self._records.get((place.name, place.call, place.role, path))
-        record = record or self._by_argument(place, path, {})
+        record = self.record_of(place, path, {})
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
-        return self.formed(record, tensor).shape != tuple(tensor.shape)
+        return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
         self,
