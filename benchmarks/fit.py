@@ -48,8 +48,7 @@ _DEEPER: dict[str, dict[str, Any]] = {
 DTYPES = ("bfloat16", "float16")
 #: Tolerances, as shares of the error with nothing in float32.
 _LEVELS = (0.7, 0.4, 0.2)
-#: Blocks that cost less of the model are kept in all subsets.
-_CHEAP = 0.02
+#: So many blocks, the dearest, are put in all subsets; the others cost little, and are kept.
 _MOST_BLOCKS = 8
 #: What is asked for: the share kept against the smallest, and runs against those of all subsets.
 MOST_RATIO, MOST_RUNS = 1.2, 0.1
@@ -179,7 +178,6 @@ def _all_subsets(subsets: Subsets, found: Fit) -> Iterator[tuple[float, float]]:
     """The share of operations and the error of each subset of the blocks."""
     blocks = [place for place in found.places if place.name]
     dear = sorted(blocks, key=lambda place: -place.flops)[:_MOST_BLOCKS]
-    dear = [place for place in dear if place.flops > _CHEAP]
     always = [place.name for place in blocks if place not in dear]
     around = {""}
     for place in blocks:

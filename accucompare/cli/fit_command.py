@@ -13,7 +13,6 @@ from accucompare.cli.logs import announcer
 from accucompare.cli.outputs import Outputs, is_page, refuse_file, reports_to_write, stem
 from accucompare.files import JSON_FILE, PYTHON_FILE
 from accucompare.places import Place
-from accucompare.selection import FloatType, RoundedType
 
 
 @cli.command(
@@ -75,19 +74,18 @@ def fit(
     from accucompare.report.terminal import print_fit
 
     asked = FitOptions(**option.taken(FitOptions, options))
-    dtype: RoundedType = options["dtype"]
     setup = FitSetup(
         case,
         options["golden"],
         device,
-        FloatType(dtype.value),
+        options["dtype"],
         FitGoal(options["rel_l2"], options["budget"], str(asked.by)),
         out,
         asked,
         announcer(quiet),
     )
     found = fit_case(setup)
-    if not len(found.kept) or found.exit_code:
+    if not found.changes_anything:
         code = None  # nothing to paste
     with reader_may_leave():
         print_fit(found, "" if code is None else str(code), quiet)

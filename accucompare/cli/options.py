@@ -448,7 +448,10 @@ of_bundle = click.option(
     help="The trusted bundle of the same case, in float32.",
 )
 lower_type = click.option(
-    "--dtype", type=_OneOf(RoundedType), required=True, help="What all else computes in."
+    "--dtype",
+    type=_OneOf(FloatType, FloatType.FLOAT64),
+    required=True,
+    help="What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
 )
 budget = click.option(
     "--budget",

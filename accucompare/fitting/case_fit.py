@@ -40,6 +40,7 @@ from accucompare.errors import UsageError
 from accucompare.fitting.error_products import OwnErrors, measured_terms
 from accucompare.fitting.fit_result import FitResult
 from accucompare.fitting.fit_runs import FitRuns, is_golden_output
+from accucompare.fitting.switches import Switch, switches_of
 from accucompare.live.around import describe_model
 from accucompare.live.modules import name_modules
 from accucompare.numbers import DTYPES, Kind
@@ -60,6 +61,8 @@ BLOCK_RUNS, MODULE_RUNS = 6, 7
 HOPE, WORTH_HOPING = 1.1, 0.85
 #: After each run in a row that is over the limit, the next is to be below it by this factor.
 CAUTION = 0.93
+#: A switch is left in force if it lowers the error to this or less.
+WORTH_SWITCHING = 0.9
 #: What a choice of single modules must save over one of whole blocks, which is simpler.
 SIMPLER_UNLESS = 0.8
 _ALL = KeptPlaces(("*",))
@@ -98,7 +101,8 @@ def fit(
         case: as for ``accucompare.locate``.
         golden: directory or URL of the trusted bundle of the same case, in float32.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
-        dtype: what all else computes in: ``"bfloat16"`` or ``"float16"``.
+        dtype: what all else computes in: ``"bfloat16"``, ``"float16"``, or ``"float32"`` where the
+            device rounds its operands (HF32, TF32).
         rel_l2: largest relative L2 error of an output.
         budget: in place of a tolerance: the largest share that may be kept, such as 0.1.
         out: directory or URL for the bundles ``candidate`` and ``rounded``.
@@ -116,7 +120,7 @@ def fit(
         >>> found.exit_code, found.proof.error <= 1e-2
         (0, True)
     """
-    known = [each.value for each in RoundedType]
+    known = [FloatType.FLOAT32.value, *(each.value for each in RoundedType)]
     if dtype not in known:
         raise UsageError(f"dtype must be one of {', '.join(known)}, but is {dtype!r}")
     checked = whole_group(FitOptions, options, "options")
@@ -137,7 +141,7 @@ def fit(
 @telling_exits()
 def fit_case(setup: FitSetup) -> FitResult:
     """``fit`` with all that it was asked as one object."""
-    _check_goal(setup.goal)
+    _check_goal(setup.goal, setup.dtype)
     place = open_device(setup.device)
     for name in ("candidate", "rounded"):
         refuse_directory(setup.out / name, setup.options.overwrite)
@@ -146,7 +150,7 @@ def fit_case(setup: FitSetup) -> FitResult:
     return FitResult(**{each.name: getattr(found, each.name) for each in fields(found)})
 
 
-def _check_goal(goal: FitGoal) -> None:
+def _check_goal(goal: FitGoal, dtype: FloatType) -> None:
     if (goal.rel_l2 is None) == (goal.budget is None):
         raise UsageError(
             "say what is asked: a tolerance of the outputs (--rel-l2 1e-3), or a share that may be"
@@ -154,6 +158,8 @@ def _check_goal(goal: FitGoal) -> None:
         )
     if goal.rel_l2 is not None and not 0 < goal.rel_l2 < math.inf:
         raise UsageError(f"rel_l2 (--rel-l2): must be over 0, but is {goal.rel_l2}")
+    if goal.budget is not None and dtype is FloatType.FLOAT32:
+        raise UsageError("--budget: with --dtype float32 all is in float32; give --rel-l2")
     if goal.budget is not None and not 0 < goal.budget <= 1:
         raise UsageError(
             f"budget (--budget): must be a share over 0 and up to 1 (100%), but is {goal.budget:g}"
@@ -185,6 +191,10 @@ class _Fitting:
             [*model["parameters"], *model["buffers"]],
         )
         self._held = _bytes(self._tree, model)
+        # of float32 itself: as the device does without being told
+        hf32, tf32 = (
+            (None, None) if setup.dtype is FloatType.FLOAT32 else (options.hf32, options.tf32)
+        )
         names = dict.fromkeys(output.name or display_name("") for output in self._outputs)
         values = {output: self._value(output) for output in self._outputs}
         self._runs = FitRuns(
@@ -195,9 +205,7 @@ class _Fitting:
             RoundedType(made.round_weights) if made.round_weights else None,
             Steps(count),
             values,
-            CaptureOptions(
-                seed=self._seed, only=[*names], backward=False, hf32=options.hf32, tf32=options.tf32
-            ),
+            CaptureOptions(seed=self._seed, only=[*names], backward=False, hf32=hf32, tf32=tf32),
             self._check,
         )
         self._flops = np.ones(len(self._tree))
@@ -214,6 +222,13 @@ class _Fitting:
         least = self._runs.run(KeptPlaces(), 0, 0)
         if goal.rel_l2 is not None and least.error <= goal.rel_l2:
             return self._fit(FitAnswer.NOTHING_TO_KEEP, least)
+        for switch in switches_of(self._runs.device, self._setup.dtype):
+            best = self._try(switch, least)
+            if goal.rel_l2 is not None and best.error <= goal.rel_l2:
+                return self._fit(FitAnswer.FITS, best)
+            least = best
+        if self._setup.dtype is FloatType.FLOAT32:
+            return self._fit(FitAnswer.UNREACHABLE, least)
         announce("everything in float32: the best that can be had")
         most = self._runs.run(_ALL, 1, 1)
         if most.failed or (goal.rel_l2 is not None and most.error > goal.rel_l2):
@@ -228,10 +243,20 @@ class _Fitting:
         proof = self._smallest(search, goal.rel_l2, most)
         return self._fit(FitAnswer.FITS, proof, terms, search)
 
+    def _try(self, switch: Switch, least: FitRun) -> FitRun:
+        """Run with a switch, and leave it in force if that helps."""
+        before = self._runs.switches
+        self._setup.announce(f"nothing in float32, {switch.what}")
+        self._runs.switches = [*before, switch]
+        run = self._runs.run(KeptPlaces(), 0, 0)
+        if run.error <= max(least.error * WORTH_SWITCHING, self._setup.goal.rel_l2 or 0):
+            return run
+        self._runs.switches = before
+        return least
+
     def _smallest(self, search: KeepingSearch, limit: float, most: FitRun) -> FitRun:
         """Try choices of whole blocks, then of single modules, while one may be smaller."""
         best, share, simple = most, 1.0, math.inf
-        tried: list[tuple[float, FitRun]] = []
         for propose, count in (
             (search.cheapest_block_choice, BLOCK_RUNS),
             (search.cheapest_module_choice, MODULE_RUNS),
@@ -243,12 +268,10 @@ class _Fitting:
                 if choice is None and not over:
                     choice = propose(limit * HOPE, below * WORTH_HOPING)
                 if choice is None and search.misled:
-                    failed = [own for own, run in tried if run.error > limit and own < below]
-                    choice = search.halfway(below, max(failed, default=0.0))
+                    choice = search.half_of(below)
                 if choice is None:
                     break
                 run = self._run(search, choice)
-                tried.append((choice.share, run))
                 over += 1
                 if run.error <= limit:
                     best, share, over = run, choice.share, 0
@@ -290,7 +313,8 @@ class _Fitting:
         )
         setup.announce(f"each layer on golden's inputs, in {setup.dtype}")
         low, rounded = setup.out / "candidate", setup.out / "rounded"
-        capture_case(setup.case, low, setup.device, asked, dtype=setup.dtype)
+        with self._runs.switched():
+            capture_case(setup.case, low, setup.device, asked, dtype=setup.dtype)
         setup.announce(f"the same in float32, on inputs rounded to {setup.dtype}")
         exact = replace(asked, round_feed=setup.dtype.value, hf32=False, tf32=False)
         capture_case(setup.case, rounded, setup.device, exact, dtype=FloatType.FLOAT32)
@@ -373,6 +397,7 @@ class _Fitting:
             places,
             curve,
             self._backwards,
+            search is not None and search.misled,
         )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from torch import nn
 
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.fits import FitOutput, FitRun, KeptPlaces
+from accucompare.compare.fits import FitOutput, FitRun, KeptPlaces, Switched
 from accucompare.devices import explain
 from accucompare.errors import CaptureError, DeviceError
 from accucompare.fitting.kept_in_float32 import keep_in_float32
+from accucompare.fitting.switches import Switch
 from accucompare.numbers import Array
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import Casting, Within, build, moved, naming_the_model, recording
@@ -46,6 +48,7 @@ class FitRuns:
         steps: the steps to run.
         golden: the values that are right, by output.
         check: looks at the model once, before the first run.
+        switches: in force in every run.
         made: all runs, in order.
     """
 
@@ -58,6 +61,7 @@ class FitRuns:
     golden: Mapping[FitOutput, Array]
     options: CaptureOptions
     check: Callable[[nn.Module], None]
+    switches: Sequence[Switch] = ()
     made: list[FitRun] = field(default_factory=list)
     name: str = ""
 
@@ -78,6 +82,17 @@ class FitRuns:
                 f" {explain(self.device.type, error)}"
             ) from error
 
+    @contextlib.contextmanager
+    def switched(self) -> Iterator[CaptureOptions]:
+        """Within the context, the switches are in force; the options say the rest."""
+        options = self.options
+        with contextlib.ExitStack() as stack:
+            for switch in self.switches:
+                stack.enter_context(switch.context())
+                if switch.what in (Switched.NO_HF32, Switched.NO_TF32):
+                    options = replace(options, hf32=False, tf32=False)
+            yield options
+
     def run(
         self, kept: KeptPlaces, flops: float, held: float, expected: float | None = None
     ) -> FitRun:
@@ -96,7 +111,8 @@ class FitRuns:
                     raise  # the case itself does not run in this type
                 errors, failed = [], str(error).partition("\n")[0]
         worst = max(errors, default=math.inf)
-        found = FitRun(kept, flops, held, worst, tuple(errors), expected, failed)
+        told = tuple(switch.what for switch in self.switches)
+        found = FitRun(kept, flops, held, worst, tuple(errors), expected, failed, told)
         self.made.append(found)
         return found
 
@@ -106,8 +122,9 @@ class FitRuns:
         model = self.on_device(model)
         within = Within(self.name, made={"dtype": self.dtype.value})
         with (
+            self.switched() as options,
             naming_the_model(self.name, out, self.device.type, model, without_gradients=True),
-            recording(model, out, self.options, device=self.device, within=within) as session,
+            recording(model, out, options, device=self.device, within=within) as session,
         ):
             for step in range(self.steps.count):
                 args, kwargs = moved(inputs[step % len(inputs)], self.device, _AS_GOLDEN)

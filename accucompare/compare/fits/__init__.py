@@ -11,6 +11,7 @@ from accucompare.compare.fits.fit_facts import (
     FitRun,
     KeptPlaces,
     PlaceShare,
+    Switched,
 )
 from accucompare.compare.fits.keeping_search import Choice, KeepingSearch
 
@@ -31,4 +32,5 @@ __all__ = [
     "KeptPlaces",
     "Mask",
     "PlaceShare",
+    "Switched",
 ]

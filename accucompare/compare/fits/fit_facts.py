@@ -16,6 +16,17 @@ class FitAnswer(str, Enum):
     UNREACHABLE = "out of reach"
 
 
+class Switched(str, Enum):
+    """What a device was told as a whole."""
+
+    __str__ = str.__str__
+
+    NO_HF32 = "hf32 off"
+    NO_TF32 = "tf32 off"
+    WIDE_SUMS = "sums in float32"
+    PLAIN_ATTENTION = "plain attention"
+
+
 @dataclass(frozen=True)
 class KeptPlaces:
     """Modules that are kept in float32, as globs.
@@ -71,7 +82,7 @@ class FitRun:
 
     Attributes:
         kept: those modules.
-        switches: what was switched beside.
+        switches: what the device was told beside.
         flops, bytes: the share of the model's that is kept, from 0 to 1.
         error: the largest relative L2 error of an output; infinite where one is not finite.
         errors: of each output.
@@ -86,7 +97,7 @@ class FitRun:
     errors: Sequence[float] = ()
     expected: float | None = None
     failed: str = ""
-    switches: tuple[str, ...] = ()
+    switches: tuple[Switched, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,7 @@ class Fit:
         places: the blocks by their share of the error, largest first.
         curve: the estimate, from nothing kept to everything.
         backwards: how many backwards of golden's code gave the sensitivities.
+        misled: whether runs were far from their estimates.
     """
 
     case: str
@@ -142,6 +154,7 @@ class Fit:
     places: Sequence[PlaceShare] = ()
     curve: Sequence[CurvePoint] = ()
     backwards: int = 0
+    misled: bool = False
 
     @property
     def least(self) -> FitRun:
@@ -150,6 +163,12 @@ class Fit:
     @property
     def kept(self) -> KeptPlaces:
         return self.proof.kept
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether there is something to change, and it does what was asked."""
+        told = len(self.kept) or self.proof.switches
+        return bool(told) and self.answer is not FitAnswer.UNREACHABLE
 
     @property
     def exit_code(self) -> int:

@@ -21,7 +21,7 @@ PATH_POINTS = 256
 WORTH_A_RUN, LEAST_WORTH = 0.03, 0.01
 #: A run that is off its estimate by this factor shows that estimates mislead.
 MISLED = 1.5
-#: Between shares that are no further apart, nothing is tried.
+#: A smaller share is not halved.
 LEAST_HALVED = 0.08
 #: So much of the model is kept beside what is needed, if names become fewer.
 FOR_FEWER_NAMES = 0.005
@@ -54,6 +54,7 @@ class KeepingSearch:
         self._cost = cost / (cost.sum() or 1.0)
         self._seen: list[tuple[float, float]] = []  # expected and real errors
         self._run: set[bytes] = set()
+        self._shares_run: list[float] = []
         self.misled = False
         self.blocks, self._outer = tree.blocks(cost)
         self.path = self._chosen(_thinned(self._lowered_one_by_one()))
@@ -65,6 +66,7 @@ class KeepingSearch:
     def saw(self, kept: Mask, error: float) -> None:
         """What a run has shown."""
         self._run.add(kept.tobytes())
+        self._shares_run.append(self.share(kept))
         expected = float(self._terms.expected(kept))
         if expected > 0 and 0 < error < math.inf:
             told = self.corrected(expected)
@@ -101,17 +103,16 @@ class KeepingSearch:
             return None
         return found
 
-    def halfway(self, below: float, above: float) -> Choice | None:
-        """The choice with the least error expected that keeps about as much as the mean of two
-        shares; for where estimates mislead."""
-        room = below - above
-        if room < LEAST_HALVED:
+    def half_of(self, share: float) -> Choice | None:
+        """The choice of about half a share with the least error expected; for where estimates
+        mislead, so that a choice that failed tells nothing of others."""
+        if share < LEAST_HALVED:
             return None
         pool = [
             each
             for each in (*self._by_block, *self.path)
-            if 0.25 * room < each.share - above < 0.75 * room
-            and each.kept.tobytes() not in self._run
+            if 0.3 * share < each.share < 0.8 * share
+            and all(abs(each.share - own) > 0.1 * share for own in self._shares_run)
         ]
         return min(pool, key=lambda each: each.expected, default=None)
 

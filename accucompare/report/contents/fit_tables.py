@@ -36,14 +36,7 @@ def fit_run_columns(found: Fit) -> list[Column]:
         Column("relative L2", lambda run: _finite(run.error), SCIENTIFIC, 13),
         Column("expected", lambda run: run.expected, SCIENTIFIC, 13),
         Column("", state, TEXT, 12),
-        Column(
-            "in float32",
-            lambda run: fit_words.kept_in_words(run.kept),
-            TEXT,
-            90,
-            wrap=True,
-            least=24,
-        ),
+        Column("in float32", fit_words.told_in_words, TEXT, 90, least=24),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
 from accucompare.files import EXCEL_FILE
 from accucompare.report.contents import (
@@ -47,7 +48,9 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
         heading=[
             Line([SheetItem(fit_words.fit_headline(found), SECTION)], height=26),
             *(Line([SheetItem(line)]) for line in lines),
-            Line([SheetItem(f"Keep in float32: {fit_words.kept_in_words(found.kept)}", BOLD)]),
+            Line([SheetItem("Keep in float32", BOLD)]),
+            *(Line([SheetItem(f"    {name}")]) for name in found.kept.whole),
+            *(Line([SheetItem(f"    {display_name(name)}: own code")]) for name in found.kept.own),
         ],
         fill=lambda run: PALE_GREEN if run is found.proof else "",
         tab=tab,
@@ -86,7 +89,7 @@ def _curve(found: Fit) -> Table:
         curve_rows(found),
         heading=[
             Line([SheetItem("The error against the share in float32", SECTION)], height=26),
-            Line([SheetItem("Points are runs; the line is the estimate.", CAPTION)]),
+            Line([SheetItem("Points are runs; the line is the estimate.", CAPTION)], spread=0),
         ],
         space=1 + _CHART_LINES,
         charts=[chart],

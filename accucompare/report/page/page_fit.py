@@ -31,7 +31,7 @@ def write_fit_page(found: Fit, path: Path) -> Path:
         "hint": fit_words.fit_hint(found),
         "whole": found.kept.whole if reached else (),
         "own": [display_name(name) for name in found.kept.own],
-        "code": fit_code.fit_code(found).splitlines() if reached and len(found.kept) else (),
+        "code": fit_code.fit_code(found).splitlines() if found.changes_anything else (),
         "blocks": len(shown_places(found)),
     }
     return write_page(path, "fit.html", content, lambda data: _head(found, data))

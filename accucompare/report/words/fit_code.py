@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from accucompare.compare.fits import Fit
+from accucompare.compare.fits import Fit, Switched
 from accucompare.report.words import fit_words
 
 
@@ -27,7 +27,7 @@ def fit_code(found: Fit) -> str:
             " weights exact:",
             "#     Model._keep_in_fp32_modules_strict = KEEP_IN_FP32_MODULES",
             f"#     model = fitted(Model.from_pretrained(…, dtype={dtype}))",
-            *_flags(found.device),
+            *_flags(found),
             "",
             body.rstrip(),
             "",
@@ -49,16 +49,30 @@ def _as_regex(glob: str) -> str:
     return glob.replace(".", "[.]").replace("*", "[^.]+")
 
 
-def _flags(device: str) -> list[str]:
-    """What the runs forbade on the device, unless they were asked not to."""
-    kind = device.partition(":")[0]
-    lines = {
-        "npu": ["torch.npu.matmul.allow_hf32 = False", "torch.npu.conv.allow_hf32 = False"],
-        "cuda": [
-            "torch.backends.cuda.matmul.allow_tf32 = False",
-            "torch.backends.cudnn.allow_tf32 = False",
-        ],
-    }.get(kind, [])
+_NO_HF32 = ("torch.npu.matmul.allow_hf32 = False", "torch.npu.conv.allow_hf32 = False")
+_NO_TF32 = (
+    "torch.backends.cuda.matmul.allow_tf32 = False",
+    "torch.backends.cudnn.allow_tf32 = False",
+)
+_SWITCHES = {
+    Switched.NO_HF32: _NO_HF32,
+    Switched.NO_TF32: _NO_TF32,
+    Switched.WIDE_SUMS: (
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False",
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False",
+    ),
+    Switched.PLAIN_ATTENTION: (
+        "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):",
+        "    …",
+    ),
+}
+
+
+def _flags(found: Fit) -> list[str]:
+    """What the device was told in the proof; for half types, not to round float32 either."""
+    usual = {"npu": _NO_HF32, "cuda": _NO_TF32}.get(found.device.partition(":")[0], ())
+    lines = [] if found.dtype == "float32" else [*usual]
+    lines += [line for switch in found.proof.switches for line in _SWITCHES[switch]]
     return ["# With these flags:", *(f"#     {line}" for line in lines)] if lines else []
 
 

@@ -23,6 +23,9 @@ def fit_headline(found: Fit) -> str:
             f"best for {share_in_words(found.goal.budget or 0)} of the {_SHARES[found.goal.by]}:"
             f" off by {off_by(proof.error)} instead of {off_by(found.least.error)}"
         )
+    if not len(proof.kept):
+        told = " and ".join(proof.switches)
+        return f"within {asked:.3g} with {told}: off by {off_by(proof.error)}"
     if proof.kept.are_all:
         return f"only with everything in float32 is it within {asked:.3g}"
     share = share_in_words(proof.flops if found.goal.by == "flops" else proof.bytes)
@@ -65,6 +68,11 @@ def fit_hint(found: Fit) -> str:
             f"float32 on {found.device} is itself that far from golden: `accucompare locate"
             f" --device {found.device} --dtype float32 --golden {found.golden}` shows where"
         )
+    if found.misled:
+        return (
+            "runs were far from their estimates: something is chosen by near ties (experts, a"
+            " top-k), and other inputs may choose otherwise; give the case more of them"
+        )
     failed = [run for run in found.runs if run.failed]
     if failed:
         return f"{counted(len(failed), 'choice')} did not run: {failed[0].failed}"
@@ -79,6 +87,11 @@ def kept_in_words(kept: KeptPlaces) -> str:
     if kept.own:
         parts.append(f"own code of {', '.join(map(display_name, kept.own))}")
     return "; ".join(parts) or "nothing"
+
+
+def told_in_words(run: FitRun) -> str:
+    """``pooler; with hf32 off``."""
+    return "; with ".join([kept_in_words(run.kept), *run.switches])
 
 
 def run_state(found: Fit, run: FitRun) -> str:
