@@ -401,7 +401,7 @@ WRONG_LOWERINGS = (
         (aten.tanh.default,),
         _into_its_input,
         r"layers\.\d+\.residual|residual",
-        "tanh|add",
+        "tanh|add|mul",
     ),
     WrongLowering(
         "cumsum off by 1 %",

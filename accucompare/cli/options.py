@@ -147,7 +147,8 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
     if about["alone"] is not None:
-        given |= {"is_flag": False, "flag_value": about["alone"]}
+        # eager: another option's default may depend on it
+        given |= {"is_flag": False, "flag_value": about["alone"], "is_eager": True}
     if default == ():
         given["multiple"] = True
     elif default is not None:

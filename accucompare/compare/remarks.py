@@ -198,11 +198,13 @@ class RoutedOtherwise(_Fact, frozen=True):
 
 
 class AfterRouting(_Fact, frozen=True):
-    """It was computed after so many tokens were routed otherwise by the module ``router``."""
+    """It was computed after so many tokens were routed otherwise by the module ``router``; or, if
+    it is of that module's own backward, of them, too."""
 
     tokens: int
     of: int
     router: str
+    own: bool = False
 
 
 class CalledInParts(_Fact, frozen=True):

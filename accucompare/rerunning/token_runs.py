@@ -280,7 +280,7 @@ class FedTokens(_Listening):
         real = columns.tokens[columns.tokens >= 0]
         at = np.asarray([[0, int(real.min()) if len(real) else 0]])
         self._judge(call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at)
-        return golden.to(value.dtype).to(value.device)
+        return _as_type(golden, value.dtype).to(value.device)
 
     def _tokens_of(
         self, call: Call, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -291,41 +291,38 @@ class FedTokens(_Listening):
         if golden is None or view is None or view.shape[2:] != golden.shape[2:]:
             self.left += 1
             if self._has_lost_tokens(key, place, columns, value):
-                at = 0, int(columns.tokens.max())
-                self._note([self._difference(call, key, at, (np.inf, None, np.inf))])
+                newest = 0, int(columns.tokens.max())
+                self._note([self._difference(call, key, newest, (np.inf, None, np.inf))])
             return None
-        tokens = columns.tokens
-        if len(view) == 1 and len(tokens) > 1:  # one for all samples
-            if not columns.alike:
-                self.left += 1
-                return None
-            golden, tokens = golden[:1], tokens[:1]
-            real = self._real.all(0)[None]
-        elif len(golden) != len(view):
+        given: NDArray[np.int64] = columns.tokens
+        shared = len(view) == 1 and len(given) > 1  # one for all samples
+        if len(golden) != len(view) and not (shared and columns.alike):
             self.left += 1
             return None
-        else:
-            real = self._real
-        rows = np.arange(len(tokens))[:, None]
-        at = np.argwhere((tokens >= 0) & real[rows, np.maximum(tokens, 0)])
+        at = np.argwhere(self._kept(given, shared))
         if not len(at):
             return None
         samples, places = torch.from_numpy(at[:, 0]), torch.from_numpy(at[:, 1])
         ours = golden[samples, places]
-        where = np.stack([at[:, 0], tokens[at[:, 0], at[:, 1]]], 1)
+        where = np.stack([at[:, 0], given[at[:, 0], at[:, 1]]], 1)
         if type(call.module) in _MIX and not columns.first:
             self.left += 1  # the code around it has to give it the tokens before
             return None
         self._judge(call, key, ours, view[samples, places], where)
         if not call.name:
             self.seen_outputs.update(where[:, 1].tolist())
-        given = ours.to(value.dtype)
-        if value.is_floating_point() and ours.dtype != value.dtype:
-            limits = torch.finfo(value.dtype)
-            finite = torch.isfinite(ours)
-            given = torch.where(finite, ours.clamp(limits.min, limits.max), ours).to(value.dtype)
-        view[samples, places] = given.to(value.device)
+        view[samples, places] = _as_type(ours, value.dtype).to(value.device)
         return copy
+
+    def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
+        """By sample and column, whether it is a token, and no padding in golden, either.
+
+        Args:
+            shared: of values that all samples have in common.
+        """
+        rows = np.arange(len(tokens))[:, None]
+        kept: NDArray[np.bool_] = (tokens >= 0) & self._real[rows, np.maximum(tokens, 0)]
+        return np.asarray(kept.all(axis=0))[None] if shared else kept
 
     def _has_lost_tokens(
         self, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -372,23 +369,12 @@ class FedTokens(_Listening):
             return
         self.looked += 1
         found = []
-        for sample in range(len(theirs)):
-            for column, token in enumerate(tokens[sample]):
-                real = self._real[sample] if len(theirs) > 1 else self._real.all(0)
-                if token < 0 or not real[token]:
-                    continue
-                expected = int(ours[min(sample, len(ours) - 1)][token])
-                seen_here = int(theirs[sample][column])
-                if expected != seen_here:
-                    found.append(
-                        self._difference(
-                            call,
-                            key,
-                            (sample, int(token)),
-                            (np.inf, None, np.inf),
-                            (seen_here, expected),
-                        )
-                    )
+        for sample, column in np.argwhere(self._kept(tokens, len(theirs) < samples)):
+            token = int(tokens[sample, column])
+            keys = int(theirs[sample, column]), int(ours[min(sample, len(ours) - 1), token])
+            if keys[0] != keys[1]:
+                at = int(sample), token
+                found.append(self._difference(call, key, at, (np.inf, None, np.inf), keys))
         self._note(found)
 
     def _judge(
@@ -485,6 +471,15 @@ class FedTokens(_Listening):
             isinstance(part, torch.Tensor) and part.is_floating_point()
             for _, part in leaves(output)
         )
+
+
+def _as_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in another type; finite ones stay finite, as masks need it."""
+    if not dtype.is_floating_point or values.dtype == dtype:
+        return values.to(dtype)
+    limits = torch.finfo(dtype)
+    finite = torch.isfinite(values)
+    return torch.where(finite, values.clamp(limits.min, limits.max), values).to(dtype)
 
 
 def _argument(module: nn.Module, path: str) -> str:

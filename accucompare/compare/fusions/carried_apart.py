@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Box, GlobalRecord, Layout, LayoutEvidence, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
+from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
@@ -104,7 +105,7 @@ def _may_be_term(record: Record) -> bool:
         and len(record.shape) > 1
         and record.dtype in DTYPES
         and DTYPES[record.dtype].kind is Kind.FLOAT
-        and not isinstance(record, GlobalRecord)
+        and is_as_captured(record)
     )
 
 
@@ -115,14 +116,14 @@ def _values(record: Record) -> _Values:
 def _added(one: Record, other: Record) -> GlobalRecord:
     fields = {each: getattr(one, each) for each in Record.__struct_fields__}
     held = None not in (one.member, other.member)
+    edges = tuple((0, length) for length in one.shape)
+    terms, form = plain_terms(one, other)
     fields |= {
         "digest": None,
         "statistics": None,
         "sketch": None,
         "member": one.member if held else None,
-        "boxes": (
-            Box((0,) * len(one.shape), (one, other), where=tuple((0, n) for n in one.shape)),
-        ),
+        "boxes": (Box((0,) * len(one.shape), terms, where=edges, form=form),),
         "evidence": LayoutEvidence.VALUES,
     }
     return GlobalRecord(**fields)

@@ -18,10 +18,12 @@ from accucompare.bundle.format import (
     Key,
     Layout,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
 from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
@@ -74,21 +76,21 @@ class Fusions:
         return bool(self.weights)
 
     def under_golden_names(
-        self, bundle: Bundle, records: list[Record], golden: Model
+        self, bundle: Bundle, records: list[Record], golden: Manifest
     ) -> tuple[Bundle, list[Record]]:
         """The candidate with golden's layers in place of its own."""
         manifest = bundle.manifest
         # the digest of all weights is of others now; they are compared one by one
         series = [msgspec.structs.replace(each, weights=None) for each in manifest.series]
-        model = self.described(manifest.model, golden, False)
+        model = self.described(manifest.model, golden.model, False)
         described = replace(manifest, model=model, series=series)
         one = copy.copy(bundle)
         one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
-        by_name = [*map(_by_arguments(manifest.model, golden), records)]
+        by_name = [*map(_by_arguments(manifest.model, golden.model), records)]
         self.renamed = {
             own.key: new.key for own, new in zip(records, by_name, strict=True) if own is not new
         }
-        return one, self.translated(by_name, of_golden=False)
+        return one, self.translated(as_batches(golden, manifest, by_name), of_golden=False)
 
     def golden_like(self, golden: Bundle, own: Model) -> Bundle:
         """Golden, described with the layers of the model that it feeds."""
@@ -110,8 +112,9 @@ class Fusions:
     def described(self, model: Model, other: Model, of_golden: bool) -> dict[str, Any]:
         """A side's model with the other's layers in place of its own.
 
-        Their fingerprints are the other side's, since the rows proved them equal."""
-        found: dict[str, Any] = {**model}
+        Their fingerprints are the other side's, since the rows proved them equal. It is marked
+        ``rewritten``."""
+        found: dict[str, Any] = {**model, "rewritten": True}
         for kind in ("modules", "parameters", "configuration"):
             found[kind] = dict(found.get(kind) or {})
         for weight in self.weights:
@@ -284,7 +287,8 @@ class _Translator:
             if len({each.digest for each in held.values()}) == 1:
                 yield msgspec.structs.replace(first, name=layer.whole)
         elif record.role is Role.GRAD_INPUT:
-            box = Box((0,) * len(first.shape), tuple(held.values()), where=_whole(first.shape))
+            terms, form = plain_terms(*held.values())
+            box = Box((0,) * len(first.shape), terms, where=_whole(first.shape), form=form)
             yield _made(first, layer.whole, first.path, first.shape, [box])
         else:
             shape = (*first.shape[:-1], layer.rows)
@@ -356,7 +360,8 @@ def _whole(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 def _along_last(record: Record, own: int, at: int, count: int) -> Box:
     """So many columns of a record, and where they lie."""
     edges = (*_whole(record.shape[:-1]), (own, own + count))
-    return Box((*(0 for _ in record.shape[:-1]), at), (record,), where=edges)
+    (term,), form = plain_terms(record)
+    return Box((*(0 for _ in record.shape[:-1]), at), (term,), where=edges, form=form)
 
 
 def _weight_shape(record: Record, rows: int, turned: tuple[bool, bool]) -> tuple[int, ...]:

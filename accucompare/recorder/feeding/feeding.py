@@ -219,14 +219,14 @@ class Feeding(GoldenValues):
         self.load(place.step)
         every = list(leaves(value))
         by_path: dict[str, Any] = {}
-        halves = self._halves(place, every, memory)
+        terms = self._terms(place, every, memory)
         for path, part in every:
             seen[path] += 1
-            if seen[path] == 1 and path in halves:
-                if (half := halves[path]) is None:
+            if seen[path] == 1 and path in terms:
+                if (term := terms[path]) is None:
                     self.pass_on(place, path, "golden has one value where these are two")
                 else:
-                    by_path[path] = half
+                    by_path[path] = term
                 continue
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
             found = self.golden_value(
@@ -267,13 +267,13 @@ class Feeding(GoldenValues):
     def _class_of(self, name: str) -> str:
         return type(self._modules.named[name]).__name__
 
-    def _halves(
+    def _terms(
         self, place: FedPlace, parts: Sequence[tuple[str, Any]], memory: Memory
     ) -> dict[str, torch.Tensor | None]:
-        """By path, half of golden's value for each of two that carry it as terms of their sum;
+        """By path, golden's value twice and less once for two that carry it as terms of their sum;
         ``None`` if neither these nor the first are near it.
 
-        Halves are exact, and neither is zero: using one twice, or not at all, shows."""
+        These are exact, unlike, and neither is zero: using one twice, or not at all, shows."""
         found: dict[str, torch.Tensor | None] = {}
         for (one, first), (other, second) in two_alike(parts):
             held = [self.record_of(place, path, {}) for path in (one, other)]
@@ -281,9 +281,11 @@ class Feeding(GoldenValues):
                 continue
             record = held[0] or held[1]
             assert record is not None
-            if record.member is None or record.shape != tuple(first.shape):
+            form = self.formed(record, first).shape
+            if record.member is None or form != tuple(first.shape):
                 continue
-            golden, kind = self.read(record), (self._class_of(place.name), place.role, one, other)
+            golden = self.read(record).reshape(form)
+            kind = (self._class_of(place.name), place.role, one, other)
             if kind not in self._sums:
                 values = [
                     each.detach().to("cpu", torch.float64) for each in (golden, first, second)
@@ -293,10 +295,10 @@ class Feeding(GoldenValues):
                         found |= {one: None, other: None}
                     continue
                 self._sums.add(kind)
-            for path, part in ((one, first), (other, second)):
-                half = copy_like(part, golden / 2)
-                memory[id(part), record.dtype, record.digest] = part, half
-                found[path] = half
+            for path, part, times in ((one, first, 2), (other, second, -1)):
+                term = copy_like(part, golden * times)
+                memory[id(part), record.dtype, record.digest] = part, term
+                found[path] = term
         return found
 
     def _put(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,9 @@ class GoldenValues:
         self._operators: dict[tuple[str, int], list[Record]] = {}
         self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
+        self._batch: tuple[int, ...] | None = (
+            None  # golden's, of tokens that the model has in a row
+        )
         self._alone: dict[tuple[str, int, Role], list[Record]] = {}  # outputs, by call
         # by step, see _parameters_before; and one step, see _left_by
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
@@ -254,18 +258,30 @@ class GoldenValues:
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
-        if (why := _misfit(record, value)) is not None:
+        if (why := _misfit(self.formed(record, value), value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
         # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
-            golden = self.read(record)
+            golden = self.read(record).reshape(value.shape)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
+
+    def formed(self, record: Record, value: torch.Tensor) -> Record:
+        """Golden's record in the shape of a value that has the tokens of golden's batch in a row,
+        as the model's own inputs show."""
+        batch, form = record.shape[:2], tuple(value.shape)
+        if len(batch) < 2 or form != (math.prod(batch), *record.shape[2:]):
+            return record
+        if self._batch is None and "int" in record.dtype and record.member is not None:
+            golden = self.read(record).reshape(-1)
+            if torch.equal(golden, value.detach().to("cpu", golden.dtype)):
+                self._batch = batch
+        return msgspec.structs.replace(record, shape=form) if self._batch == batch else record
 
     def record_of(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
         """Golden's record of one part of a value, in the loaded step."""

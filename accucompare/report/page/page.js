@@ -247,6 +247,13 @@ class ComparisonPage {
   details(row) {
     linkTo(anchorOf(this.table, row));
     showDetails(byId("details"), this.table, row, this.head.meanings, () => this.close());
+    const box = this.graph?.boxOf(row, this.table, this.head.phases);
+    if (!box) return;
+    const follow = () => {
+      this.graph.follow(box);
+      byId("section-graph").scrollIntoView({ block: "start" });
+    };
+    byId("details").querySelector("h3").after(make("button", { type: "button", className: "link", id: "to-graph", onclick: follow }, "what its error went through"));
   }
 
   close() {
