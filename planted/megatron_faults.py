@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from planted.megatron_models import MegatronLayout, forward_step, has_megatron, megatron_optimizer
+from planted.megatron_models import MegatronLayout, forward_step, megatron_optimizer
+from planted.megatron_on_cpu import has_megatron
 from planted.rank_faults import Plant, RankFault
 from planted.rank_training import Batch, Run
 from planted.training_faults import changed, wrap
@@ -21,34 +22,41 @@ _LOSS = ("loss",)
 _NORM = ("norm",)
 
 
-def _on(ranks: tuple[int, ...], plant: Plant) -> Plant:
+def on_ranks(ranks: tuple[int, ...], plant: Plant) -> Plant:
     return lambda run: plant(run) if run.rank in ranks else None
 
 
-def _on_module(name: str, plant: Callable[[Any], None]) -> Plant:
+def on_module(name: str, plant: Callable[[Any], None]) -> Plant:
     """A fault of a module, on the ranks that have it."""
 
     def planted(run: Run) -> None:
-        number = _stage_name(run, name)
+        number = own_name(run, name)
         if number is not None:
             plant(run.module(number))
 
     return planted
 
 
-def _stage_name(run: Run, name: str) -> str | None:
-    """A module's name on its stage; ``None`` on another one."""
-    stages = run.layout.mesh.get("pp", 1)
-    parts = name.split(".")
+def own_name(run: Run, name: str) -> str | None:
+    """A module's name on this rank; ``None`` if it is on others."""
+    layout = run.layout
+    assert isinstance(layout, MegatronLayout)
+    stages, parts = layout.size("pp"), name.split(".")
     if stages > 1 and parts[:2] == ["decoder", "layers"]:
         stage, number = divmod(int(parts[2]), 2 // stages)
         if stage != run.along("pp"):
             return None
         parts[2] = str(number)
+    if layout.expert_ranks > 1 and "local_experts" in parts:
+        place = parts.index("local_experts") + 1
+        holder, number = divmod(int(parts[place]), layout.experts // layout.expert_ranks)
+        if holder != run.rank:
+            return None
+        parts[place] = str(number)
     return ".".join(parts)
 
 
-def _output(name: str, change: Callable[[Any], Any]) -> Plant:
+def output_of(name: str, change: Callable[[Any], Any]) -> Plant:
     """Another first output."""
 
     def plant(module: Any) -> None:
@@ -61,24 +69,24 @@ def _output(name: str, change: Callable[[Any], Any]) -> Plant:
 
         wrap(module, around)
 
-    return _on_module(name, plant)
+    return on_module(name, plant)
 
 
-def _weight(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+def weight_of(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
     def plant(module: Any) -> None:
         module.weight.data.copy_(change(module.weight.data.clone()))
 
-    return _on_module(name, plant)
+    return on_module(name, plant)
 
 
 def _attribute(name: str, attribute: str, make: Callable[[Any], Any]) -> Plant:
     def plant(module: Any) -> None:
         setattr(module, attribute, make(getattr(module, attribute)))
 
-    return _on_module(name, plant)
+    return on_module(name, plant)
 
 
-def _finalize(around: Callable[[Run, Callable[..., None]], Callable[..., None]]) -> Plant:
+def finalized(around: Callable[[Run, Callable[..., None]], Callable[..., None]]) -> Plant:
     """Another way to finish the gradients of a step, made of Megatron's own."""
 
     def plant(run: Run) -> None:
@@ -115,7 +123,7 @@ def _without_qk_norms(run: Run, finalize: Callable[..., None]) -> Callable[..., 
     return wrong
 
 
-def _unsynced(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
+def unsynced(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
     """The data-parallel reduction is left out."""
 
     def wrong(models: Any, num_tokens: Any = None, **kwargs: Any) -> None:
@@ -125,17 +133,17 @@ def _unsynced(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
     return wrong
 
 
-def _local_tokens(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
+def divided_by_own(run: Run, finalize: Callable[..., None]) -> Callable[..., None]:
     """Each rank divides by its own tokens, then their mean is taken."""
 
     def wrong(models: Any, num_tokens: Any = None, **kwargs: Any) -> None:
-        models[0].scale_gradients(1.0 / (float(num_tokens) * run.layout.mesh["dp"]))
+        models[0].scale_gradients(1.0 / (float(num_tokens) * run.ranks))
         finalize(models, None, **kwargs)
 
     return wrong
 
 
-def _with_loss(change: Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]) -> Plant:
+def with_loss(change: Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]) -> Plant:
     """Another loss function: it is given the sum and the tokens, and makes of them what Megatron
     is given."""
 
@@ -197,7 +205,7 @@ def _other_rope(module: Any) -> None:
     module.config.rotary_interleaved = True
 
 
-def _experts_exchanged(name: str) -> Plant:
+def experts_exchanged(name: str) -> Plant:
     """The first two experts are each other's."""
 
     def plant(module: Any) -> None:
@@ -207,7 +215,7 @@ def _experts_exchanged(name: str) -> Plant:
             own.data.copy_(other.data)
             other.data.copy_(kept)
 
-    return _on_module(name, plant)
+    return on_module(name, plant)
 
 
 def _routed_to_neighbour(module: Any) -> None:
@@ -221,9 +229,10 @@ def _routed_to_neighbour(module: Any) -> None:
     module.routing = wrong
 
 
-def _as_released(module: Any) -> None:
+def as_released_loss(module: Any) -> None:
     """Megatron's own auxiliary loss."""
-    vars(module).pop("attach_and_log_load_balancing_loss")
+    for name in ("attach_and_log_load_balancing_loss", "apply_load_balancing_loss"):
+        vars(module).pop(name, None)
 
 
 def _gate_of_first_head(run: Run) -> None:
@@ -285,11 +294,11 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
     first, second = _LAYER.format(0), _LAYER.format(1)
     title = "non-contiguous partial not reduced"
     for layout, name in (("tp2", first + proj), ("tp4", second + fc2), ("tp2dp2", second + proj)):
-        plant = _on_module(name, _noncontiguous)
+        plant = on_module(name, _noncontiguous)
         yield RankFault(title, f"megatron_{layout}", (name,), _FORWARD, plant, real=1)
     title = "gradient of the input not summed"
     for layout, name in (("tp2", first + qkv), ("tp4", second + fc1)):
-        plant = _on_module(name, _unreduced_gradient)
+        plant = on_module(name, _unreduced_gradient)
         # the sum is missing between the two
         where = name, name.rpartition(".")[0], name[: len(first) - 1]
         yield RankFault(title, f"megatron_{layout}", where, _BACKWARD, plant)
@@ -305,24 +314,24 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
         )
     yield RankFault("norm of own parts", "megatron_tp2", ("", "*"), _NORM, _own_norm, clip=True)
     name = first + qkv
-    plant = _weight(name, _per_layer([2, 0, 1, 3], 4))
+    plant = weight_of(name, _per_layer([2, 0, 1, 3], 4))
     yield RankFault("heads swapped", "megatron_tp2", (name,), _FORWARD, plant)
-    plant = _on((1,), _weight(name, _per_layer([1, 0, 2, 3], 4)))
+    plant = on_ranks((1,), weight_of(name, _per_layer([1, 0, 2, 3], 4)))
     yield RankFault("heads swapped", "megatron_sp2", (name,), _FORWARD, plant, (1,))
-    plant = _weight(name, _per_layer([0, 1, 3, 2], 4))
+    plant = weight_of(name, _per_layer([0, 1, 3, 2], 4))
     yield RankFault("key as value", "megatron_tp2dp2", (name,), _FORWARD, plant)
     name = second + fc1
     for layout, ranks in (("tp2", ()), ("sp2", (1,)), ("tp4", (2,))):
-        plant = _on(ranks or (0, 1), _weight(name, _halves))
+        plant = on_ranks(ranks or (0, 1), weight_of(name, _halves))
         yield RankFault("gate as up", f"megatron_{layout}", (name,), _FORWARD, plant, ranks)
     name = first + "self_attention"
     for layout, ranks in (("tp2", (1,)), ("sp2", (0,)), ("tp4", (3,))):
-        plant = _on(ranks, _on_module(name, _other_rope))
+        plant = on_ranks(ranks, on_module(name, _other_rope))
         yield RankFault("other rope", f"megatron_{layout}", (name,), _FORWARD, plant, ranks)
     name = "embedding.word_embeddings"
-    plant = _on((1,), _attribute(name, "vocab_start_index", lambda first: first + 1))
+    plant = on_ranks((1,), _attribute(name, "vocab_start_index", lambda first: first + 1))
     yield RankFault("words off by one", "megatron_tp2", (name,), _FORWARD, plant)
-    plant = _on_module("output_layer", _padding_not_masked)
+    plant = on_module("output_layer", _padding_not_masked)
     for layout in ("tp2", "tp2dp2"):
         yield RankFault(
             "padding of the vocabulary counted",
@@ -342,7 +351,7 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
                 f"megatron_{layout}",
                 (name,),
                 _GRADIENT,
-                _on_module(name, unmarked),
+                on_module(name, unmarked),
             )
     norms = tuple(
         f"{layer}self_attention.{each}_layernorm" for layer in (first, second) for each in "qk"
@@ -352,7 +361,7 @@ def _of_tensor_parallel() -> Iterator[RankFault]:
         "megatron_tp2",
         norms,
         _GRADIENT,
-        _finalize(_without_qk_norms),
+        finalized(_without_qk_norms),
     )
     name = first + "self_attention"
     yield RankFault(
@@ -372,27 +381,30 @@ def _of_loop() -> Iterator[RankFault]:
             f"megatron_{layout}",
             ("*",),
             _GRADIENT + _NORM,
-            _finalize(_scaled_again),
+            finalized(_scaled_again),
         )
-    by_count = _with_loss(lambda total, count: (total / count, count))
+    by_count = with_loss(lambda total, count: (total / count, count))
     yield RankFault("divided twice", "megatron_tp2", ("*", ""), _LOSS, by_count)
-    by_own = _with_loss(lambda total, count: (total / count, count * 0 + 1))
+    by_own = with_loss(lambda total, count: (total / count, count * 0 + 1))
     for layout in ("dp2", "tp2dp2"):
         yield RankFault("mean of means", f"megatron_{layout}", ("*", ""), _LOSS, by_own, real=8)
     yield RankFault(
-        "divided by own tokens", "megatron_dp2", ("*",), _GRADIENT, _finalize(_local_tokens), real=8
+        "divided by own tokens",
+        "megatron_dp2",
+        ("*",),
+        _GRADIENT,
+        finalized(divided_by_own),
+        real=8,
     )
     yield RankFault("padding counted", "megatron_tp2", ("", "*"), _LOSS, _counting_padding)
-    yield RankFault(
-        "gradients not reduced", "megatron_dp2", ("*",), _GRADIENT, _finalize(_unsynced)
-    )
+    yield RankFault("gradients not reduced", "megatron_dp2", ("*",), _GRADIENT, finalized(unsynced))
 
     def same_rows(run: Run) -> None:
         run.batch = _same_rows
 
     yield RankFault("same rows", "megatron_dp2", ("", "*"), ("input",), same_rows)
     yield RankFault(
-        "update not gathered", "megatron_dp2", ("*",), _UPDATE, _on((1,), _not_gathered), (1,)
+        "update not gathered", "megatron_dp2", ("*",), _UPDATE, on_ranks((1,), _not_gathered), (1,)
     )
 
 
@@ -402,7 +414,7 @@ def _of_experts() -> Iterator[RankFault]:
 
     def as_released(run: Run) -> None:
         for name in routers:
-            _as_released(run.module(name))
+            as_released_loss(run.module(name))
 
     title = "auxiliary loss of a share of the tokens"
     yield RankFault(title, "megatron_moe_sp2", routers, _GRADIENT, as_released, real=4)
@@ -412,24 +424,26 @@ def _of_experts() -> Iterator[RankFault]:
         for layer in (1, 2)
     )
     layout = "megatron_moe_sp2"
-    plant = _experts_exchanged(f"{first}.experts")
+    plant = experts_exchanged(f"{first}.experts")
     yield RankFault("experts exchanged", layout, swapped, _FORWARD, plant)
-    yield RankFault("experts exchanged", layout, swapped, _FORWARD, _on((1,), plant), (1,))
+    yield RankFault("experts exchanged", layout, swapped, _FORWARD, on_ranks((1,), plant), (1,))
     name = routers[1]
-    plant = _weight(name, lambda weight: weight * 1.1)
-    yield RankFault("other router", layout, (name,), _FORWARD, _on((1,), plant), (1,))
-    plant = _on_module(name, _routed_to_neighbour)
+    plant = weight_of(name, lambda weight: weight * 1.1)
+    yield RankFault("other router", layout, (name,), _FORWARD, on_ranks((1,), plant), (1,))
+    plant = on_module(name, _routed_to_neighbour)
     yield RankFault("routed to the neighbour", layout, (name,), _FORWARD, plant)
     name = f"{second}.experts.local_experts.2.linear_fc1"
-    plant = _output(name, lambda value: value * 1.01)
-    yield RankFault("x 1.01", layout, (name,), _FORWARD, _on((0,), plant), (0,), arithmetic=True)
+    plant = output_of(name, lambda value: value * 1.01)
+    yield RankFault(
+        "x 1.01", layout, (name,), _FORWARD, on_ranks((0,), plant), (0,), arithmetic=True
+    )
 
 
 def _of_stages() -> Iterator[RankFault]:
     tied = ("embedding.word_embeddings", "output_layer")
     for layout in ("pp2", "tp2pp2"):
         yield RankFault(
-            "tied gradient not summed", f"megatron_{layout}", tied, _GRADIENT, _finalize(_not_tied)
+            "tied gradient not summed", f"megatron_{layout}", tied, _GRADIENT, finalized(_not_tied)
         )
     name = _LAYER.format(1) + "self_attention.core_attention"
     for layout, ranks in (("pp2", (1,)), ("tp2pp2", ())):
@@ -444,11 +458,11 @@ def _of_stages() -> Iterator[RankFault]:
         )
     name = _LAYER.format(1) + "mlp.linear_fc2"
     for layout, ranks in (("pp2", (1,)), ("tp2pp2", (2,))):
-        plant = _on(ranks, _output(name, lambda value: value * 1.01))
+        plant = on_ranks(ranks, output_of(name, lambda value: value * 1.01))
         yield RankFault(
             "x 1.01", f"megatron_{layout}", (name,), _FORWARD, plant, ranks, arithmetic=True
         )
-    by_count = _with_loss(lambda total, count: (total / count, count))
+    by_count = with_loss(lambda total, count: (total / count, count))
     yield RankFault("divided twice", "megatron_pp2", ("*", ""), _LOSS, by_count)
 
 
@@ -456,15 +470,15 @@ def _of_arithmetic() -> Iterator[RankFault]:
     norm, fc2 = _LAYER.format(1) + "input_layernorm", _LAYER.format(0) + "mlp.linear_fc2"
     fc1 = _LAYER.format(1) + "mlp.linear_fc1"
     kinds: dict[str, tuple[str, Plant, tuple[str, ...]]] = {
-        "x 1.001": (fc2, _output(fc2, lambda value: value * 1.001), _FORWARD),
+        "x 1.001": (fc2, output_of(fc2, lambda value: value * 1.001), _FORWARD),
         "eps 1e-2": (norm, _attribute(norm, "eps", lambda eps: 1e-2), _FORWARD),
-        "last token x 0.5": (norm, _output(norm, _last_token), _FORWARD),
-        "in bfloat16": (fc1, _output(fc1, _in_bfloat16), _FORWARD),
-        "gradient x 1.05": (fc1, _on_module(fc1, _other_gradient), _BACKWARD),
+        "last token x 0.5": (norm, output_of(norm, _last_token), _FORWARD),
+        "in bfloat16": (fc1, output_of(fc1, _in_bfloat16), _FORWARD),
+        "gradient x 1.05": (fc1, on_module(fc1, _other_gradient), _BACKWARD),
     }
     for layout, rank in (("tp2", 1), ("sp2", 0), ("dp2", 1), ("tp2dp2", 3), ("tp4", 2)):
         for title, (name, plant, stages) in kinds.items():
-            own = _on((rank,), plant)
+            own = on_ranks((rank,), plant)
             yield RankFault(
                 title, f"megatron_{layout}", (name,), stages, own, (rank,), arithmetic=True
             )

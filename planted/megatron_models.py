@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional
 
-from fixtures.parallel import GROUPS, HEADS, LENGTH, VOCABULARY, WIDTH, Layout
+from fixtures.parallel import GROUPS, HEADS, LENGTH, VOCABULARY, WIDTH, Layout, whole_batch
+from planted.megatron_on_cpu import Norm, context_attention, known_options, on_cpu, zigzag
 
 #: Of one layer of the MLP; gate and up are fused, and have twice as many.
 _INNER = 24
@@ -35,25 +33,28 @@ class MegatronLayout(Layout):
     """How Megatron's training is spread; its mesh has ``tp``, ``pp`` and ``dp``.
 
     Attributes:
+        one: the layout on one device.
         sequence: whether what is outside of attention and MLP is cut along the sequence.
         experts: of each layer's mixture; a plain MLP if 0.
+        expert_ranks: among how many ranks, of those with other tokens, experts are shared out.
+        expert_parts: into how many parts each expert is cut; if 0, as the other layers are.
         sharded: whether the optimizer is the distributed one.
         changes: to the model's configuration.
         per_token: whether the loss is the mean over all tokens, or that of the microbatches' means.
+        micro_rows: rows of one microbatch.
+        length: of a sequence; what the batch lacks is padding.
     """
 
+    one: str = "megatron_one"
     sequence: bool = False
     experts: int = 0
+    expert_ranks: int = 1
+    expert_parts: int = 0
     sharded: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
     per_token: bool = True
-
-    @property
-    def one(self) -> str:
-        """The layout on one device."""
-        if self.changes:
-            return "megatron_gate_one"
-        return "megatron_moe_one" if self.experts else "megatron_one"
+    micro_rows: int = _MICRO
+    length: int = LENGTH
 
     @property
     def padded(self) -> int:
@@ -64,62 +65,10 @@ class MegatronLayout(Layout):
     def size(self, name: str) -> int:
         return self.mesh.get(name, 1)
 
-
-class Norm(nn.Module):
-    """RMSNorm that says whether its weight's gradient is a term, as Megatron's fused ones do."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-def on_cpu() -> None:
-    """Let megatron-core compute without a GPU: it names the device ``cuda`` in places."""
-    if torch.cuda.is_available() or getattr(torch.cuda, "_megatron_on_cpu", False):
-        return
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    cuda: Any = torch.cuda
-    cuda._megatron_on_cpu = True
-    cuda.current_device = lambda: "cpu"
-    cuda.synchronize = lambda *args: None
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-
-    def without_device(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("device") == "cuda":
-                kwargs["device"] = "cpu"
-            return make(*args, **kwargs)
-
-        return made
-
-    torch.zeros, torch.tensor = without_device(torch.zeros), without_device(torch.tensor)
-    kind = torch.Tensor.type
-
-    def as_on_gpu(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found: Any = kind(self, *args, **kwargs)
-        if not isinstance(found, str):
-            return found
-        # its optimizers would refuse float64
-        return found.replace("torch.", "torch.cuda.", 1).replace("Double", "Float")
-
-    torch.Tensor.type = as_on_gpu  # type: ignore[method-assign]
-    import megatron.core.tensor_parallel.random as random
-    from megatron.core.transformer.moe import moe_utils
-
-    random.CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
-    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 asks for it without having it
-        moe_utils.te_general_gemm = None
-
-
-def has_megatron() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("megatron") is not None
+    def whole_batch(self, step: int) -> Any:
+        tokens, labels = whole_batch(step)
+        more = self.length - tokens.shape[1]
+        return functional.pad(tokens, (0, more)), functional.pad(labels, (0, more), value=-100)
 
 
 def _initialized(layout: MegatronLayout) -> None:
@@ -137,7 +86,13 @@ def _initialized(layout: MegatronLayout) -> None:
         _GROUPS.clear()
         gc.collect()  # the last model has them, too
     before = set(groups)
-    parallel_state.initialize_model_parallel(layout.size("tp"), layout.size("pp"))
+    parallel_state.initialize_model_parallel(
+        layout.size("tp"),
+        layout.size("pp"),
+        context_parallel_size=layout.size("cp"),
+        expert_model_parallel_size=layout.expert_ranks,
+        expert_tensor_parallel_size=layout.expert_parts or layout.size("tp"),
+    )
     _GROUPS[:] = [group for group in groups if group not in before]
 
 
@@ -186,6 +141,9 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         "bf16": dtype is torch.bfloat16,
         "tensor_model_parallel_size": layout.size("tp"),
         "pipeline_model_parallel_size": layout.size("pp"),
+        "context_parallel_size": layout.size("cp"),
+        "expert_model_parallel_size": layout.expert_ranks,
+        "expert_tensor_parallel_size": layout.expert_parts or layout.size("tp"),
         "sequence_parallel": layout.sequence,
         "pipeline_dtype": dtype,
         "attention_dropout": 0.0,
@@ -200,7 +158,7 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
         **(mixture if layout.experts else {}),
         **layout.changes,
     }
-    config = TransformerConfig(**options)
+    config = TransformerConfig(**known_options(TransformerConfig, options))
     config.finalize_model_grads_func = finalize_model_grads
     spec = get_gpt_layer_local_spec(
         layout.experts or None, normalization="RMSNorm", qk_layernorm=True
@@ -209,11 +167,13 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     inner.input_layernorm = inner.pre_mlp_layernorm = Norm
     inner.self_attention.submodules.q_layernorm = Norm
     inner.self_attention.submodules.k_layernorm = Norm
+    if layout.size("cp") > 1:
+        inner.self_attention.submodules.core_attention = context_attention()
     model: Any = GPTModel(
         config,
         TransformerBlockSubmodules([spec] * (_LAYERS // layout.size("pp")), Norm),
         vocab_size=layout.padded,
-        max_sequence_length=LENGTH,
+        max_sequence_length=layout.length,
         position_embedding_type="rope",
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
@@ -223,7 +183,7 @@ def megatron_model(layout: MegatronLayout, dtypes: Any, seed: int) -> Any:
     for module in model.modules():
         if type(module).__name__ == "TopKRouter":
             count_all_tokens(module)
-        if config.attention_output_gate and type(module).__name__ == "SelfAttention":
+        if layout.changes.get("attention_output_gate") and type(module).__name__ == "SelfAttention":
             _slice_gate(module, model)
     if model.post_process:
         _mask_padding(model.output_layer)
@@ -268,15 +228,26 @@ def _slice_gate(attention: Any, model: Any) -> None:
 
 
 def count_all_tokens(router: Any) -> None:
-    """Mend Megatron's auxiliary loss: 0.16.1 takes a rank's share of the tokens for all of them."""
-    attach = router.attach_and_log_load_balancing_loss
+    """Mend Megatron's auxiliary loss: it takes a rank's share of the tokens for all of them."""
+    if hasattr(router, "attach_and_log_load_balancing_loss"):
+        attach = router.attach_and_log_load_balancing_loss
 
-    def mended(activation: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        count = activation.shape[0] * router.tp_cp_group.size()
-        kwargs["valid_token_count"] = count
-        return attach(activation, *args, **kwargs)
+        def mended(activation: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            count = activation.shape[0] * router.tp_cp_group.size()
+            kwargs["valid_token_count"] = count
+            return attach(activation, *args, **kwargs)
 
-    router.attach_and_log_load_balancing_loss = mended
+        router.attach_and_log_load_balancing_loss = mended
+        return
+    from megatron.core import parallel_state  # before 0.14
+
+    apply = router.apply_load_balancing_loss
+
+    def of_all_tokens(activation: torch.Tensor, load_balancing_loss_func: Any) -> Any:
+        ranks = parallel_state.get_tensor_and_context_parallel_world_size()
+        return apply(activation, lambda **given: load_balancing_loss_func(**given) * ranks)
+
+    router.apply_load_balancing_loss = of_all_tokens
 
 
 def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
@@ -284,9 +255,14 @@ def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
-    rank, ranks = parallel_state.get_tensor_model_parallel_rank(), layout.size("tp")
     first = parallel_state.get_pipeline_model_parallel_rank() * (_LAYERS // layout.size("pp"))
+    first_expert = layout.experts // layout.expert_ranks * _expert_rank(layout)
     for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            rank = parallel_state.get_expert_tensor_parallel_rank()
+            ranks = layout.expert_parts or layout.size("tp")
+        else:
+            rank, ranks = parallel_state.get_tensor_model_parallel_rank(), layout.size("tp")
         if name.endswith("softmax_offset"):
             # of each head; megatron-core 0.16.1 forgets it, so its norm counts one rank's
             set_tensor_model_parallel_attributes(parameter, ranks > 1, 0, 1)
@@ -294,7 +270,7 @@ def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
         cut = getattr(parameter, "tensor_model_parallel", False)
         if cut:
             shape[parameter.partition_dim] *= ranks
-        whole = drawn(_of_whole_model(name, first), tuple(shape), seed)
+        whole = drawn(_of_whole_model(name, first, first_expert), tuple(shape), seed)
         for dtype in dtypes:
             whole = whole.to(dtype)
         if cut:
@@ -303,13 +279,22 @@ def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
         parameter.data = whole.clone()
 
 
-def _of_whole_model(name: str, first: int) -> str:
-    """A parameter's name in a model of one stage."""
+def _expert_rank(layout: MegatronLayout) -> int:
+    from megatron.core import parallel_state
+
+    alone = layout.expert_ranks == 1
+    return 0 if alone else int(parallel_state.get_expert_model_parallel_rank())
+
+
+def _of_whole_model(name: str, first: int, first_expert: int) -> str:
+    """A parameter's name in a model of one stage, with all experts."""
     if name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     parts = name.split(".")
-    if parts[:2] == ["decoder", "layers"]:
-        parts[2] = str(int(parts[2]) + first)
+    for own, before in (("layers", first), ("local_experts", first_expert)):
+        if own in parts:
+            number = parts.index(own) + 1
+            parts[number] = str(int(parts[number]) + before)
     return ".".join(parts)
 
 
@@ -346,31 +331,55 @@ def megatron_optimizer(layout: MegatronLayout, clip: float | None) -> Any:
 
 
 def microbatches(
-    tokens: torch.Tensor, labels: torch.Tensor, rows: int = _MICRO
+    tokens: torch.Tensor,
+    labels: torch.Tensor,
+    rows: int = _MICRO,
+    places: torch.Tensor | None = None,
 ) -> Iterator[SimpleNamespace]:
-    """What Megatron's data loader gives: the label of padding is any, its mask is 0."""
-    places = torch.arange(LENGTH)
+    """What Megatron's data loader gives: the label of padding is any, its mask is 0.
+
+    Args:
+        places: the tokens of each sequence that this rank has; all by default.
+    """
+    length = tokens.shape[1]
+    places = torch.arange(length) if places is None else places
     for given, wanted in zip(tokens.split(rows), labels.split(rows), strict=True):
+        given, wanted = given[:, places], wanted[:, places]
         yield SimpleNamespace(
             tokens=given,
             labels=wanted.clamp(min=0),
             loss_mask=(wanted >= 0).float(),
             position_ids=places.expand(len(given), -1),
-            attention_mask=torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1),
+            attention_mask=torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)[:, :, places],
         )
 
 
 def forward_step(batches: Iterator[SimpleNamespace], model: Any) -> Any:
-    """As in Megatron's ``pretrain_gpt.py``."""
+    """As in Megatron's ``pretrain_gpt.py``, or as in older ones: the mean of the microbatch."""
     batch = next(batches)
 
     def loss_func(output: torch.Tensor) -> Any:
         mask = batch.loss_mask.view(-1)
-        total = (output.float().view(-1) * mask).sum()
-        return total, mask.sum().int(), {"lm loss": total.detach()}
+        total, count = (output.float().view(-1) * mask).sum(), mask.sum()
+        told = {"lm loss": total.detach()}
+        if model.config.calculate_per_token_loss:
+            return total, count.int(), told
+        from megatron.core import parallel_state
+
+        dist.all_reduce(count, group=parallel_state.get_context_parallel_group())
+        return total / count, told
 
     output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels)
     return output, loss_func
+
+
+def tokens_of_rank(layout: MegatronLayout) -> torch.Tensor | None:
+    """Those that this rank has of each sequence; ``None`` for all."""
+    from megatron.core import parallel_state
+
+    parts = layout.size("cp")
+    rank = parallel_state.get_context_parallel_rank() if parts > 1 else 0
+    return None if parts == 1 else zigzag(layout.length, parts, rank)
 
 
 def megatron_step(run: Any, batch: Any) -> None:
@@ -380,19 +389,30 @@ def megatron_step(run: Any, batch: Any) -> None:
     run.model.zero_grad_buffer()
     run.optimizer.zero_grad()
     tokens, labels = batch
+    layout: MegatronLayout = run.layout
     get_forward_backward_func()(
         forward_step_func=getattr(run, "forward_step", forward_step),
-        data_iterator=microbatches(tokens, labels),
+        data_iterator=microbatches(tokens, labels, layout.micro_rows, tokens_of_rank(layout)),
         model=[run.model],
-        num_microbatches=len(tokens) // _MICRO,
-        seq_length=LENGTH,
-        micro_batch_size=_MICRO,
+        num_microbatches=len(tokens) // layout.micro_rows,
+        seq_length=layout.length,
+        micro_batch_size=layout.micro_rows,
         forward_only=False,
     )
 
 
+#: A loss of each sequence, which does not depend on what else is in its microbatch.
+_OF_SEQUENCES = {"moe_router_load_balancing_type": "seq_aux_loss"}
+_ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 _GATED = {"attention_output_gate": True}
 _TP2 = MegatronLayout({"tp": 2})
+_MIXTURE = MegatronLayout(one="megatron_moe_one", experts=4)
+_CONTEXT = MegatronLayout(one="megatron_long_one", length=8)
+#: Experts of ranks that have rows of their own; on one device all rows are one microbatch.
+_SPREAD = MegatronLayout(
+    one="megatron_ep_one", experts=4, changes=_OF_SEQUENCES, micro_rows=2 * _MICRO
+)
+_EP2 = replace(_SPREAD, mesh={"dp": 2}, expert_ranks=2, micro_rows=_MICRO)
 #: By the name of each.
 MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
     "megatron_one": MegatronLayout(),
@@ -403,8 +423,22 @@ MEGATRON_LAYOUTS: dict[str, MegatronLayout] = {
     "megatron_tp2dp2": MegatronLayout({"dp": 2, "tp": 2}, sharded=True),
     "megatron_pp2": MegatronLayout({"pp": 2}),
     "megatron_tp2pp2": MegatronLayout({"pp": 2, "tp": 2}, sequence=True),
-    "megatron_moe_one": MegatronLayout(experts=4),
-    "megatron_gate_one": MegatronLayout(changes=_GATED),
-    "megatron_gate_tp4": MegatronLayout({"tp": 4}, changes=_GATED),
-    "megatron_moe_sp2": replace(_TP2, sequence=True, experts=4),
+    "megatron_gate_one": MegatronLayout(one="megatron_gate_one", changes=_GATED),
+    "megatron_gate_tp4": MegatronLayout({"tp": 4}, one="megatron_gate_one", changes=_GATED),
+    "megatron_moe_one": _MIXTURE,
+    "megatron_moe_sp2": replace(_MIXTURE, mesh={"tp": 2}, sequence=True),
+    "megatron_tp2ep2": replace(
+        _MIXTURE, mesh={"tp": 2}, sequence=True, expert_ranks=2, expert_parts=1, changes=_ALL_TO_ALL
+    ),
+    "megatron_ep_one": _SPREAD,
+    "megatron_ep2": replace(_EP2, changes={**_OF_SEQUENCES, **_ALL_TO_ALL}),
+    "megatron_gathered_ep2": _EP2,
+    "megatron_long_one": _CONTEXT,
+    "megatron_cp2": replace(_CONTEXT, mesh={"cp": 2}),
+    "megatron_mean_one": replace(_CONTEXT, one="megatron_mean_one", per_token=False),
+    "megatron_mean_cp2": replace(
+        _CONTEXT, mesh={"cp": 2}, one="megatron_mean_one", per_token=False
+    ),
+    "megatron_long_moe_one": replace(_CONTEXT, one="megatron_long_moe_one", experts=4),
+    "megatron_moe_cp2": replace(_CONTEXT, mesh={"cp": 2}, one="megatron_long_moe_one", experts=4),
 }

@@ -15,7 +15,8 @@ from torch.nn import functional
 from fixtures.parallel import GROUPS, HEADS, INNER, LAYOUTS, WIDTH, Layout
 from planted.context_models import CONTEXT_LAYOUTS, ContextLayout
 from planted.expert_models import EXPERT_LAYOUTS
-from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout, has_megatron
+from planted.megatron_models import MEGATRON_LAYOUTS, MegatronLayout
+from planted.megatron_on_cpu import has_megatron
 from planted.pipeline_models import PIPELINES
 from planted.sharded_layers import Column, Head, Row, Words
 

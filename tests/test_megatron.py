@@ -12,7 +12,7 @@ import accucompare as ac
 from accucompare.bundle.format import GlobalRecord
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.remarks import ReducedHere
-from planted.megatron_models import has_megatron
+from planted.megatron_on_cpu import has_megatron
 from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
 

@@ -67,6 +67,8 @@ class PairLimits:
     _terms: Terms = field(default_factory=Terms)
     # the dtypes of the parameters that an update adds to
     _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)
+    # the dtypes of what calls have given to a parameter's gradient: a wider one adds them up
+    _added: dict[tuple[int, int, str], frozenset[str]] = field(default_factory=dict)
     # the limits, if no rules go by layer
     _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(default_factory=dict)
     # the largest error so far of a recurrent module's roundings
@@ -88,6 +90,10 @@ class PairLimits:
         if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
+        if golden.role in (Role.CALL_GRAD, Role.PARAM_GRAD):
+            added = (*step, parameter_of(golden))
+            dtypes |= self._added.setdefault(added, dtypes)
+            self._added[added] = dtypes
         coarsest = _coarsest_of(before, dtypes)
         alike = (golden.dtype, candidate.dtype, coarsest, candidate.type, candidate.role)
         tolerance = None if in_force.rules else self._of_dtypes.get(alike)

@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.modules import unwrapped
 from accucompare.scripts.handshake import SeenModel
+
+#: Where Megatron keeps the copy of a parameter that the optimizer steps.
+_COPY = "main_param"
 
 
 class Together(nn.Module):
@@ -43,8 +47,7 @@ class Optimizers:
         return [each for each in found if each is not None and getattr(each, "param_groups", None)]
 
     def of(self, model: nn.Module) -> list[Any]:
-        own = {id(parameter) for parameter in model.parameters()}
-        return [each for each in self.alive() if own & held_by((each,))]
+        return [each for each in self.alive() if _shares(model, _Stepped(each))]
 
 
 class Scalers:
@@ -91,6 +94,36 @@ def held_by(optimizers: Iterable[Any]) -> set[int]:
     }
 
 
+class _Stepped:
+    """What an optimizer steps: its tensors' ids, and the memory that they are parts of."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.ids = held_by((optimizer,))
+        self._parts = {
+            memory
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if not isinstance(tensor, nn.Parameter) and (memory := _memory_of(tensor))
+        }
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether it steps a parameter; or, as Megatron's do, a copy or a part of it instead."""
+        copied = getattr(parameter, _COPY, None)
+        return (
+            id(parameter) in self.ids
+            or (copied is not None and id(copied) in self.ids)
+            or (bool(self._parts) and _memory_of(parameter) in self._parts)
+        )
+
+
+def _memory_of(tensor: Any) -> int:
+    """Where a tensor's storage begins; 0 if it has none of its own."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (AttributeError, RuntimeError, NotImplementedError, ValueError):
+        return 0
+
+
 class Models:
     """The called models by the users' names: ``Net``; ``Net:2`` is the second of its class."""
 
@@ -128,7 +161,7 @@ class Models:
         if known and not counts:
             return
         self._trainers.add(id(optimizer))
-        held, name = held_by((optimizer,)), type(optimizer).__name__
+        held, name = _Stepped(optimizer), type(optimizer).__name__
         trained = [reference for reference, _ in self._known.values() if _shares(reference(), held)]
         if trained and not known and (first := trained[0]()) is not None:
             self.note(whole_of(first, (optimizer,)))
@@ -139,8 +172,8 @@ class Models:
                     seen.trained_by.append(name)
 
 
-def _shares(module: nn.Module | None, held: set[int]) -> bool:
-    return module is not None and any(id(each) in held for each in module.parameters())
+def _shares(module: nn.Module | None, held: _Stepped) -> bool:
+    return module is not None and any(map(held.has, module.parameters()))
 
 
 def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
@@ -155,7 +188,8 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
         optimizers: those that hold parameters of it.
     """
     held = held_by(optimizers)
-    if held <= _parameters(root):
+    own = _parameters(root)
+    if held <= own or not held & own:  # as optimizers that step copies or parts instead
         return root
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}

@@ -11,6 +11,7 @@ from torch import nn
 from accucompare.asked import Loop
 from accucompare.errors import CaptureError
 from accucompare.recorder.state import Training
+from accucompare.scripts.models import held_by
 from accucompare.scripts.plan import Action, Plan
 from accucompare.selection import Steps
 
@@ -52,7 +53,10 @@ def observe(
         first: the number of the step that begins.
     """
     _log_nothing()
-    training = Training.of(Loop(optimizers, scaler=scaler))
+    own = {id(parameter) for parameter in model.parameters()}
+    # those that step copies or parts of parameters, as Megatron's do, are found when they step
+    holding = [each for each in optimizers if own & held_by((each,))]
+    training = Training.of(Loop(holding, scaler=scaler))
     if plan.action is Action.WATCH:
         return _Watching(plan, model, training)
     return _Capturing(plan, model, training, steps, first)

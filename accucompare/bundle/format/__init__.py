@@ -10,7 +10,13 @@ from accucompare.bundle.format.capture_facts import (
     SketchFacts,
     Unfed,
 )
-from accucompare.bundle.format.global_records import Addends, Box, GlobalRecord, LayoutEvidence
+from accucompare.bundle.format.global_records import (
+    Addends,
+    Box,
+    GlobalRecord,
+    LayoutEvidence,
+    row_width,
+)
 from accucompare.bundle.format.manifest import (
     BASELINES,
     FORMAT_VERSION,
@@ -136,6 +142,7 @@ __all__ = [
     "manifests_of",
     "open_lines",
     "open_source",
+    "row_width",
     "same_line",
     "sketch_of_part",
     "stamp_of",

@@ -24,6 +24,11 @@ class LayoutEvidence(str, Enum):
     VALUES = "by its values"
 
 
+def row_width(shape: tuple[int, ...]) -> int:
+    """How many elements of a tensor have one index but the last; of a vector, each is a row."""
+    return shape[-1] if len(shape) > 1 else 1
+
+
 class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A part of a global tensor, and the ranks' records that hold it.
 
@@ -36,7 +41,8 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
             empty, it is all of them.
         flat: whether it is a run of the flattened tensor.
         taken: the numbers of the terms' rows that the box consists of, in its order, as the bytes
-            of int64; if empty, rows are not chosen. A row is all that has one index but the last.
+            of int64; if empty, rows are not chosen. A row is all that has one index but the last;
+            of a vector, one number.
         turned: whether it is a box of the transposed terms, which are matrices.
         form: the shape in which the terms are read, of as many elements; if empty, their own.
     """
@@ -57,7 +63,7 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
         if the box is of the flattened tensor."""
         shape = self.form or self.terms[0].shape
         if self.taken:
-            shape = len(self.taken) // 8, shape[-1]
+            shape = len(self.taken) // 8, row_width(shape)
         if self.turned:
             shape = shape[::-1]
         return (math.prod(shape),) if self.flat else shape

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import Record, row_width
 from accucompare.bundle.reading.stored_tensor import StoredTensor
 from accucompare.numbers import Array
 
@@ -30,7 +30,7 @@ class TakenRows:
         if self._rows is None:
             whole = np.empty(math.prod(self._shape), self.dtype.storage)
             self._stored.reading().read(0, whole)
-            rows = whole.reshape(-1, self._shape[-1])
+            rows = whole.reshape(-1, row_width(self._shape))
             if self._taken:
                 rows = rows[np.frombuffer(self._taken, np.int64)]
             self._rows = np.ascontiguousarray(rows.T if self._turned else rows).reshape(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -213,14 +214,18 @@ def _losses(
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
+    apart = {*held}  # ranks of one batch have one loss
     means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
-    total = math.fsum(means)
+    sums = [math.fsum(each) for each in zip(*apart, strict=True)]
+    total, terms = math.fsum(means), math.fsum(sums)
     if len(golden) > len(means):
-        totals = (total, total * len(golden) / len(means))
+        totals = (total, total * len(golden) / len(means), terms)
         return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)
+    if len(golden) == len(means):
+        ways = (means, sums)
+        return tuple(min(ways, key=lambda way: sum(map(abs, map(operator.sub, way, golden)))))
     if len(golden) != 1:
         return tuple(means)
-    terms = math.fsum(math.fsum(losses) for losses in {*held})  # ranks of one batch have one loss
     nearest = [total, total / len(means), terms, terms / len(means)]
     if len(means) > 1:
         nearest += [total / divisor for divisor in divisors if divisor < len(means)]

@@ -33,8 +33,20 @@ def runs_of_places(
     if names == (mesh.batch,):
         rows: RunsOfPlaces = {(place,): runs for place, runs in enumerate(mesh.rows)}
         if (found_rows := _scaled(rows, lengths)) is not None:
-            return [found_rows]
+            return [found_rows, *_within_tokens(rows, lengths)]
     return [one_by_one]
+
+
+def _within_tokens(
+    rows: RunsOfPlaces, lengths: Mapping[tuple[int, ...], int]
+) -> list[RunsOfPlaces]:
+    """Rows and tokens as one axis, the tokens outside, as in Megatron's routers; none if there is
+    one token of each row."""
+    height = sum(count for own in rows.values() for _, count in own)
+    tokens = sum(lengths.values()) // height
+    if tokens < 2 or tokens * height != sum(lengths.values()):
+        return []
+    return [{place: _nested(((0, tokens),), own, height) for place, own in rows.items()}]
 
 
 def _one_by_one(lengths: Mapping[tuple[int, ...], int]) -> RunsOfPlaces:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
     GRADIENT_ROLES,
@@ -21,12 +22,12 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import REDUCED_WITHIN, TELLS_LAYOUT
+from accucompare.compare.constants import BY_DIGITS, REDUCED_WITHIN, TELLS_LAYOUT
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.part_patterns import PartPatterns
-from accucompare.compare.layouts.put_back import UnderGoldenNames
+from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
 from accucompare.compare.layouts.put_together import (
     FUSED,
     interleaved,
@@ -38,11 +39,16 @@ from accucompare.compare.layouts.rank_records import RankRecords
 from accucompare.compare.layouts.sequence_parts import Holder
 from accucompare.compare.layouts.shares import share_of
 from accucompare.compare.layouts.unify import Unified, unify
-from accucompare.compare.pairing import Renaming, other_names, pair_records, signatures_of
+from accucompare.compare.pairing import Pair, Renaming, other_names, pair_records, signatures_of
 from accucompare.numbers import DTYPES, Float64, Kind, widen
 
 #: Elements of a tensor that are read to tell its layout, in so many stretches of it.
 _SAMPLED, _STRETCHES = 1 << 14, 8
+
+
+#: Of two bundles, their ranks' records, pairs and what these make up: the pairs whose rows lie
+#: side by side by token, by their places.
+PairsByToken = Callable[[Bundle, Bundle, RankRecords, Sequence[Pair], Unified], Mapping[int, Pair]]
 
 
 class GoldenParts:
@@ -53,9 +59,15 @@ class GoldenParts:
     """
 
     def __init__(
-        self, golden: Bundle, layout: Bundle, rank: int, renamings: Sequence[Renaming] = ()
+        self,
+        golden: Bundle,
+        layout: Bundle,
+        rank: int,
+        renamings: Sequence[Renaming] = (),
+        by_token: PairsByToken | None = None,
     ) -> None:
-        """Args: ``renamings``: of golden's layers."""
+        """Args: ``renamings``: of golden's layers; ``by_token``: pairs the rows of experts."""
+        self._by_token = by_token
         self._golden = golden
         self._layout = layout
         self._rank = rank
@@ -102,14 +114,22 @@ class GoldenParts:
         signatures, parameters = signatures_of(*models), other_names(*models, renamings)
         pairs = pair_records(ours, ranks.first(), renamings, signatures, parameters)
         unified = unify(pairs, None, ranks)
+        by_token: Mapping[int, Pair] = {}
+        if self._by_token is not None:
+            by_token = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
         ways = [
-            _Ways(pair.golden, (pair.candidate, *unified.others.get(place, ())))
+            _Ways(
+                pair.golden,
+                (pair.candidate, *unified.others.get(place, ())),
+                _is_of_experts(pair.golden, ranks.holders),
+            )
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
+            and place not in by_token
             and pair.golden is not None
             and isinstance(pair.candidate, GlobalRecord)
             # golden has no values for what the ranks' vocabulary is padded with
-            and not pair.candidate.padding
+            and not (pair.candidate.padding and pair.candidate.padding[1] > 0)
         ]
         for each in ways:
             each.look(self._golden, self._layout, unified.means)
@@ -128,6 +148,8 @@ class GoldenParts:
                 if not chosen.axes:  # which rows a rank has may change from call to call
                     self._patterns.note(each.golden, parts)
                 found += parts
+        for pair in by_token.values():
+            found += self._own_rows(pair, factor, own)
         given = ranks.rows.get(step, {}).items()
         own_calls = named.names or any(each.call != call for (_, call), each in given)
         return [*found, *self._by_patterns(unified, ranks, own, bool(own_calls))]
@@ -153,6 +175,29 @@ class GoldenParts:
                 continue
             if (part := self._patterns.part(pair.golden, held[0] if held else None)) is not None:
                 yield _cut(pair.golden, *part)
+
+    def _own_rows(self, pair: Pair, factor: float, own: Mapping[int, Record]) -> Iterator[Record]:
+        """Golden's record with the rows that this rank's experts have, in the rank's order."""
+        golden, candidate = pair.golden, pair.candidate
+        assert golden is not None
+        recorded, rows = golden, np.arange(len(golden.shape) and golden.shape[0])
+        if isinstance(golden, GlobalRecord):
+            recorded = golden.boxes[0].terms[0]
+            rows = _rows_of(golden.boxes[0])
+        assert isinstance(candidate, GlobalRecord)
+        times = factor if golden.role in GRADIENT_ROLES else 1.0
+        for box in candidate.boxes:
+            for (term,) in (box.terms, *box.replicas):
+                if term.rank != self._rank or len(term.shape) != 2:
+                    continue
+                taken = np.full(term.shape[0], -1)
+                there = _rows_of(box)
+                taken[there] = rows[box.start[0] :][: len(there)]
+                if (taken < 0).any():
+                    continue
+                where = tuple((0, length) for length in term.shape)
+                each = Box((0, 0), (recorded,), times, (), where, False, taken.tobytes())
+                yield _cut(recorded, own[term.order], [each])
 
     def _factor(self, ways: Sequence[_Ways]) -> float:
         """How many times golden's the gradients of calls are: ranks may differentiate the mean loss
@@ -209,8 +254,10 @@ class GoldenParts:
 class _Ways:
     """The ways in which ranks may hold one of golden's tensors, and how far each is from golden."""
 
-    def __init__(self, golden: Record, arranged: Iterable[Record]) -> None:
+    def __init__(self, golden: Record, arranged: Iterable[Record], unproved: bool = False) -> None:
+        """Args: ``unproved``: whether only values tell that a way is right."""
         self.golden = golden
+        self._unproved = unproved
         self._ways = [each for each in arranged if isinstance(each, GlobalRecord)]
         self._fused: dict[tuple[int, ...], int] = {}  # by the widths of the layers
         # by way and factor
@@ -247,7 +294,8 @@ class _Ways:
                 self._ways.append(way)
         factors = (1.0, *means) if self.is_gradient else (1.0,)
         numeric = self.golden.dtype in DTYPES and self.golden.member is not None
-        if not numeric or len(self._ways) == len(factors) == 1 or first.member is None:
+        alone = len(self._ways) == len(factors) == 1 and not self._unproved
+        if not numeric or alone or first.member is None:
             return
         values = _sample(golden, _whole(self.golden))
         norm = float(np.linalg.norm(values))
@@ -336,11 +384,24 @@ class _Ways:
             return None  # counts, of which no share can be given
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
+        if self._unproved:
+            digits = min(DTYPES[each.dtype].digits for each in (self.golden, self._ways[0]))
+            if distance > BY_DIGITS.get(digits, (0.0,))[0]:
+                return None
         if math.isinf(distance):
             number = self._fused.get(fused, 0)
         if self._ways[number].reduced and self.golden.role is Role.PARAM_GRAD:
             number = 0  # each rank's update takes the sum
         return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
+
+
+def _is_of_experts(record: Record, holders: Holders) -> bool:
+    """Whether a record is of experts that ranks share out: their rows may lie in another order."""
+    if "expert" not in record.name.lower() or record.role in UPDATE_ROLES:
+        return False
+    inside = f"{record.name}."
+    held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
+    return len(held) > 1 or held != {holders.modules.get("", frozenset())}
 
 
 def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:
@@ -396,6 +457,11 @@ def records_of_step(bundle: Bundle, step: int) -> list[Record]:
         for record in bundle.step_records(rank, entry)
         if record.role not in OPERATOR_ROLES
     ]
+
+
+def _rows_of(box: Box) -> NDArray[np.int64]:
+    """The numbers of a record's rows that a box of rows has."""
+    return np.frombuffer(box.taken, np.int64) if box.taken else np.arange(*box.where[0])
 
 
 def _whole(record: Record) -> GlobalRecord:
@@ -455,11 +521,12 @@ def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
     names = {name: getattr(own, name) for name in own_fields}
     if DTYPES.get(golden.dtype) is None or golden.layout is not Layout.STRIDED:
         return replace(golden, **names)
-    if len(boxes) == 1 and boxes[0].factor == 1.0 and own.shape == golden.shape == boxes[0].shape:
+    whole = len(boxes) == 1 and boxes[0].factor == 1.0 and not boxes[0].taken
+    if whole and own.shape == golden.shape == boxes[0].shape:
         return replace(golden, **names)
     if not _is_shared_out(golden):
         boxes = [replace(box, factor=1.0) for box in boxes]
-    place = [(box.start, box.where, box.factor) for box in boxes]
+    place = [(box.start, box.where, box.factor, box.taken) for box in boxes]
     fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names
     fields |= {
         "shape": own.shape,

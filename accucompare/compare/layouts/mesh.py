@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accucompare.bundle.format import Manifest
@@ -41,9 +41,11 @@ class Mesh:
         """The mesh of a bundle; one dimension of all ranks if its manifests tell no other."""
         meshes = {rank: manifest.mesh for rank, manifest in manifests.items()}
         first = next(iter(meshes.values()), {})
-        names = list(first)
+        known = all(list(mesh) == list(first) for mesh in meshes.values())
         sizes = {name: size for name, (_, size) in first.items()}
-        known = all(list(mesh) == names for mesh in meshes.values())
+        if known:
+            _leave_out_shared(sizes, [*meshes.values()], ranks)
+        names = [*sizes]
         if not known or math.prod(sizes.values()) != ranks:
             return cls({UNKNOWN: ranks}, {(rank, 0): (rank,) for rank in range(ranks)})
         return cls(
@@ -162,3 +164,15 @@ class Mesh:
         calls = {(self.along((rank, 0), others), call) for rank, call in given}
         held = {(self.along((rank, 0), others), call, each) for (rank, call), each in given.items()}
         return len(held) == len(calls)
+
+
+def _leave_out_shared(
+    sizes: dict[str, int], meshes: Sequence[Mapping[str, tuple[int, int]]], ranks: int
+) -> None:
+    """Leave out the dimensions that lie along others, the last first: experts are shared out among
+    ranks that the other dimensions tell apart."""
+    for name in [*reversed(sizes)]:
+        others = [each for each in sizes if each != name]
+        places = {tuple(mesh[each][0] for each in others) for mesh in meshes}
+        if math.prod(sizes.values()) > ranks and len(places) == len(meshes):
+            del sizes[name]

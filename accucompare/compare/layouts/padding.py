@@ -1,4 +1,4 @@
-"""A vocabulary that is padded for the candidate's ranks, and golden's is not, or less."""
+"""A vocabulary that is padded for the ranks, and golden's is not, or less, or more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ZERO = frozenset((Role.CALL_GRAD, *UPDATE_ROLES)) - {Role.PARAM_BEFORE, Role.PA
 def paddings(
     pairs: Iterable[Pair], groups: Mapping[Key, Mapping[Holder, Record]]
 ) -> set[tuple[int, int]]:
-    """Golden's number of words, and the candidate's larger one, of embeddings.
+    """Golden's number of words, and the candidate's other one, of embeddings.
 
     Args:
         groups: the candidate's records by the key of golden's.
@@ -46,7 +46,7 @@ def paddings(
         if ours.role not in UPDATE_ROLES or not ours.shape or not shards or None in shards:
             continue
         shape = shards[0].shape if shards[0] is not None else ()
-        if shape[1:] == ours.shape[1:] and shape[0] > ours.shape[0]:
+        if shape[1:] == ours.shape[1:] and shape[0] != ours.shape[0]:
             found.add((ours.shape[0], shape[0]))
     return found
 
@@ -63,48 +63,54 @@ def padded_shape(
     return None
 
 
-def with_padding(ours: Record, shape: tuple[int, ...], make: _Make) -> Record:
-    """Golden's tensor as large as the candidate's, with zeros in the padding, if it must be zero
-    there; else golden's own."""
-    if ours.role not in _ZERO:
-        return ours
-    arranged = Arrangement((box_of(ours),), LayoutEvidence.RECORDED)
-    known = ours.statistics
+def is_zero_in_padding(record: Record) -> bool:
+    return record.role in _ZERO
+
+
+def with_padding(record: Record, shape: tuple[int, ...], make: _Make) -> GlobalRecord:
+    """A tensor as large as the other side's, with zeros in the padding."""
+    if not isinstance(record, GlobalRecord):
+        record = make(record, shape, Arrangement((box_of(record),), LayoutEvidence.RECORDED))
+        own = record.boxes[0].terms[0]
+        known, share = own.statistics, math.prod(own.shape) / math.prod(shape)
+    else:
+        known, share = record.statistics, math.prod(record.shape) / math.prod(shape)
     if known is not None and None not in (known.min, known.max, known.mean):
-        share = math.prod(ours.shape) / math.prod(shape)
         known = replace(
             known,
             min=min(known.min or 0.0, 0.0),
             max=max(known.max or 0.0, 0.0),
             mean=(known.mean or 0.0) * share,
         )
-    return replace(make(ours, shape, arranged), digest=None, statistics=known, sketch=None)
+    return replace(record, shape=shape, digest=None, statistics=known, sketch=None)
 
 
 def padded_like(record: Record | None, golden: Record) -> Record | None:
-    """A baseline's record as ``with_padding`` made golden's."""
+    """A baseline's record as golden's was made larger, or smaller."""
     if record is None or not isinstance(golden, GlobalRecord) or len(golden.boxes) != 1:
         return record
     (box,) = golden.boxes
-    if record.shape != box.shape or record.shape == golden.shape:
+    if record.shape != box.terms[0].shape or record.shape == golden.shape:
         return record
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
     fields |= {"shape": golden.shape, "digest": None, "statistics": None, "sketch": None}
     return GlobalRecord(**fields, boxes=(replace(box, terms=(record,)),))
 
 
-def without_padding(theirs: GlobalRecord, ours: Record, axis: int) -> GlobalRecord:
-    """The candidate's tensor as far as golden's goes."""
-    length = ours.shape[axis]
-    boxes = [box for each in theirs.boxes if (box := _cut(each, ours.shape, axis)) is not None]
+def without_padding(record: Record, shape: tuple[int, ...], axis: int, make: _Make) -> GlobalRecord:
+    """A tensor as far as the other side's goes."""
+    if not isinstance(record, GlobalRecord):
+        own = Arrangement((box_of(record),), LayoutEvidence.RECORDED)
+        record = make(record, record.shape, own)
+    boxes = [box for each in record.boxes if (box := _cut(each, shape, axis)) is not None]
     return replace(
-        theirs,
-        shape=ours.shape,
+        record,
+        shape=shape,
         boxes=tuple(boxes),
         digest=None,
         statistics=None,
         sketch=None,
-        padding=(axis, theirs.shape[axis] - length),
+        padding=(axis, record.shape[axis] - shape[axis]),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from accucompare.compare.layouts.arrange import (
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.padding import (
+    is_zero_in_padding,
     padded_shape,
     paddings,
     with_padding,
@@ -86,6 +87,7 @@ def unify(
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
     shapes: dict[Key, tuple[int, ...]] = {}
+    outside: dict[tuple[int, str, int], bool] = {}  # of calls: whether tokens are outside of rows
     for place, pair in enumerate(pairs):
         of_step = pair.record.step, pair.record.name
         if of_step in in_parts and pair.record.role not in UPDATE_ROLES:
@@ -129,6 +131,13 @@ def unify(
             unified.pairs.append(pair)
             continue
         ours, theirs, others = found
+        if candidate is not None and isinstance(theirs, GlobalRecord):
+            call = theirs.step, pair.golden.name, pair.golden.call
+            names = _cut_by(pair.candidate, candidate)
+            if pair.golden.role is Role.INPUT and call not in outside:
+                outside.update((call, known) for known in _has_tokens_outside(theirs, names))
+            elif call in outside and others:
+                theirs, others = _in_order_of(outside[call], theirs, others, names)
         shapes[pair.golden.key] = ours.shape
         unified.pairs.append(replace(pair, golden=ours, candidate=theirs))
         if others:
@@ -136,6 +145,35 @@ def unify(
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _cut_by(record: Record, ranks: RankRecords) -> tuple[str, str]:
+    """The dimensions along which ranks have rows, and tokens, of their own."""
+    mesh = ranks.mesh_of(record)
+    return mesh.batch, mesh.sequence
+
+
+def _has_tokens_outside(record: GlobalRecord, names: tuple[str, str]) -> Iterator[bool]:
+    """Whether the axis of tokens comes before that of rows, as the axes tell that are cut."""
+    for axis, cut in record.axes:
+        if axis < 2 < len(record.shape) and len(cut) == 1 and cut[0] and cut[0] in names:
+            yield (axis == 0) is (cut[0] == names[1])
+            return
+
+
+def _in_order_of(
+    outside: bool, record: GlobalRecord, others: tuple[GlobalRecord, ...], names: tuple[str, str]
+) -> tuple[GlobalRecord, tuple[GlobalRecord, ...]]:
+    """The arrangements, with the one first whose rows and tokens are one axis in this order.
+
+    What is cut by the rows, with the tokens outside, has more parts than with them inside."""
+    alike = [each for each in (record, *others) if each.axes == record.axes and each.same]
+    cut = {name for _, each in record.axes for name in each}
+    if len(alike) < 2 or len(cut) != 1 or not cut & {*names}:
+        return record, others
+    choose = max if outside is (names[0] in cut) else min
+    first = choose(alike, key=lambda each: len(each.boxes))
+    return first, tuple(each for each in (record, *others) if each is not first)
 
 
 def _called_in_parts(
@@ -249,13 +287,20 @@ def _padded(
     if found is None:
         return None
     axis, shape = found
-    first = with_padding(ours, shape, global_record)
     with contextlib.suppress(IncompleteError):
-        own, *others = global_tensors(group, mesh, shape)
-        if first is not ours:
-            return first, own, tuple(others)
-        own, *others = (without_padding(each, ours, axis) for each in (own, *others))
-        return ours, own, tuple(others)
+        own = global_tensors(group, mesh, shape)
+        first: Record = ours
+        if shape[axis] > ours.shape[axis]:
+            if is_zero_in_padding(ours):
+                first = with_padding(ours, shape, global_record)
+            else:
+                own = [without_padding(each, ours.shape, axis, global_record) for each in own]
+        elif is_zero_in_padding(ours):
+            own = [with_padding(each, ours.shape, global_record) for each in own]
+        else:
+            first = without_padding(ours, shape, axis, global_record)
+            own = [replace(each, padding=(axis, shape[axis] - ours.shape[axis])) for each in own]
+        return first, own[0], tuple(own[1:])
     return None
 
 

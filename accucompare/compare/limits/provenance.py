@@ -134,6 +134,7 @@ _OF_INPUT = "input_in_"
 #: Attributes of Megatron's that say how a layer talks to other ranks.
 _OF_LAYOUT = (
     "allreduce_dgrad",
+    "expert_parallel",
     "explicit_expert_comm",
     "reduce_scatter_embeddings",
     "sequence_parallel",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accucompare.bundle.format import Box, GlobalRecord, Key, LayoutEvidence, Record
+from accucompare.bundle.format import Box, GlobalRecord, Key, LayoutEvidence, Record, row_width
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.tokens.paired_sides import row_count
+from accucompare.compare.tokens.paired_sides import row_count, rows_and_width
 from accucompare.compare.tokens.row_labels import (
     HeldRows,
     Numbers,
@@ -79,18 +79,19 @@ class ChosenRows(NamedTuple):
         if self.tokens is not None:
             rows = self.tokens.rows_of(bundle, records, self.rows)
             given = records.get(self.tokens.given.key)
-            if given is None or row_count(given) != row_count(record):
+            if given is None or row_count(given) != rows_and_width(record)[0]:
                 return None
         elif record.shape != self.golden.shape:
             return None
         if rows is None:
             return None
-        return global_rows(record, (len(rows), record.shape[-1]), [box_of_rows([record], rows, 0)])
+        shape = len(rows), row_width(record.shape)
+        return global_rows(record, shape, [box_of_rows([record], rows, 0)])
 
 
 def box_of_rows(records: Sequence[Record], rows: Numbers, start: int) -> Box:
     first = records[0]
-    shape = len(rows), first.shape[-1]
+    shape = len(rows), row_width(first.shape)
     whole = are_all(rows, first.shape) and len(first.shape) == 2
     return Box(
         (start, 0),

@@ -141,9 +141,12 @@ def expert_calls(
             continue
         caller = callers[call]
         found = known.get(caller) if caller is not None else None
+        around = None
+        if found is not None and call in inputs and not _has_rows_of(sides, inputs[call], found):
+            around, found = found.around, None  # one of the experts that the caller holds
         if found is None and call in inputs and _pattern(call) in alike | {_named(call)}:
             place = inputs[call]
-            above = _above(sides, call, place, inputs, callers)
+            above = around or _above(sides, call, place, inputs, callers)
             if above is not None and not _in_order(sides, place, inputs[above]):
                 if above not in labels:
                     labels[above] = _labels(sides, inputs[above])
@@ -155,6 +158,13 @@ def expert_calls(
         if found is not None:
             known[call] = found
             yield call, found
+
+
+def _has_rows_of(sides: PairedSides, place: int, experts: ExpertCall) -> bool:
+    """Whether a call was given as many rows as an expert's, on both sides."""
+    ours, theirs = _counts(sides, place)
+    units = {holder: unit.rows for unit in experts.units for holder in unit.holders}
+    return ours == {experts.golden} and theirs == units
 
 
 def _is_in_parts(sides: PairedSides, place: int) -> bool:

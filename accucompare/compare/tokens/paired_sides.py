@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accucompare.bundle.format import GlobalRecord, Record, Role
+from accucompare.bundle.format import GlobalRecord, Record, Role, row_width
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts import RankRecords, Unified
 from accucompare.compare.pairing import Pair
@@ -76,13 +76,14 @@ def caller_of_pair(pair: Pair) -> CallOfStep | None:
     return None if record.parent is None else (record.step, *record.parent)
 
 
-def has_rows(record: Record | None) -> bool:
-    """Whether a record is a tensor of numbers whose last dimension is a token's."""
+def has_rows(record: Record | None, vectors: bool = False) -> bool:
+    """Whether a record is a tensor of numbers whose last dimension is a token's; ``vectors``: or
+    one with a number for each token, such as its probability."""
     return (
         record is not None
         and record.member is not None
-        and len(record.shape) > 1
-        and record.shape[-1] > 0
+        and len(record.shape) > 1 - vectors
+        and row_width(record.shape) > 0
         and record.dtype in DTYPES
         and DTYPES[record.dtype].kind is Kind.FLOAT
     )
@@ -90,6 +91,12 @@ def has_rows(record: Record | None) -> bool:
 
 def row_count(record: Record) -> int:
     return math.prod(record.shape[:-1])
+
+
+def rows_and_width(record: Record) -> tuple[int, int]:
+    """How many rows a record has, and how long they are; those of a vector are of one number."""
+    width = row_width(record.shape)
+    return math.prod(record.shape) // width, width
 
 
 def first_inputs(pairs: Sequence[Pair]) -> dict[CallOfStep, int]:

@@ -9,7 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, Box, Role
-from accucompare.compare.layouts import Unified
+from accucompare.bundle.reading import Bundle
+from accucompare.compare.layouts import RankRecords, Unified
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
@@ -20,6 +21,7 @@ from accucompare.compare.tokens.paired_sides import (
     has_rows,
     placed_rows,
     row_count,
+    rows_and_width,
 )
 from accucompare.compare.tokens.routing import Routing, may_be_choice, routings
 from accucompare.compare.tokens.row_labels import Numbers
@@ -94,6 +96,17 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
     )
 
 
+def pairs_by_token(
+    golden: Bundle, candidate: Bundle, ranks: RankRecords, pairs: Sequence[Pair], unified: Unified
+) -> dict[int, Pair]:
+    """The pairs of a golden of one device and of ranks whose rows lie side by side by token, by
+    their places; without those some of whose rows have no partner."""
+    found = with_tokens(PairedSides(golden, candidate, (None, ranks), pairs, unified))
+    return {
+        place: found.unified.pairs[place] for place in found.chosen if place not in found.elsewhere
+    }
+
+
 def _other_number_of_choices(sides: PairedSides, place: int) -> RanksDiffer | None:
     """The ranks that choose another number of experts than golden."""
     pair = sides.pairs[place]
@@ -126,8 +139,8 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
     """A pair of an expert's rows; ``None`` if it has no such rows."""
     ours, theirs = sides.held(place)
     by_holder = {(record.rank, record.call): record for record in theirs}
-    if not all(map(has_rows, (*ours, *theirs))) or any(
-        row_count(record) != experts.golden for record in ours
+    if not all(has_rows(each, vectors=True) for each in (*ours, *theirs)) or any(
+        rows_and_width(record)[0] != experts.golden for record in ours
     ):
         return None
     told: TokensElsewhere | RowsAlike | None = experts.elsewhere
@@ -144,12 +157,12 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
     pair, golden, candidate = sides.pairs[place], ours[0], sides.pairs[place].candidate
     assert candidate is not None
     boxes, every, done = [], [], 0
-    width = theirs[0].shape[-1]
+    _, width = rows_and_width(theirs[0])
     for unit in experts.units:
         held = [by_holder.get(holder) for holder in unit.holders]
         records = [record for record in held if record is not None]
         if len(records) < len(held) or any(
-            (row_count(record), record.shape[-1]) != (unit.rows, width) for record in records
+            rows_and_width(record) != (unit.rows, width) for record in records
         ):
             return None
         last = unit.start + unit.rows

@@ -35,13 +35,30 @@ def megatron_parts(
     if ranks == 1:
         return
     stated = _stated(modules.named[""])
+    whole = {
+        id(parameter)
+        for module in modules.named.values()
+        if _holds_whole(module)
+        for parameter in module._parameters.values()
+    }
     for _, name, tensor in modules.tensors():
         local = tuple(tensor.shape)
         found = _of_stated(stated[name], local) if name in stated else None
-        if found is None and getattr(tensor, "tensor_model_parallel", False):
+        cut = getattr(tensor, "tensor_model_parallel", False) and id(tensor) not in whole
+        if found is None and cut:
             found = _of_attributes(tensor, rank, ranks)
         if found is not None and found.shape != local and found.holds(local):
             yield tensor, found
+
+
+def _holds_whole(module: Any) -> bool:
+    """Whether a layer's weight is not cut, though its class cuts weights: experts may be whole
+    where other layers are not (``expert_tensor_parallel_size``)."""
+    for axis in ("input", "output"):
+        part = getattr(module, f"{axis}_size_per_partition", None)
+        if part is not None and part == getattr(module, f"{axis}_size", None):
+            return True
+    return False
 
 
 def _stated(model: Any) -> dict[str, Any]:

@@ -86,8 +86,9 @@ class Clipping:
             self._after_hooks.remove()
             self._after_hooks = None
 
-    def updated(self) -> None:
-        self._clipped.clear()
+    def updated(self, later: Collection[int]) -> None:
+        """An update is over; ``later``: ids of parameters that it has still to step."""
+        self._clipped.intersection_update(later)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         guarded(self._guard, act, "an update", *arguments)

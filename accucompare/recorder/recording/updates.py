@@ -33,7 +33,7 @@ from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, l
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
-from accucompare.recorder.recording.main_grad import MAIN_PARAMETER, gradient_of
+from accucompare.recorder.recording.main_grad import MAIN_GRAD, MAIN_PARAMETER, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
 from accucompare.recorder.state import Training
@@ -78,6 +78,9 @@ class Updates:
         self.parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._steps_copies = False
         self._count = 0  # of updates in this step
+        # ids of what the last update stepped, until something else happens
+        self._just_stepped: set[int] = set()
+        self._more = False  # whether the running optimizer goes on with the last update
         self._started = -1  # the update count at the model's last call
         self._between = Between()
         # ids of parameters whose gradient was recorded for the next update
@@ -177,6 +180,7 @@ class Updates:
 
     def next_step(self) -> None:
         self._count = 0
+        self._just_stepped.clear()
         self._started = -1
         self._between.next_step()
         self._any_update = False
@@ -200,6 +204,7 @@ class Updates:
 
     def model_begins(self) -> None:
         """The model is called, first in a step or after an update: give it golden's weights."""
+        self._just_stepped.clear()
         if self._started == self._count:
             return
         self._started = self._count
@@ -289,6 +294,7 @@ class Updates:
         """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
+            self._just_stepped.clear()
             self._guarded(self._series.backward_begins, roots)
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -306,8 +312,13 @@ class Updates:
         if self._is_inner(optimizer, parameters):
             self._states(optimizer, parameters, Role.STATE_BEFORE)
             return
-        self._series.rates(optimizer)
-        self._groups(optimizer)
+        self._more = self._goes_on(parameters)
+        if self._more:
+            self._count -= 1
+        else:
+            self._just_stepped.clear()
+            self._series.rates(optimizer)
+            self._groups(optimizer)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
@@ -351,11 +362,29 @@ class Updates:
         self._between.leave(
             each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
         )
-        self._series.updated(getattr(optimizer, "found_inf", None))
-        self._clipping.updated()
-        self._recorded.clear()
-        self._times.clear()
+        if not self._more:
+            self._series.updated(getattr(optimizer, "found_inf", None))
+        self._just_stepped |= {id(each.tensor) for each in parameters}
+        later = {
+            key
+            for key, each in self.parameters.items()
+            if key not in self._just_stepped and self._is_of_megatron(each.tensor)
+        }
+        self._clipping.updated(later)
+        self._recorded &= later
+        self._times = Counter({key: self._times[key] for key in later if key in self._times})
         self._count += 1
+
+    def _goes_on(self, parameters: Iterable[Parameter]) -> bool:
+        """Whether an optimizer goes on with the last update: Megatron has one for the experts that
+        ranks share out, and one for all else."""
+        return bool(self._just_stepped) and all(
+            id(each.tensor) not in self._just_stepped and self._is_of_megatron(each.tensor)
+            for each in parameters
+        )
+
+    def _is_of_megatron(self, tensor: torch.Tensor) -> bool:
+        return self._steps_copies or isinstance(getattr(tensor, MAIN_GRAD, None), torch.Tensor)
 
     def _weight(
         self, parameter: Parameter, recorded: bool | None = None

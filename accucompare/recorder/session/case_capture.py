@@ -367,8 +367,8 @@ def _training(case: Case, name: str) -> Training:
 
 
 def _hook_again(before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
-    """Let hooks run of parameters that were made anew, and of DTensors, whose hooks are listed after
-    a move, but not called. They may reduce gradients."""
+    """Let hooks run of parameters that were made anew, and of DTensors, whose hooks are listed
+    after a move, but not called. They may reduce gradients."""
     for name, parameter in before.items():
         new = after.get(name, parameter)
         if new is parameter and not is_traceable_wrapper_subclass(parameter):

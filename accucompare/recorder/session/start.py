@@ -17,6 +17,7 @@ from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.fusions import Fusions
 from accucompare.compare.layouts import GoldenParts, check_layout
 from accucompare.compare.pairing import Renaming, counterparts
+from accucompare.compare.tokens import pairs_by_token
 from accucompare.errors import UsageError
 from accucompare.live.around import ShardOf, describe_model, device_of
 from accucompare.live.layouts import Layouts
@@ -210,7 +211,9 @@ class Start:
         """What golden feeds, out of what it holds. Its seed, steps, selection are the defaults."""
         rank, modules = 0 if layout is not None else subject.rank, subject.modules
         parts = (
-            None if layout is None else GoldenParts(golden, layout, subject.rank, self.renamings)
+            None
+            if layout is None
+            else GoldenParts(golden, layout, subject.rank, self.renamings, pairs_by_token)
         )
         fusions = None
         if parts is None and golden.manifest.ranks == 1:

@@ -32,7 +32,9 @@ def layout(row: Row) -> str | None:
     elif not parts:
         parts.append(f"on {ranks_in_words(record.ranks)}")
     if record.padding is not None:
-        parts.append("without {1} of padding in dim {0}".format(*record.padding))
+        axis, length = record.padding
+        whose = "padding" if length > 0 else "golden's padding"
+        parts.append(f"without {abs(length)} of {whose} in dim {axis}")
     return f"{'; '.join(parts)}; {record.evidence.value}"
 
 
