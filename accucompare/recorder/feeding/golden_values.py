@@ -230,11 +230,10 @@ class GoldenValues:
 
     def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
         """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
-        record = self._records.get((place.name, place.call, place.role, path))
-        record = record or self._by_argument(place, path, {})
+        record = self.record_of(place, path, {})
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
-        return self.formed(record, tensor).shape != tuple(tensor.shape)
+        return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
         self,
@@ -260,13 +259,16 @@ class GoldenValues:
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
-        if (why := _misfit(self.formed(record, value), value)) is not None:
+        formed = self.formed(record, value)
+        if (why := _misfit(formed, value)) is not None:
             return why
         second = self._second_term(place, record, value, seen or {})
         key = (id(value), record.dtype, record.digest)
         # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
-            golden = self.read(record).reshape(value.shape)
+            golden = self.read(record)
+            if formed is not record:  # a part of a distributed tensor keeps its own shape
+                golden = golden.reshape(formed.shape)
             if second is not None:
                 golden = golden + second
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
