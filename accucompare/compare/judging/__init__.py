@@ -26,7 +26,11 @@ from accucompare.compare.judging.row_columns import (
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
-from accucompare.compare.judging.token_verdicts import settle_tokens, with_baseline_rows
+from accucompare.compare.judging.token_verdicts import (
+    settle_tokens,
+    where_fed_alike,
+    with_baseline_rows,
+)
 
 __all__ = [
     "Beside",
@@ -54,6 +58,7 @@ __all__ = [
     "reasons_of",
     "room",
     "settle_tokens",
+    "where_fed_alike",
     "whole_steps",
     "why_not_proved",
     "with_baseline_rows",
