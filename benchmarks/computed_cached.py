@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import accucompare as ac
-from accucompare.compare.reruns import TokenDifference
 from accucompare.report.words import decode_words
 from benchmarks.computed import ComputedTrial, Outcome
 from planted.computed_decode import DECODE_FAULTS, DecodeFault
@@ -46,13 +45,7 @@ def _decoded(case: str, dtype: str | None, folder: Path) -> Outcome:
     if first is None:
         return Outcome(found.exit_code, told)
     detail = f"{found.failing[0].way}|{first.token}|{first.argument}"
-    return Outcome(found.exit_code, told, named(first), detail)
-
-
-def named(found: TokenDifference) -> str:
-    """The module that a difference is made in."""
-    made_by_parent = found.parent is not None and not found.argument
-    return str(found.parent if made_by_parent else found.name)
+    return Outcome(found.exit_code, told, first.maker, detail)
 
 
 def _is_named(fault: DecodeFault, outcome: Outcome) -> bool:

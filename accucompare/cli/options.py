@@ -149,12 +149,24 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
     if about["alone"] is not None:
         # eager: another option's default may depend on it
         given |= {"is_flag": False, "flag_value": about["alone"], "is_eager": True}
+        given["callback"] = _no_case
     if default == ():
         given["multiple"] = True
     elif default is not None:
         given |= {"default": getattr(default, "value", default), "show_default": True}
     singular = [flag.removesuffix("s"), told.name] if told.name == "trace_steps" else [flag]
     return click.option(*singular, **given)
+
+
+def _no_case(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An option that may stand alone takes a word behind it for its value."""
+    if value is not None and ".py" in value:
+        raise click.BadParameter(
+            f"{value} is a case, and was taken for the option's value; write the case before it",
+            ctx,
+            param,
+        )
+    return value
 
 
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:

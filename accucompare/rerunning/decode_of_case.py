@@ -262,7 +262,9 @@ class _DecodeRuns:
             return None
         cpu, casting = torch.device("cpu"), self._casting(FloatType.FLOAT32, own)
         model = build(self.target, cpu, casting, self.seed).model
-        run = FedTokens(model, golden, [Columns(arrangement.tokens, first=True)], sequence.real)
+        run = FedTokens(
+            model, golden, [Columns(arrangement.tokens, True, arrangement.padded)], sequence.real
+        )
         args, kwargs = moved(sequence.at_once(arrangement), cpu, casting)
         by_design = NotDecodedWhy.NO_GAPS if right else NotDecodedWhy.NO_POSITIONS
         try:

@@ -58,19 +58,16 @@ class Columns:
     Attributes:
         tokens: by sample and column, which of golden's tokens it is; -1 for padding.
         first: whether the call is the sequence's first.
+        padded: whether the sequence has padding, so that columns are no places of tokens.
     """
 
     tokens: NDArray[np.int64]
     first: bool
+    padded: bool = False
 
     @property
     def count(self) -> int:
         return int(self.tokens.shape[1])
-
-    @property
-    def alike(self) -> bool:
-        """Whether all samples have the same tokens."""
-        return bool((self.tokens == self.tokens[:1]).all())
 
 
 def by_token(

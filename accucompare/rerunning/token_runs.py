@@ -227,12 +227,15 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
+        # by module: tokens that see other keys than golden's, which may do no harm
+        self._masks: dict[str, list[TokenDifference]] = {}
         self._has_others = False  # the call has other tokens than it was to have
 
     def begins(self) -> None:
         super().begins()
         self._number += 1
         self._has_others = False
+        self._masks.clear()
 
     @property
     def columns(self) -> Columns | None:
@@ -296,7 +299,7 @@ class FedTokens(_Listening):
             return None
         given: NDArray[np.int64] = columns.tokens
         shared = len(view) == 1 and len(given) > 1  # one for all samples
-        if len(golden) != len(view) and not (shared and columns.alike):
+        if (shared and columns.padded) or (not shared and len(golden) != len(view)):
             self.left += 1
             return None
         at = np.argwhere(self._kept(given, shared))
@@ -364,7 +367,7 @@ class FedTokens(_Listening):
         ):  # it tells what is hidden: the first token sees one
             ours, theirs = golden.shape[-1] - ours, value.shape[-1] - theirs
         samples, tokens = len(columns.tokens), columns.tokens
-        if len(theirs) not in (1, samples) or (len(theirs) == 1 and not columns.alike):
+        if len(theirs) not in (1, samples) or (len(theirs) < samples and columns.padded):
             self.left += 1
             return
         self.looked += 1
@@ -375,7 +378,7 @@ class FedTokens(_Listening):
             if keys[0] != keys[1]:
                 at = int(sample), token
                 found.append(self._difference(call, key, at, (np.inf, None, np.inf), keys))
-        self._note(found)
+        self._masks[call.name] = found
 
     def _judge(
         self,
@@ -449,12 +452,10 @@ class FedTokens(_Listening):
         )
 
     def _note(self, found: list[TokenDifference]) -> None:
-        for each in found:
+        for each in [made for value in found for made in (*self._causes(value), value)]:
             if self.first is None or each.token < self.first.token:
                 self.first = each
-            place = each.name
-            if each.parent is not None and not each.argument:
-                place = each.parent
+            place = each.maker
             tokens = self._tokens.setdefault(place, set())
             tokens.add(each.token)
             known = self.layers.get(place)
@@ -464,6 +465,12 @@ class FedTokens(_Listening):
             first = each if each.token < known.first.token else known.first
             worst = each if each.over_limit > known.worst.over_limit else known.worst
             self.layers[place] = LayerDecoded(first, worst, len(tokens))
+
+    def _causes(self, found: TokenDifference) -> list[TokenDifference]:
+        """The masks by which a module's own code made a token wrong."""
+        at = found.token, found.sample
+        masks = self._masks.get(found.maker, ())
+        return [each for each in masks if (each.token, each.sample) == at]
 
     @staticmethod
     def _is_float(output: Any) -> bool:

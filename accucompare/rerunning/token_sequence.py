@@ -52,7 +52,7 @@ class GivenTokens:
     def calls(self) -> list[Columns]:
         begins = (0, *self.ends[:-1])
         return [
-            Columns(self.tokens[:, begin:end], not begin)
+            Columns(self.tokens[:, begin:end], not begin, self.padded)
             for begin, end in zip(begins, self.ends, strict=True)
         ]
 
