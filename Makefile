@@ -21,8 +21,8 @@ WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TE
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
 .PHONY: demo demo-npu test test-all test-anywhere mutants lint style format libreoffice chromium \
-  bench bench-peers bench-faults bench-origins bench-history bench-health bench-ranks bench-scale \
-  bench-computed \
+  bench bench-peers bench-faults bench-fit bench-origins bench-history bench-health bench-ranks \
+  bench-scale bench-computed \
   docs clean
 
 demo: $(INSTALLED)  ## a real model with a planted fault, which locate finds and thresholds do not
@@ -97,6 +97,9 @@ bench-faults: $(INSTALLED)  ## hundreds of planted faults: how often is the righ
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.faults --training
 	$(BIN)/python -m benchmarks.faults --environment
+
+bench-fit: $(INSTALLED)  ## what is kept in float32 against all subsets of blocks: 5 minutes
+	$(BIN)/python -m benchmarks.fit
 
 bench-origins: $(INSTALLED)  ## planted NaN, Inf and overflow: does the watch name where each begins
 	$(BIN)/python -m benchmarks.origins

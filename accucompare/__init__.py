@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accucompare.api import diff as diff
     from accucompare.asked import Arithmetic as Arithmetic
     from accucompare.asked import FedWith as FedWith
+    from accucompare.asked import FitOptions as FitOptions
     from accucompare.asked import LocateOptions as LocateOptions
     from accucompare.asked import LookAt as LookAt
     from accucompare.asked import Loop as Loop
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from accucompare.errors import AccucompareError as AccucompareError
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
+    from accucompare.fitting import FitResult as FitResult
+    from accucompare.fitting import fit as fit
     from accucompare.live.modules import check_finite as check_finite
     from accucompare.locating import locate as locate
     from accucompare.recorder.session import Session as Session
@@ -53,7 +56,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "accucompare.api": ("Comparison", "RankChecks", "check_ranks", "diff"),
     "accucompare.asked": (
-        *("Arithmetic", "FedWith", "LocateOptions", "LookAt", "Loop", "Recorded", "StartFrom"),
+        *(
+            "Arithmetic",
+            "FedWith",
+            "FitOptions",
+            "LocateOptions",
+            "LookAt",
+            "Loop",
+            "Recorded",
+            "StartFrom",
+        ),
     ),
     "accucompare.bundle.format.records": ("Record",),
     "accucompare.bundle.reading.reader": ("Bundle", "open_bundle"),
@@ -63,6 +75,8 @@ _HOMES = {
     "accucompare.compare.limits.suggested_baseline": ("suggest_baseline",),
     "accucompare.compare.limits.tolerance": ("Tolerance",),
     "accucompare.errors": ("AccucompareError", "NonFiniteError", "WatchEndedError"),
+    "accucompare.fitting.case_fit": ("fit",),
+    "accucompare.fitting.fit_result": ("FitResult",),
     "accucompare.live.modules.points": ("check_finite",),
     "accucompare.locating.case_locate": ("locate",),
     "accucompare.recorder.session.session": ("Session",),

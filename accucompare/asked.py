@@ -17,6 +17,7 @@ from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
+    CostKind,
     Level,
     Mode,
     OnFinding,
@@ -92,6 +93,7 @@ def _may_be_first(kind: type, given: Any) -> bool:
 #: What a message shows of a class as an example of its use.
 _EXAMPLES = {
     "Arithmetic": "deterministic=True",
+    "FitOptions": 'on="logits"',
     "FedWith": '"golden", force=True',
     "LocateOptions": 'only="encoder.*"',
     "LookAt": '"op", every=10',
@@ -334,6 +336,29 @@ class LocateOptions:
     regions: str | Iterable[str] = _as(
         Arithmetic, "regions", help=f"With --compile: what is compiled alone.{_REPEATED}"
     )
+
+
+@_documented
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of ``accucompare.fit`` that most calls leave as they are."""
+
+    on: str | Iterable[str] = told(
+        (),
+        "The output that is to be right: a path in the model's output, such as logits, or a layer."
+        " Can be given several times. Or update: all gradients of the first update of a training."
+        "  [default: all outputs of the model]",
+        shown="OUTPUT",
+    )
+    by: str = told(
+        CostKind.FLOPS, "What the share in float32 is of: operations, or weights.", one_of=CostKind
+    )
+    seed: int | None = _as(LocateOptions, "seed")
+    steps: int | str | Iterable[int] | Steps | None = _as(LocateOptions, "steps")
+    hf32: bool = _as(LocateOptions, "hf32")
+    tf32: bool = _as(LocateOptions, "tf32")
+    force: bool = _as(LocateOptions, "force")
+    overwrite: bool = told(False, "Replace the bundles of an earlier run.")
 
 
 @_documented

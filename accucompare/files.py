@@ -45,6 +45,7 @@ class Endings:
 
 
 ROW_LINES = (".jsonl", ".ndjson")
+PYTHON_FILE = Endings("a Python file's", (".py",))
 JSON_FILE = Endings("a JSON file's", (".json",))
 COMPARISON_FILE = Endings("a JSON file's", (".json", *ROW_LINES))
 PARQUET_FILE = Endings("a Parquet file's", (".parquet",))

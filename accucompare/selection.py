@@ -94,6 +94,13 @@ class Precision(_Value):
     FP16 = "fp16"
 
 
+class CostKind(_Value):
+    """``by``: what a share that is kept in float32 is of."""
+
+    FLOPS = "flops"
+    BYTES = "bytes"
+
+
 class OnFinding(_Value):
     """``on_finding``: what a watch does when it finds something."""
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.timing import ROOT
 
-GROUPS = ("compiled", "cached", "batched", "repeated")
+GROUPS = ("compiled", "cached", "batched", "repeated", "fused")
 
 #: The share of visible faults that is named.
 _TARGET = 0.95

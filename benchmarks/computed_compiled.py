@@ -13,9 +13,12 @@ from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS
 import accucompare as ac
 from benchmarks.computed import ComputedTrial, Outcome
 from planted.computed_lowerings import WRONG_LOWERINGS, WrongLowering
+from planted.faults_models import ARCHITECTURES
 
 _MODELS = "planted.computed_models"
 _PLANTED = "planted"
+#: AOTAutograd with its decompositions, and no code generated.
+_QUICK = "aot_eager_decomp_partition"
 
 
 def trials() -> Iterator[ComputedTrial]:
@@ -26,14 +29,24 @@ def trials() -> Iterator[ComputedTrial]:
             partial(_matches, fault.module),
             partial(_in_detail, fault.operator),
         )
-    for model in ("blocks", "llama", "gpt2", "odd", "conv"):
-        training = "" if model == "gpt2" else "_training"
+    for number, model in enumerate(ARCHITECTURES):
+        yield _clean(f"architecture_{model}", "bfloat16" if number % 2 else "float32", _QUICK)
+    for model in ("blocks_training", "llama_training", "gpt2", "odd_training", "conv_training"):
         for dtype in ("float32", "bfloat16"):
-            for backend in ("aot_eager", "inductor"):
-                yield ComputedTrial(
-                    f"clean {model}{training} {dtype} {backend}",
-                    partial(_try_clean, f"{_MODELS}:{model}{training}", dtype, backend),
-                )
+            yield _clean(model, dtype, _QUICK)
+    for model in ("blocks_training", "llama_training", "gpt2", "odd_training", "conv_training"):
+        for dtype in ("float32", "bfloat16"):
+            yield _clean(model, dtype, "inductor")
+    for model, dtype in (("bert", "float32"), ("t5", "bfloat16"), ("mixtral", "float32")):
+        if model in ARCHITECTURES:
+            yield _clean(f"architecture_{model}", dtype, "inductor")
+
+
+def _clean(model: str, dtype: str, backend: str) -> ComputedTrial:
+    return ComputedTrial(
+        f"clean {model} {dtype} {backend}",
+        partial(_try_clean, f"{_MODELS}:{model}", dtype, backend),
+    )
 
 
 def _try_fault(fault: WrongLowering, folder: Path) -> Outcome:
@@ -41,7 +54,7 @@ def _try_fault(fault: WrongLowering, folder: Path) -> Outcome:
     _COMPILER_FNS.pop(_PLANTED, None)
     torch._dynamo.register_backend(fault.backend(), name=_PLANTED)
     torch._dynamo.reset()
-    case = f"{_MODELS}:{fault.model}{'_training' if fault.backward else ''}"
+    case = f"{_MODELS}:{fault.model}{'_training' if fault.backward or fault.trains else ''}"
     return _located(case, fault.dtype, _PLANTED, folder)
 
 

@@ -51,8 +51,10 @@ EXEMPT = {
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
     ),
     "carried_apart": "how many calls are looked at for a sum",
+    "called_tree": "how small blocks are; a run proves what is kept",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
+    "error_terms": "what is tried first; a run proves what is kept",
     "estimates._HELD": "memory",
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
@@ -61,6 +63,8 @@ EXEMPT = {
     "gradient_checks": "how a gradient that is wrong is described",
     "marginals": "the shape of an error",
     "given_layouts._MOST_BYTES": "memory",
+    "keeping_search": "how long a search takes, and what it tries; a run proves what is kept",
+    "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
     "golden_parts": "how much of a tensor is read to tell its layout",
     "masks.MOST_BROADCAST": "memory",
     "norms": "exact sums: which of two formulas loses fewer digits",
@@ -80,8 +84,8 @@ EXEMPT = {
     "rules._MOST_BYTES": "memory",
     "rules.read_rules": "a version of Python",
     "transforms": "the shape of an error",
-    "unify.FUSED": "what is tried: the values prove what fits",
-    "unify._MOST_REORDERED": "how many orders are tried to describe what fails",
+    "put_together.FUSED": "what is tried: the values prove what fits",
+    "put_together._MOST_REORDERED": "how many orders are tried to describe what fails",
     "routing._MOST_CHOSEN": "which integers may be choices: golden's scores must prove them",
     "routing._MOST_EXPERTS": "the same",
     "expert_calls._MOST_AROUND": "how far a call's tokens are looked for; their bits must be found",
@@ -110,6 +114,9 @@ ELSEWHERE = {
         f"{_INVARIANTS}::test_the_norm_that_clips_is_that_of_all_gradients"
     ),
     "rank_facts.RANK_EXIT_CODES": f"{_INVARIANTS}::test_every_answer_has_its_exit_code",
+    "trend_facts.TREND_EXIT_CODES": (
+        "tests/trending/test_trend.py::test_every_answer_has_its_exit_code"
+    ),
     "constants.TELLS_LAYOUT": (
         "tests/compare/test_golden_parts.py::test_values_far_from_goldens_tell_no_layout"
     ),

@@ -172,6 +172,43 @@ def _by_threads(states: torch.Tensor) -> torch.Tensor:
     return torch.cat([states[:, :end], torch.zeros_like(states[:, end:])], 1)
 
 
+class BlockNorm(nn.Module):
+    """A norm whose kernel takes larger blocks from so many rows on: the sums have another order
+    then, or are made in a half type."""
+
+    def __init__(self, width: int, in_half: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.in_half = in_half
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        many = x.shape[:-1].numel() >= 256
+        squares = x.double().square() if x.dtype == torch.float64 else x.float().square()
+        if many and self.in_half:
+            squares = squares.bfloat16()
+        blocks = squares.view(*x.shape[:-1], 8 if many else 2, -1).sum(-1).sum(-1, keepdim=True)
+        scale = (blocks.to(x.dtype) / x.shape[-1] + 1e-6).rsqrt()
+        normed: torch.Tensor = x * scale * self.weight
+        return normed
+
+
+def blocks(in_half: bool = False) -> Case:
+    """Its batch has 240 tokens, a larger one 480."""
+    torch.manual_seed(5)
+    layers = nn.Linear(24, 24), BlockNorm(24, in_half), nn.Linear(24, 5)
+    return Case(nn.Sequential(*layers).eval(), torch.randn(4, 60, 24))
+
+
+def _sees_padding(case: Case) -> None:
+    """The norm's statistics are those of all tokens, padding too."""
+    _changes("encoder.layers.0", lambda states: states - states.mean(1, keepdim=True))(case)
+
+
+def _shifted_by_one(states: torch.Tensor) -> torch.Tensor:
+    """What a cache of another batch's slots gives: each sample's is the one before."""
+    return 0.9 * states + 0.1 * states.roll(1, 0)
+
+
 class BatchFault(NamedTuple):
     """A fault of a model, in which runs it shows, and where it begins."""
 
@@ -215,6 +252,18 @@ BATCH_FAULTS = {
     "tail lost between threads": BatchFault(
         cnn, _changes("5", _by_threads), Variation.THREADS, "5"
     ),
+    "larger blocks in a half type": BatchFault(
+        lambda: blocks(in_half=True), lambda case: None, Variation.MORE, "1"
+    ),
+    "statistics over padding": BatchFault(
+        pooled, _sees_padding, Variation.RIGHT, "encoder.layers.0"
+    ),
+    "slots of another sample": BatchFault(
+        cnn, _changes("0", _shifted_by_one), Variation.ALONE, "0"
+    ),
+    "norm over the batch": BatchFault(
+        lstm, _changes("head", lambda states: states / states.norm()), Variation.ALONE, "head"
+    ),
     "sort over the batch": BatchFault(
         lstm, _changes("head", lambda states: states.sort(0).values), Variation.ALONE, "head"
     ),
@@ -228,6 +277,7 @@ BATCH_CLEAN: dict[str, Callable[[], Case]] = {
     "lstm": lstm,
     "pooled": pooled,
     "sequence first": sequence_first,
+    "larger blocks": blocks,
 }
 
 

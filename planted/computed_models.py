@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from planted.faults_models import ARCHITECTURES, build
 
 
 class _Attention(nn.Module):
@@ -240,3 +241,14 @@ def odd_training() -> ac.Case:
 
 def conv_training() -> ac.Case:
     return computed_case("conv", trains=True)
+
+
+#: Of transformers, in eval mode: ``architecture_bert`` is a case of this module.
+_ARCHITECTURE = "architecture_"
+
+
+def __getattr__(name: str) -> Callable[[], ac.Case]:
+    known = name.removeprefix(_ARCHITECTURE)
+    if known == name or known not in ARCHITECTURES:
+        raise AttributeError(name)
+    return lambda: ac.Case(*build(known))

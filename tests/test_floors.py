@@ -21,7 +21,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "scripts"],
-    ["locating", "rerunning", "testing", "tracking", "trending"],
+    ["fitting", "locating", "rerunning", "testing", "tracking", "trending"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
@@ -50,6 +50,7 @@ SUB_ROOMS = {
         "rows",
         "judging",
         "reruns",
+        "fits",
         "trends",
         "shape",
         "origins",
@@ -91,6 +92,7 @@ LATE = {
     "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
     # what is broken here is what it tells
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},
+    "accucompare.fitting.fit_result": {"accucompare.report.excel"},  # a page needs no openpyxl
     # torch, after the device was opened
     "accucompare.locating.case_locate": {"accucompare.locating.compiled_levels"},
     "accucompare.locating.fed_comparison": {"accucompare.recorder.session"},
@@ -284,6 +286,7 @@ VERBS = {
     "capture",
     "capture_script",
     "diff",
+    "fit",
     "locate",
     "locate_script",
     "main",

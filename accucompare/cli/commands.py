@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,10 @@ import click
 
 from accucompare.asked import AskedOfCapture, LocateOptions
 from accucompare.cli import options as option
-from accucompare.cli.decode_command import locate_decode, required_unless_decode
+from accucompare.cli.decode_command import device_of_locate, locate_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
+from accucompare.cli.logs import announcer, told_later
 from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -105,7 +106,6 @@ def capture(
     if (command := command_after_dashes()) is not None:
         return capture_script(command, out, quiet, {**asked, **of_script})
     from accucompare.bundle.writing import refuse_directory
-    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -116,14 +116,16 @@ def capture(
     tensors = options.pop("baseline_tensors")
     precisions = _precisions(options.pop("with_baseline"), tensors, asked)
     open_device(name)  # before anything else imports torch
-    from accucompare.cli.progress import progress_bar
+    from accucompare.cli.progress import compilation_bar, progress_bar
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import capture_case, rank_and_ranks, repeat_of
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_capture
 
+    compiling = asked["compile"] is not None
     with (
-        progress_bar("capturing", "steps", quiet) as progress,
+        compilation_bar(quiet) if compiling else contextlib.nullcontext(),
+        progress_bar("capturing", "steps", quiet or compiling) as progress,
         told_later("accucompare.recorder.session.session"),
     ):
         checked = CaptureOptions(**asked)
@@ -139,7 +141,7 @@ def capture(
         from accucompare.recorder.session import capture_baselines
 
         capture_baselines(
-            case, directory, name, precisions, tensors=tensors, announce=_announcer(quiet)
+            case, directory, name, precisions, tensors=tensors, announce=announcer(quiet)
         )
     return PASS
 
@@ -245,6 +247,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         " # or in another release?",
         "accucompare locate ported.py --device cpu --golden golden/ --map auto     # its layers"
         " have other names",
+        "accucompare locate model.py --compile inductor                 # is the compiled model"
+        " right?",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on"
         " which line?",
         "torchrun --nproc-per-node 4 -m accucompare locate tp.py --device cpu --golden-case one.py "
@@ -260,9 +264,9 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 )
 @option.case
 @option.device(
-    "The device under test: cpu, cuda, cuda:N, npu or npu:N.  [required]",
+    "The device under test: cpu, cuda, cuda:N, npu or npu:N.  [required, but cpu with --compile]",
     None,
-    unless=required_unless_decode,
+    unless=device_of_locate,
 )
 @option.decode
 @option.golden()
@@ -330,7 +334,7 @@ def _locate(
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
-    names = ("golden", "layout", "candidate", "baseline", "ops")
+    names = ("golden", "layout", "candidate", "baseline", "ops", "layers", "blocks", "whole")
     made = [options["out"] / name for name in names]
     given = {
         "CASE": _file_of(case),
@@ -338,14 +342,20 @@ def _locate(
         "--golden-python": options["golden_python"],
     }
     outputs = Outputs(reports, json_path, parquet_path).checked(made, given)
-    name, ops, announce = DeviceName.parse(device), options.pop("ops"), _announcer(quiet)
+    name, ops, announce = DeviceName.parse(device), options.pop("ops"), announcer(quiet)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         if group is not None:
             raise UsageError(
                 "locate: a script is not run inside of torchrun; give torchrun in the command after"
                 " --, as in: accucompare locate --device cuda -- torchrun train.py"
             )
+        if options["compile"] is not None:
+            raise UsageError(
+                "--compile: takes a case; a script's compiled model is captured by capture"
+                " --compile own -- COMMAND"
+            )
         return finish(locate_script(command, name.type, options, announce), outputs, quiet)
+    from accucompare.cli.progress import compilation_bar
     from accucompare.locating import LocateSetup, locate_case
 
     rest = LocateOptions(**option.taken(LocateOptions, options))
@@ -355,7 +365,10 @@ def _locate(
         raise UsageError("--ops: operators of several ranks are not fed; leave it out")
     if ops:
         setup.refuse_taken("ops/golden", "ops/candidate", "ops/baseline")
-    comparison = locate_case(setup)
+    if rest.compile is not None and ops:
+        raise UsageError("--ops: --compile names the operator by itself; leave --ops out")
+    with contextlib.nullcontext() if rest.compile is None else compilation_bar(quiet):
+        comparison = locate_case(setup)
     code = finish(comparison, outputs, quiet)
     if ops:
         _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)
@@ -442,14 +455,6 @@ def _precisions(
 
 def _file_of(case: str | None) -> Path | None:
     return Path(case.partition(":")[0]) if case else None
-
-
-def _announcer(quiet: bool) -> Callable[[str], None]:
-    return (
-        (lambda doing: None)
-        if quiet
-        else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
-    )
 
 
 def _refuse_incomplete(path: Place, rank: int) -> None:

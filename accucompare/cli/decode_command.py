@@ -58,10 +58,9 @@ def _refuse_others(context: click.Context) -> None:
             )
 
 
-def required_unless_decode(
-    context: click.Context, option: click.Parameter, value: str | None
-) -> str:
-    """``--device`` must be given; with ``--decode`` it is the CPU by default."""
-    if value is None and context.params.get("decode") is None:
+def device_of_locate(context: click.Context, option: click.Parameter, value: str | None) -> str:
+    """``--device`` must be given; with ``--decode`` and ``--compile`` it is the CPU by default."""
+    by_default = any(context.params.get(name) is not None for name in ("decode", "compile"))
+    if value is None and not by_default:
         raise click.MissingParameter(ctx=context, param=option)
     return value or "cpu"

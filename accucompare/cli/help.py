@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis decode"
+            "model arm lists force batch_axis decode budget by"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -34,7 +34,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         ),
         "Which layers": "only skip map",
         "What to compare": (
-            "golden against baseline reference layout verify keep_going workers cluster"
+            "golden against on baseline reference layout verify keep_going workers cluster"
         ),
         "What is close enough": "atol rtol rel_l2 cosine tolerances accept bitwise",
         "What to look for": (
@@ -43,7 +43,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         ),
         "What to show": "call role path step rank slices",
         "Where to write": (
-            "to out overwrite reports report json_path parquet_path as_json save quiet"
+            "to out code overwrite reports report json_path parquet_path as_json save quiet"
         ),
     }.items()
 }
@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "diff": ("commands", "Compare two bundles, layer by layer, and write a report."),
         "locate": ("commands", "Run CASE, or a script: does it differ by rounding, or by a bug?"),
+        "fit": ("fit_command", "Find what CASE must keep in float32 to be within a tolerance."),
         "trend": (
             "trend_command",
             "Put the runs of one model in a row: since when does each layer fail?",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 
-from accucompare.text import printable_lines
+from accucompare.text import printable, printable_lines
 
 _PACKAGE = logging.getLogger("accucompare")
 
@@ -39,6 +39,15 @@ def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
         _PACKAGE.removeHandler(handler)
         _PACKAGE.setLevel(before[0])
         _PACKAGE.propagate = before[1]
+
+
+def announcer(quiet: bool) -> Callable[[str], None]:
+    """Tells on standard error what is done next."""
+    return (
+        (lambda doing: None)
+        if quiet
+        else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
+    )
 
 
 @contextlib.contextmanager

@@ -147,13 +147,26 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
     if about["alone"] is not None:
-        given |= {"is_flag": False, "flag_value": about["alone"]}
+        # eager: another option's default may depend on it
+        given |= {"is_flag": False, "flag_value": about["alone"], "is_eager": True}
+        given["callback"] = _no_case
     if default == ():
         given["multiple"] = True
     elif default is not None:
         given |= {"default": getattr(default, "value", default), "show_default": True}
     singular = [flag.removesuffix("s"), told.name] if told.name == "trace_steps" else [flag]
     return click.option(*singular, **given)
+
+
+def _no_case(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An option that may stand alone takes a word behind it for its value."""
+    if value is not None and ".py" in value:
+        raise click.BadParameter(
+            f"{value} is a case, and was taken for the option's value; write the case before it",
+            ctx,
+            param,
+        )
+    return value
 
 
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -414,6 +427,44 @@ def json(lines: str = "") -> Callable[[F], F]:
 
 #: For ``json`` of a comparison.
 JSON_LINES = "; to PATH.jsonl as JSON lines, a row each"
+
+# For fit.
+
+
+def _share(text: str) -> float:
+    """``10%`` or ``0.1``."""
+    number = text.strip()
+    try:
+        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        raise ValueError(f"{text!r} is no share; write 10%") from None
+
+
+of_bundle = click.option(
+    "--golden",
+    type=PLACE,
+    metavar="BUNDLE",
+    required=True,
+    help="The trusted bundle of the same case, in float32.",
+)
+lower_type = click.option(
+    "--dtype",
+    type=_OneOf(FloatType, FloatType.FLOAT64),
+    required=True,
+    help="What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
+)
+budget = click.option(
+    "--budget",
+    type=_Read("SHARE", _share),
+    metavar="SHARE",
+    help="In place of a tolerance: keep at most this share in float32, such as 10%.",
+)
+code = click.option(
+    "--code",
+    type=LOCAL,
+    metavar="PY",
+    help="The code to paste.  [default: keep_in_float32.py in --out]",
+)
 parquet = click.option(
     "--parquet",
     "parquet_path",

@@ -28,3 +28,30 @@ def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, i
     ) as bar:
         task = bar.add_task(verb, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def compilation_bar(quiet: bool) -> Iterator[None]:
+    """A line on stderr, if that is a terminal, with the region that is being compiled."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    from rich import progress
+
+    from accucompare.live.numerics import telling_compilation
+
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", visible=False, total=None)
+
+        def tell(name: str, done: int, count: int) -> None:
+            bar.update(task, description=f"compiling {name} ({done + 1} of {count})", visible=True)
+
+        with telling_compilation(tell):
+            yield

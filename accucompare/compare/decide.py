@@ -253,7 +253,7 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
-    compiled = result.candidate.manifest.options.compiled
+    compiled = result.compiled or result.candidate.manifest.options.compiled
     if compiled is not None and compiled.backend is not None and compiled.eager:
         yield facts.RanEagerly(compiled.eager)
     by_baseline = not result.by_user and not _identical(result)

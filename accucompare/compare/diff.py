@@ -33,6 +33,7 @@ from accucompare.compare.judging import (
     Sides,
     but_plain,
     fail_left_terms,
+    judge_handed_on,
     judge_own_clipping,
     judge_own_means,
     judge_with,
@@ -199,7 +200,7 @@ class _Paired(NamedTuple):
 
     Attributes:
         parameters: golden's names that the candidate ties.
-        carried: classes of which the candidate carries a value as two terms.
+        carried: classes of which golden, or the candidate, carries a value as two terms.
     """
 
     pairs: list[Pair]
@@ -207,7 +208,7 @@ class _Paired(NamedTuple):
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
-    carried: list[str]
+    carried: list[tuple[bool, str]]
 
     @property
     def unified(self) -> Unified:
@@ -344,10 +345,11 @@ def _judge(
             )
             judge_own_clipping(tasks, outcomes, clipping, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
+    origins = _origins(opened, paired.pairs)
+    judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins = _origins(opened, paired.pairs)
     origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]

@@ -139,7 +139,7 @@ def open_sides(
         )
     if fusions:
         theirs, candidate_records = fusions.under_golden_names(
-            theirs, candidate_records, ours.manifest.model
+            theirs, candidate_records, ours.manifest
         )
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)

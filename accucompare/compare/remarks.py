@@ -198,11 +198,13 @@ class RoutedOtherwise(_Fact, frozen=True):
 
 
 class AfterRouting(_Fact, frozen=True):
-    """It was computed after so many tokens were routed otherwise by the module ``router``."""
+    """It was computed after so many tokens were routed otherwise by the module ``router``; or, if
+    it is of that module's own backward, of them, too."""
 
     tokens: int
     of: int
     router: str
+    own: bool = False
 
 
 class CalledInParts(_Fact, frozen=True):
@@ -246,10 +248,10 @@ class ShareOfSum(_Fact, frozen=True):
 
 
 class OtherFunction(_Fact, frozen=True):
-    """The candidate's module of this name takes a fused layer's output, golden's that of
-    ``part``."""
+    """Golden's module of this name takes the output of ``taken``; the candidate's that of a layer
+    which is fused, or a part of it."""
 
-    part: str
+    taken: str
 
 
 class TimesRanks(_Fact, frozen=True):

@@ -27,7 +27,6 @@ from accucompare.live.numerics import (
     generated_code,
     kernel_of,
     probing,
-    telling_compilation,
     try_backwards,
     try_prefixes,
     try_values,
@@ -79,6 +78,13 @@ class _Levels:
     setup: LocateSetup
     found: list[CompiledLevel] = field(default_factory=list)
     sound: set[str] = field(default_factory=set)  # regions without a failing row
+    exact: FloatType = FloatType.FLOAT64  # golden's type; float32 for a model not of float64
+
+    @property
+    def rounded(self) -> RoundedType | None:
+        """The candidate's type, if golden's weights are rounded to it."""
+        half = self.setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16)
+        return RoundedType(str(self.setup.dtype)) if half else None
 
     def located(self) -> Comparison:
         setup, options = self.setup, self.setup.options
@@ -91,8 +97,10 @@ class _Levels:
         levels = [regions] if asked else [*outline.levels()]
         folders = ["regions"] if asked else _FOLDERS[-len(levels) :]
         setup.refuse_taken(*(f"{folder}/{each}" for folder in folders for each in _BUNDLES))
-        comparisons = []
-        for level, folder in zip(levels, folders, strict=True):
+        comparisons, seen = [], set[str]()
+        for cut, folder in zip(levels, folders, strict=True):
+            level = tuple(name for name in cut if name not in seen)
+            seen.update(level)
             comparison = self._compare(level, setup.out / folder)
             comparisons.append((level, comparison))
             if comparison.exit_code == 1:
@@ -121,21 +129,26 @@ class _Levels:
             f"{folder.name}: {counted(len(regions), 'region')}{where}, each compiled alone by"
             f" {self.setup.options.compile}"
         )
-        options = self._options(regions, inside)
+        options, eager = self._options(regions, inside), dict[str, str]()
         golden, baseline, candidate = (folder / each for each in _BUNDLES)
         while True:
             self._golden(golden, options)
             fed = replace(options, feed=golden, steps=None, seed=None)
             self._run(baseline, fed)
-            with telling_compilation(self._tell):
-                self._run(candidate, replace(fed, compile=self.setup.options.compile))
+            self._run(candidate, replace(fed, compile=self.setup.options.compile))
             compiled = _compiled_of(candidate)
+            eager |= compiled.eager
             if {*compiled.regions} == {*regions} or not compiled.regions:
                 break
             # some could not be compiled, and their children are regions now
             regions = tuple(compiled.regions)
             options = replace(options, regions=_exactly(regions), overwrite=True)
-        comparison = diff(golden, candidate, baseline=baseline)
+        compiled = Compiled(compiled.backend, compiled.regions, eager)
+        asked = self.setup.options
+        # a golden in the candidate's own type is what the baseline computes, too
+        judge = baseline if self.exact is FloatType.FLOAT64 or self.rounded else None
+        found = diff(golden, candidate, baseline=judge, only=asked.only, skip=asked.skip)
+        comparison = _with(found, compiled)
         self.found.append(CompiledLevel(compiled, comparison.passed))
         wrong = {culprit.name for culprit in comparison.culprits}
         self.sound |= {name for name in compiled.regions if name not in wrong}
@@ -155,17 +168,17 @@ class _Levels:
         )
 
     def _golden(self, out: Place, options: CaptureOptions) -> None:
-        setup = self.setup
-        half = setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16)
-        rounded = RoundedType(str(setup.dtype)) if half else None
-        capture_case(
-            setup.case,
-            out,
-            DeviceName("cpu"),
-            options,
-            dtype=FloatType.FLOAT64,
-            round_weights=rounded,
-        )
+        case, cpu = self.setup.case, DeviceName("cpu")
+        rounded = self.rounded
+        try:
+            capture_case(case, out, cpu, options, dtype=self.exact, round_weights=rounded)
+        except CaptureError as error:
+            if self.exact is FloatType.FLOAT32 or isinstance(error.__cause__, OSError):
+                raise
+            self.setup.announce(f"golden in float32, as it does not run in float64: {error}")
+            self.exact = FloatType.FLOAT32
+            options = replace(options, overwrite=True)
+            capture_case(case, out, cpu, options, dtype=self.exact, round_weights=rounded)
 
     def _run(self, out: Place, options: CaptureOptions) -> None:
         setup = self.setup
@@ -173,9 +186,6 @@ class _Levels:
             name: getattr(setup.options, name) for name in ("hf32", "tf32", "deterministic")
         }
         capture_case(setup.case, out, setup.device, replace(options, **numerics), dtype=setup.dtype)
-
-    def _tell(self, name: str, done: int, count: int) -> None:
-        self.setup.announce(f"compiling {name} ({done + 1} of {count})")
 
     def _followed(
         self, level: tuple[str, ...], comparison: Comparison, outline: ModuleTree
@@ -223,22 +233,19 @@ class _Levels:
         return None, "each of its operators is right where its value is given to the outside"
 
     def _wrong(self, graph: ProbedGraph, backend: str, backward: bool) -> OperatorTrial | None:
-        def note(done: int, count: int) -> None:
-            self.setup.announce(f"operator {done + 1} of {count}")
-
         try:
             if backward:
-                return next(filter(_is_wrong, try_backwards(graph, backend, note)), None)
+                return next(filter(_is_wrong, try_backwards(graph, backend)), None)
             at_once = next(filter(_is_wrong, try_values(graph, backend)), None)
-            return at_once or next(filter(_is_wrong, try_prefixes(graph, backend, note)), None)
+            return at_once or next(filter(_is_wrong, try_prefixes(graph, backend)), None)
         except Exception as error:  # the answer stands without it
             self.setup.announce(f"operators: {type(error).__name__}: {error}")
             return None
 
     def _blamed(self, region: str, found: OperatorTrial, graph: ProbedGraph) -> BlamedOperator:
         kernel, file = "", ""
-        if self.setup.options.compile == "inductor" and (code := generated_code(graph)):
-            kernel = kernel_of(code, found.name)
+        if code := generated_code(graph, str(self.setup.options.compile)):
+            kernel = kernel_of(code, found)
             place = self.setup.out / "operators" / "generated.py"
             if isinstance(place, Path):
                 place.write_text(code)
@@ -262,6 +269,12 @@ def _is_wrong(trial: OperatorTrial) -> bool:
         return trial.compiled > floor("float64") * excess_limit(trial.elements, "float32")
     limit = excess_limit(trial.elements, trial.dtype)
     return trial.compiled > limit * max(trial.eager, floor(trial.dtype))
+
+
+def _with(comparison: Comparison, compiled: Compiled) -> Comparison:
+    """A level's comparison, which knows what ran eagerly."""
+    level = CompiledLevel(compiled, comparison.passed)
+    return replace(comparison, compiled=CompiledFound(str(compiled.backend), (level,), whole=True))
 
 
 def _compiled_of(bundle: Place) -> Compiled:

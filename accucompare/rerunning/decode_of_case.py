@@ -6,14 +6,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from accucompare.compare.constants import CLEAR
 from accucompare.compare.limits import DEFAULT_REL_L2, is_half
-from accucompare.compare.reruns import Decoded, DecodeOutcome, DecodeWay, NotDecodedWhy, TokenErrors
+from accucompare.compare.reruns import Decoded, DecodeOutcome, DecodeWay, NotDecodedWhy
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, UsageError
 from accucompare.live.operators import RandomState
@@ -115,7 +113,7 @@ class _DecodeRuns:
         planned = {way: each for way, each in ways.items() if isinstance(each, GivenTokens)}
         not_looked_at = {way: each for way, each in ways.items() if isinstance(each, NotDecodedWhy)}
         for way in [way for way, each in planned.items() if each.padded]:
-            if (why := self._why_not(sequence, planned[way], golden, casting)) is not None:
+            if (why := self._why_not(sequence, planned[way], golden, own)) is not None:
                 not_looked_at[way] = why
                 del planned[way]
         count, done = len(planned) * len(precisions), 0
@@ -255,48 +253,31 @@ class _DecodeRuns:
         )
 
     def _why_not(
-        self,
-        sequence: TokenSequence,
-        arrangement: GivenTokens,
-        golden: GoldenTokens,
-        casting: Casting,
+        self, sequence: TokenSequence, arrangement: GivenTokens, golden: GoldenTokens, own: str
     ) -> NotDecodedWhy | None:
         """Why such padding tells nothing of the cache: the whole sequence, padded so and computed
         without one, differs by design."""
-        if sequence.takes_positions and arrangement.way is not DecodeWay.RIGHT:
+        right = arrangement.way is DecodeWay.RIGHT
+        if sequence.takes_positions and not right:
             return None
-        cpu = torch.device("cpu")
+        cpu, casting = torch.device("cpu"), self._casting(FloatType.FLOAT32, own)
         model = build(self.target, cpu, casting, self.seed).model
-        columns = [Columns(arrangement.tokens, first=True)]
-        run = _Outputs(model, golden, columns, sequence.real)
+        run = FedTokens(
+            model, golden, [Columns(arrangement.tokens, True, arrangement.padded)], sequence.real
+        )
         args, kwargs = moved(sequence.at_once(arrangement), cpu, casting)
+        by_design = NotDecodedWhy.NO_GAPS if right else NotDecodedWhy.NO_POSITIONS
         try:
             with run.on():
                 model(*args, **kwargs)
         except Exception:  # the model's own
-            pass
-        if run.worst <= CLEAR * DEFAULT_REL_L2["float32"]:
-            return None
-        right = arrangement.way is DecodeWay.RIGHT
-        return NotDecodedWhy.NO_GAPS if right else NotDecodedWhy.NO_POSITIONS
-
-
-class _Outputs(FedTokens):
-    """Looks at the model's outputs only, and gives nothing."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, keeps=True)
-        self.worst = float("inf")
-
-    def tensor(self, call: Any, role: Any, path: str, value: torch.Tensor) -> torch.Tensor | None:
-        if not call.name:
-            super().tensor(call, role, path, value)
-            key = call.name, call.index, role, path
-            errors: TokenErrors | None = self.kept.get(key)
-            if errors is not None and errors.rel_l2.ndim > 1:
-                most = float(errors.rel_l2.max(initial=0.0))
-                self.worst = most if self.worst == float("inf") else max(self.worst, most)
-        return None
+            return by_design
+        first = run.first
+        if first is None:
+            return None if run.seen_outputs else by_design
+        # code that is given the right positions, and yet gives other values, is wrong
+        is_own = first.keys is not None or (first.parent is not None and not first.argument)
+        return None if is_own and not right else by_design
 
 
 def _type_of(model: nn.Module) -> str:

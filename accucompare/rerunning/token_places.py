@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -50,25 +51,23 @@ def token_place(
     return None
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     """The tokens of one call of the model.
 
     Attributes:
         tokens: by sample and column, which of golden's tokens it is; -1 for padding.
         first: whether the call is the sequence's first.
+        padded: whether the sequence has padding, so that columns are no places of tokens.
     """
 
     tokens: NDArray[np.int64]
     first: bool
+    padded: bool = False
 
     @property
     def count(self) -> int:
         return int(self.tokens.shape[1])
-
-    @property
-    def alike(self) -> bool:
-        """Whether all samples have the same tokens."""
-        return bool((self.tokens == self.tokens[:1]).all())
 
 
 def by_token(
@@ -84,11 +83,16 @@ def by_token(
     if tensor.shape[axis] != size:
         return None
     if place.flat:
-        return tensor.unflatten(0, (samples, columns))
-    if axis and tensor.shape[0] and tensor.shape[0] % samples == 0:
-        apart = tensor.unflatten(0, (samples, tensor.shape[0] // samples))
-        return apart.movedim(axis + 1, 1)
+        return _apart(tensor, samples)
+    if axis and tensor.shape[0] and tensor.shape[0] % samples == 0 and tensor.numel():
+        return _apart(tensor, samples).movedim(axis + 1, 1)
     return tensor.movedim(axis, 0)[None]
+
+
+def _apart(tensor: torch.Tensor, samples: int) -> torch.Tensor:
+    """A view with an axis of samples in front of what each has of the first."""
+    found: torch.Tensor = tensor.unflatten(0, (samples, -1))  # type: ignore[no-untyped-call]
+    return found
 
 
 def bits_of(values: torch.Tensor) -> tuple[Array, str] | None:

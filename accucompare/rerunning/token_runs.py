@@ -227,12 +227,15 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
+        # by module: tokens that see other keys than golden's, which may do no harm
+        self._masks: dict[str, list[TokenDifference]] = {}
         self._has_others = False  # the call has other tokens than it was to have
 
     def begins(self) -> None:
         super().begins()
         self._number += 1
         self._has_others = False
+        self._masks.clear()
 
     @property
     def columns(self) -> Columns | None:
@@ -280,7 +283,7 @@ class FedTokens(_Listening):
         real = columns.tokens[columns.tokens >= 0]
         at = np.asarray([[0, int(real.min()) if len(real) else 0]])
         self._judge(call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at)
-        return golden.to(value.dtype).to(value.device)
+        return _as_type(golden, value.dtype).to(value.device)
 
     def _tokens_of(
         self, call: Call, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -291,41 +294,38 @@ class FedTokens(_Listening):
         if golden is None or view is None or view.shape[2:] != golden.shape[2:]:
             self.left += 1
             if self._has_lost_tokens(key, place, columns, value):
-                at = 0, int(columns.tokens.max())
-                self._note([self._difference(call, key, at, (np.inf, None, np.inf))])
+                newest = 0, int(columns.tokens.max())
+                self._note([self._difference(call, key, newest, (np.inf, None, np.inf))])
             return None
-        tokens = columns.tokens
-        if len(view) == 1 and len(tokens) > 1:  # one for all samples
-            if not columns.alike:
-                self.left += 1
-                return None
-            golden, tokens = golden[:1], tokens[:1]
-            real = self._real.all(0)[None]
-        elif len(golden) != len(view):
+        given: NDArray[np.int64] = columns.tokens
+        shared = len(view) == 1 and len(given) > 1  # one for all samples
+        if (shared and columns.padded) or (not shared and len(golden) != len(view)):
             self.left += 1
             return None
-        else:
-            real = self._real
-        rows = np.arange(len(tokens))[:, None]
-        at = np.argwhere((tokens >= 0) & real[rows, np.maximum(tokens, 0)])
+        at = np.argwhere(self._kept(given, shared))
         if not len(at):
             return None
         samples, places = torch.from_numpy(at[:, 0]), torch.from_numpy(at[:, 1])
         ours = golden[samples, places]
-        where = np.stack([at[:, 0], tokens[at[:, 0], at[:, 1]]], 1)
+        where = np.stack([at[:, 0], given[at[:, 0], at[:, 1]]], 1)
         if type(call.module) in _MIX and not columns.first:
             self.left += 1  # the code around it has to give it the tokens before
             return None
         self._judge(call, key, ours, view[samples, places], where)
         if not call.name:
             self.seen_outputs.update(where[:, 1].tolist())
-        given = ours.to(value.dtype)
-        if value.is_floating_point() and ours.dtype != value.dtype:
-            limits = torch.finfo(value.dtype)
-            finite = torch.isfinite(ours)
-            given = torch.where(finite, ours.clamp(limits.min, limits.max), ours).to(value.dtype)
-        view[samples, places] = given.to(value.device)
+        view[samples, places] = _as_type(ours, value.dtype).to(value.device)
         return copy
+
+    def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
+        """By sample and column, whether it is a token, and no padding in golden, either.
+
+        Args:
+            shared: of values that all samples have in common.
+        """
+        rows = np.arange(len(tokens))[:, None]
+        kept: NDArray[np.bool_] = (tokens >= 0) & self._real[rows, np.maximum(tokens, 0)]
+        return np.asarray(kept.all(axis=0))[None] if shared else kept
 
     def _has_lost_tokens(
         self, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -367,29 +367,18 @@ class FedTokens(_Listening):
         ):  # it tells what is hidden: the first token sees one
             ours, theirs = golden.shape[-1] - ours, value.shape[-1] - theirs
         samples, tokens = len(columns.tokens), columns.tokens
-        if len(theirs) not in (1, samples) or (len(theirs) == 1 and not columns.alike):
+        if len(theirs) not in (1, samples) or (len(theirs) < samples and columns.padded):
             self.left += 1
             return
         self.looked += 1
         found = []
-        for sample in range(len(theirs)):
-            for column, token in enumerate(tokens[sample]):
-                real = self._real[sample] if len(theirs) > 1 else self._real.all(0)
-                if token < 0 or not real[token]:
-                    continue
-                expected = int(ours[min(sample, len(ours) - 1)][token])
-                seen_here = int(theirs[sample][column])
-                if expected != seen_here:
-                    found.append(
-                        self._difference(
-                            call,
-                            key,
-                            (sample, int(token)),
-                            (np.inf, None, np.inf),
-                            (seen_here, expected),
-                        )
-                    )
-        self._note(found)
+        for sample, column in np.argwhere(self._kept(tokens, len(theirs) < samples)):
+            token = int(tokens[sample, column])
+            keys = int(theirs[sample, column]), int(ours[min(sample, len(ours) - 1), token])
+            if keys[0] != keys[1]:
+                at = int(sample), token
+                found.append(self._difference(call, key, at, (np.inf, None, np.inf), keys))
+        self._masks[call.name] = found
 
     def _judge(
         self,
@@ -463,12 +452,10 @@ class FedTokens(_Listening):
         )
 
     def _note(self, found: list[TokenDifference]) -> None:
-        for each in found:
+        for each in [made for value in found for made in (*self._causes(value), value)]:
             if self.first is None or each.token < self.first.token:
                 self.first = each
-            place = each.name
-            if each.parent is not None and not each.argument:
-                place = each.parent
+            place = each.maker
             tokens = self._tokens.setdefault(place, set())
             tokens.add(each.token)
             known = self.layers.get(place)
@@ -479,12 +466,27 @@ class FedTokens(_Listening):
             worst = each if each.over_limit > known.worst.over_limit else known.worst
             self.layers[place] = LayerDecoded(first, worst, len(tokens))
 
+    def _causes(self, found: TokenDifference) -> list[TokenDifference]:
+        """The masks by which a module's own code made a token wrong."""
+        at = found.token, found.sample
+        masks = self._masks.get(found.maker, ())
+        return [each for each in masks if (each.token, each.sample) == at]
+
     @staticmethod
     def _is_float(output: Any) -> bool:
         return any(
             isinstance(part, torch.Tensor) and part.is_floating_point()
             for _, part in leaves(output)
         )
+
+
+def _as_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in another type; finite ones stay finite, as masks need it."""
+    if not dtype.is_floating_point or values.dtype == dtype:
+        return values.to(dtype)
+    limits = torch.finfo(dtype)
+    finite = torch.isfinite(values)
+    return torch.where(finite, values.clamp(limits.min, limits.max), values).to(dtype)
 
 
 def _argument(module: nn.Module, path: str) -> str:

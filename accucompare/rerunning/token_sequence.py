@@ -52,7 +52,7 @@ class GivenTokens:
     def calls(self) -> list[Columns]:
         begins = (0, *self.ends[:-1])
         return [
-            Columns(self.tokens[:, begin:end], not begin)
+            Columns(self.tokens[:, begin:end], not begin, self.padded)
             for begin, end in zip(begins, self.ends, strict=True)
         ]
 
@@ -352,15 +352,14 @@ class TokenSequence:
     def _by_own_functions(self, model: nn.Module, moved: Callable[[Any], Any]) -> None:
         assert self.own is not None
         prefill, decode = self.own
+        assert prefill is not None
         args, kwargs = moved(self._cut(0, self._first))
         _, cache = _two(prefill(model, *args, **kwargs), self.name, "prefill")
         for token in range(self._first, self.tokens):
             args, kwargs = moved(self._cut(token, token + 1))
             _, cache = _two(decode(model, cache, *args, **kwargs), self.name, "decode")
 
-    def _generate(
-        self, model: nn.Module, arrangement: GivenTokens, moved: Callable[[Any], Any]
-    ) -> None:
+    def _generate(self, model: Any, arrangement: GivenTokens, moved: Callable[[Any], Any]) -> None:
         """Let ``generate()`` make the calls, with these tokens in place of those it chooses."""
         first = arrangement.ends[0]
         _, prompt = moved(((), self._of(arrangement, 0, first)))

@@ -128,6 +128,7 @@ def opened_runs(
     """Read the JSON results, and compare the bundles with golden, or with the first of them.
 
     Raises:
+        BundleError: if golden cannot be opened.
         UsageError: if bundles have nothing to be compared with, or options would judge nothing.
     """
     bundles = [each for each in given if each.is_bundle]
@@ -142,6 +143,8 @@ def opened_runs(
             " judged already"
         )
     trusted = golden if golden is not None or not bundles else _oldest(bundles)
+    if trusted is not None:
+        open_bundle(trusted).close()  # one error, not one for each run
     runs = [each for each in given if not _is(each.place, trusted)]
     found = OpenedRuns()
     made: list[tuple[int, float, TrendRun]] = []
@@ -214,7 +217,7 @@ def _of_comparison(name: str, found: Comparison) -> TrendRun:
         found.exit_code,
         found.conclusion,
         tuple(culprit_words.place_words(found, each) for each in found.culprits),
-        limit_words.tolerances(found.tolerances),
+        limit_words.tolerances(found.in_force),
         found.fed,
         found.left_out,
         errors_by_layer(map(_seen, found.rows)),

@@ -72,6 +72,7 @@ def trend(
         options: of ``accucompare.diff``, for the bundles.
 
     Raises:
+        BundleError: if golden cannot be opened.
         UsageError: if there is nothing to put in a row, or an option makes no sense.
 
     Example:
@@ -89,7 +90,10 @@ def trend(
     kept = [run for run in found.runs if run.path not in strange]
     left_out = [*found.left_out, *others]
     if not kept:
-        told = "; ".join(each.told for each in left_out) or "there is no run beside golden"
+        told = (
+            "; ".join(map(trend_words.left_out_run_words, left_out))
+            or "there is no run beside golden"
+        )
         raise UsageError(f"trend: {told}")
     return Trend(tuple(kept), tuple(left_out), _against(against, kept))
 

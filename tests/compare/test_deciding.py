@@ -19,6 +19,7 @@ from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
 from accucompare.compare.fusions import is_sum
 from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
+from accucompare.compare.layouts.layout_checks import _are_alike
 from accucompare.compare.limits import LimitsInForce, Tolerance
 from accucompare.compare.limits.baseline import Expected
 from accucompare.compare.measuring.masks import is_masked
@@ -634,6 +635,16 @@ def a_margin_beyond_rounding(times: float, folder: Path) -> bool:
         for row in ac.diff(*sides).rows
         for remark in row.verdict.remarks
     )
+
+
+def another_batch(share: float) -> bool:
+    """Whether a rank's tokens are none of golden's, of which such a share of neighbours are."""
+    golden = np.arange(1003)[None]
+    rank = np.where(golden < 3 + 1000 * share, golden, golden + 5000)
+    return not _are_alike([golden], [rank], [1])
+
+
+decides("layout_checks._ENOUGH", 0.252, 0.248)(lambda share, _: another_batch(share))
 
 
 @decides("constants.CARRIED_APART", 0.101, 0.099)

@@ -204,3 +204,22 @@ def test_a_bundle_of_another_batch_tells_nothing(tmp_path: Path, cut: int) -> No
             else:
                 with pytest.raises(UsageError, match="was given other inputs than golden"):
                     check_layout(ours, theirs, 2)
+
+
+def test_a_call_with_other_rows_than_goldens_is_given_goldens(tmp_path: Path) -> None:
+    def shard(rank: int) -> Shard:
+        return Shard((6, 8), (0, 4 * rank), mesh=("tp",))
+
+    golden = [item("fc", VALUES), item("fc", OTHER[:5], call=1)]
+    parts = held("fc", np.split(VALUES, 2, 1), shard)
+    parts += held("fc", np.split(OTHER[:4], 2, 1), call=1)  # a token less
+    write(tmp_path / "one", golden)
+    free = write(tmp_path / "free", parts, ranks=2)
+    for rank in range(2):
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        edit_manifest(free, functools.partial(_put, {"tp": [rank, 2]}), name)
+    with ac.open_bundle(tmp_path / "one") as ours, ac.open_bundle(free) as theirs:
+        records = GoldenParts(ours, theirs, 1).records(0)
+        assert records is not None
+        (found,) = [ours.values(each) for each in records if each.call == 1]
+    assert np.array_equal(found, OTHER[:5, 4:])

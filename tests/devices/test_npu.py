@@ -183,6 +183,18 @@ def test_hf32_in_convolutions_leaves_a_model_without_them_as_it_is(
     assert within(ac.diff(goldens("gpt2.py"), candidate), 2e-6)
 
 
+def test_a_fit_of_float32_turns_hf32_off(goldens: Any, tmp_path: Path) -> None:
+    asked = ("--golden", goldens("cnn.py"), "--device", "npu", "--dtype", "float32")
+    done = npu(
+        "fit", f"{ROOT}/fixtures/cnn.py", *asked, "--rel-l2", "1e-5", "--report", "none",
+        cwd=tmp_path, numerics="hf32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "within 1e-05 with hf32 off" in done.stdout
+    code = (tmp_path / "fit" / "keep_in_float32.py").read_text()
+    assert "torch.npu.conv.allow_hf32 = False" in code
+
+
 def test_hf32_can_be_forbidden_and_allowed(goldens: Any, tmp_path: Path) -> None:
     """By the real flags of the real torch_npu, which the simulated kernels obey."""
     forbidden = captured("cnn.py", tmp_path / "no", "--no-hf32", numerics="hf32")

@@ -52,7 +52,8 @@ def test_a_compiled_helper_that_runs_eagerly_is_noted(record: Record) -> None:
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
     model = Glue(lambda self, x: self.fc(compiled(x)), fc=nn.Linear(2, 2))
     assert notes(record, model, torch.randn(2, 2)) == [
-        "compiled code (torch.compile) was called in the forward; it ran eagerly"
+        "compiled code (torch.compile) was called in the forward; it ran eagerly (--compile own"
+        " captures compiled modules as they run)"
     ]
 
 

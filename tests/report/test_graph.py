@@ -107,6 +107,10 @@ def test_a_click_on_another_box_tells_its_way_and_leads_to_its_rows(
     assert browser.text("#graph-told").startswith("What its error went through: head 5.00e-01 →")
     browser.click("#graph-told button", "its rows")
     assert "head" in browser.text("#details h3")
+    browser.click("#rows .lines .line", "two")
+    browser.click("#to-graph")
+    assert names(browser)[-1] == "head"
+    assert browser.text("#graph-told").startswith("What its error went through: two ")
 
 
 def test_the_drawing_is_saved_as_an_svg_that_stands_alone(page: Path, browser: Browser) -> None:
@@ -151,14 +155,43 @@ def chain(layers: int, first_bad: int) -> Comparison:
 def test_thousands_of_layers_in_one_module_are_folded_to_a_drawing_of_few_boxes(
     folder: Path, browser: Browser
 ) -> None:
-    browser.open(chain(3_000, 1234).to_html(folder / "many.html"))
+    browser.open(chain(2_000, 1234).to_html(folder / "many.html"))
     shown = names(browser)
     assert "layer1234 ◀ first" in shown
     assert len(shown) < 4 * MOST_IN_BOX
     browser.click("#graph .tools button", "open all")
     assert len(names(browser)) < 500
+    lines = browser.texts("#tree .label")
+    assert len(lines) == 501
+    assert "layer1234" in lines
+    assert browser.text("#tree .more") == "… 1,499 more in (root); the table has all"
 
 
 def test_a_graph_of_one_call(folder: Path, browser: Browser) -> None:
     browser.open(chain(1, 1).to_html(folder / "one.html"))
     assert names(browser) == ["(root)"]
+
+
+def test_what_a_modules_own_code_makes_comes_from_all_that_no_call_took(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """A sum of two branches, as of two embeddings; the sum is wrong, so glue is the culprit."""
+    a, b, c, *_ = OUTPUTS.values()
+
+    def branches(bad: float) -> list[Item]:
+        wrong = (SUM * (1 + bad)).astype(np.float32)
+        calls = [("left", INPUT, a), ("right", INPUT, b), ("after", wrong, c * (1 + bad))]
+        inner = [
+            item(name, values, role=role, parent=("", 0))
+            for name, takes, gives in calls
+            for role, values in (("input", takes), ("output", gives.astype(np.float32)))
+        ]
+        ends = [item("", INPUT, role="input", parent=None), item("", wrong, parent=None)]
+        return [ends[0], *inner, ends[1]]
+
+    found = ac.diff(write(tmp_path / "golden", branches(0)), write(tmp_path / "npu", branches(0.5)))
+    browser.open(found.to_html(tmp_path / "branches.html"))
+    assert names(browser) == ["(root)", "after ◀ culprit: the code before it"]
+    browser.click("#graph-way")
+    dashed = browser.texts("#graph path[stroke-dasharray] title")
+    assert len([text for text in dashed if "own code" in text]) == 3  # two in, and one to the end

@@ -20,6 +20,16 @@ from msgspec.structs import replace
 import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.format.records import Role
+from accucompare.compare.fits import (
+    CurvePoint,
+    Fit,
+    FitAnswer,
+    FitGoal,
+    FitOutput,
+    FitRun,
+    KeptPlaces,
+    PlaceShare,
+)
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
@@ -28,6 +38,7 @@ from accucompare.findings.checklist.health_checklist import judge_log
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
 from accucompare.report.page.page_comparison import anchor
 from accucompare.report.page.page_data import leading_bits
+from accucompare.report.page.page_fit import write_fit_page
 from accucompare.report.table import overview, sheets
 from accucompare.report.table.columns import to_dataframe
 from accucompare.report.watch_files.log_page import write_health_page, write_log_page
@@ -757,6 +768,42 @@ def test_a_log_is_written_as_a_page(cli: Cli, tmp_path: Path, command: str) -> N
     log(tmp_path / "watch")
     cli(command, "watch", "--report", "x.html")
     assert "transformer.h.3.attn" in (tmp_path / "x.html").read_text()
+
+
+# A fit
+
+
+def fitted() -> Fit:
+    kept = KeptPlaces(("layers.*.norm", EVIL[0]), ("",))
+    runs = [
+        FitRun(KeptPlaces(), 0.0, 0.0, 1.2e-2),
+        FitRun(KeptPlaces(("*",)), 1.0, 1.0, 0.0),
+        FitRun(kept, 0.25, 0.1, 7e-3, (7e-3,), 6.8e-3),
+        FitRun(KeptPlaces((), ("",)), 0.05, 0.0, math.inf, (), 9e-3, "it raised"),
+    ]
+    return Fit(
+        "model.py", "golden", "cpu", "bfloat16", FitGoal(rel_l2=8e-3),
+        [FitOutput("", 0, "logits", 0, "logits")], FitAnswer.FITS, runs, runs[2],
+        [PlaceShare("layers.0", "Block", 0.75, 0.4, 0.5), PlaceShare(EVIL[1], "", 0.25, 0.6, 0.5)],
+        [CurvePoint(0.0, 0.0, 1.2e-2), CurvePoint(0.5, 0.5, 4e-3), CurvePoint(1.0, 1.0, 0.0)],
+        backwards=8,
+    )  # fmt: skip
+
+
+def test_a_fit_shows_curve_runs_blocks_and_code(browser: Browser, tmp_path: Path) -> None:
+    browser.open(write_fit_page(fitted(), tmp_path / "fit.html"))
+    assert (
+        browser.text("h1") == "within 0.008 with 25% of the operations in float32: off by 7.00e-03"
+    )
+    assert browser.column("relative L2", "#runs") == ["1.20e-02", "0", "7.00e-03", ""]
+    assert browser.column("share of the error", "#blocks") == ["75.00 %", "25.00 %"]
+    assert browser.texts("#curve .legend span") == ["estimate", "run", "tolerance"]
+    drawn = """const canvas = document.querySelector("#curve canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.some((value) => value > 0)"""
+    assert browser.run(drawn)
+    assert "\ndef fitted(model: nn.Module" in browser.text("#code")
+    assert browser.run("return document.title") != "taken"
 
 
 # Very many rows

@@ -12,7 +12,7 @@ import openpyxl
 import pytest
 
 import accucompare as ac
-from accucompare.compare.trends import NotInTrendWhy, PlaceState
+from accucompare.compare.trends import TREND_EXIT_CODES, NotInTrendWhy, PlaceState
 from accucompare.errors import ReportError, UsageError
 from tests.compare.builder import Item, edit_manifest, item, write
 from tests.conftest import Run
@@ -72,6 +72,14 @@ def found(nightly: Path) -> ac.Trend:
 
 def of(trend: ac.Trend, layer: str) -> Any:
     return next(place for place in trend.places if place.layer == layer)
+
+
+def test_every_answer_has_its_exit_code() -> None:
+    assert {each.value: code for each, code in TREND_EXIT_CODES.items()} == {
+        "within": 0,
+        "fails": 1,
+        "not sure": 2,
+    }
 
 
 def test_a_folder_is_in_the_order_of_its_captures_and_the_oldest_is_golden(found: ac.Trend) -> None:
@@ -223,7 +231,7 @@ def test_the_command_prints_and_writes(nightly: Path, tmp_path: Path, cli: Run) 
     options = ["--report", str(files["xlsx"]), "--json", str(files["json"]), "--against", "best"]
     ended = cli("trend", str(nightly), *options)
     assert ended.returncode == 1
-    assert ended.stdout.startswith("FAIL  1 layer fails in three; 1 since one (ok in zero), first")
+    assert ended.stdout.startswith("FAIL  1 layer fails in three since one (ok in zero), first")
     told = json.loads(files["json"].read_text())
     fell = next(each for each in told["layers"] if each["layer"] == "blocks.1.mlp")
     assert (fell["since"], fell["before"], fell["state"]) == ("one", "zero", "fell out")

@@ -44,6 +44,7 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
             of int64; if empty, rows are not chosen. A row is all that has one index but the last;
             of a vector, one number.
         turned: whether it is a box of the transposed terms, which are matrices.
+        form: the shape in which the terms are read, of as many elements; if empty, their own.
     """
 
     start: tuple[int, ...]
@@ -54,12 +55,13 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     flat: bool = False
     taken: bytes = b""
     turned: bool = False
+    form: tuple[int, ...] = ()
 
     @property
     def part(self) -> tuple[int, ...]:
         """The shape of the terms, transposed if need be, or of their rows that are taken; flattened
         if the box is of the flattened tensor."""
-        shape = self.terms[0].shape
+        shape = self.form or self.terms[0].shape
         if self.taken:
             shape = len(self.taken) // 8, row_width(shape)
         if self.turned:

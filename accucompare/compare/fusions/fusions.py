@@ -18,10 +18,12 @@ from accucompare.bundle.format import (
     Key,
     Layout,
     LayoutEvidence,
+    Manifest,
     Record,
     Role,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
 from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
@@ -74,21 +76,21 @@ class Fusions:
         return bool(self.weights)
 
     def under_golden_names(
-        self, bundle: Bundle, records: list[Record], golden: Model
+        self, bundle: Bundle, records: list[Record], golden: Manifest
     ) -> tuple[Bundle, list[Record]]:
         """The candidate with golden's layers in place of its own."""
         manifest = bundle.manifest
         # the digest of all weights is of others now; they are compared one by one
         series = [msgspec.structs.replace(each, weights=None) for each in manifest.series]
-        model = self.described(manifest.model, golden, False)
+        model = self.described(manifest.model, golden.model, False)
         described = replace(manifest, model=model, series=series)
         one = copy.copy(bundle)
         one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
-        by_name = [*map(_by_arguments(manifest.model, golden), records)]
+        by_name = [*map(_by_arguments(manifest.model, golden.model), records)]
         self.renamed = {
             own.key: new.key for own, new in zip(records, by_name, strict=True) if own is not new
         }
-        return one, self.translated(by_name, of_golden=False)
+        return one, self.translated(as_batches(golden, manifest, by_name), of_golden=False)
 
     def golden_like(self, golden: Bundle, own: Model) -> Bundle:
         """Golden, described with the layers of the model that it feeds."""
@@ -110,8 +112,9 @@ class Fusions:
     def described(self, model: Model, other: Model, of_golden: bool) -> dict[str, Any]:
         """A side's model with the other's layers in place of its own.
 
-        Their fingerprints are the other side's, since the rows proved them equal."""
-        found: dict[str, Any] = {**model}
+        Their fingerprints are the other side's, since the rows proved them equal. It is marked
+        ``rewritten``."""
+        found: dict[str, Any] = {**model, "rewritten": True}
         for kind in ("modules", "parameters", "configuration"):
             found[kind] = dict(found.get(kind) or {})
         for weight in self.weights:
@@ -159,28 +162,31 @@ class Fusions:
         shares = {*parts, *(layer.whole for layer in split)}
         others = self.other_functions([pair.golden for pair in pairs if pair.golden is not None])
         found, unknown = list(pairs), dict[int, PairRemark]()
-        for place, pair in enumerate(pairs if split else ()):
+        for place, pair in enumerate(pairs if self._layers else ()):
             record, theirs = pair.record, pair.candidate
             if record.role is Role.GRAD_INPUT and record.name in shares:
                 unknown[place] = ShareOfSum(record.name not in parts)
             elif record.name in others and record.role not in UPDATE_ROLES:
-                part = others[record.name]
-                layer = parts[part]
-                if record.role is not Role.INPUT:
-                    unknown[place] = OtherFunction(part)
-                elif theirs is not None and theirs.shape[-1:] == (layer.rows,):
-                    sliced = _columns(theirs, record.name, theirs.path, layer.parts[part])
-                    found[place] = msgspec.structs.replace(pair, candidate=sliced)
+                taken = others[record.name]
+                layer = parts.get(taken)
+                sliced = record.role is Role.INPUT and layer is not None
+                if not sliced:
+                    unknown[place] = OtherFunction(taken)
+                elif theirs is not None and layer and theirs.shape[-1:] == (layer.rows,):
+                    own = _columns(theirs, record.name, theirs.path, layer.parts[taken])
+                    found[place] = msgspec.structs.replace(pair, candidate=own)
         return found, unknown
 
-    def other_functions(self, golden: Iterable[Record]) -> dict[str, str]:
+    def other_functions(self, golden: Sequence[Record]) -> dict[str, str]:
         """Modules of golden's that take one part's output where the candidate's, of another class
-        and the same name, takes the fused one: with that part's module. SiLU, and SiluAndMul."""
+        and the same name, takes the fused one, or the other way round: SiLU, and SiluAndMul. With
+        the module whose output golden's takes."""
+        makers = {layer.whole for layer in self._layers if layer.of_golden and layer.parts}
+        makers |= {name for layer in self._layers if not layer.of_golden for name in layer.parts}
         made = {
             (record.step, record.digest): record.name
             for record in golden
-            if record.role is Role.OUTPUT
-            and any(record.name in layer.parts for layer in self._layers if not layer.of_golden)
+            if record.role is Role.OUTPUT and record.name in makers
         }
         ours, theirs = self._classes
         return {
@@ -191,7 +197,7 @@ class Fusions:
             and (record.step, record.digest) in made
             and record.name in theirs
             and ours.get(record.name) != theirs[record.name]
-            and not any(record.name == layer.whole for layer in self._layers)
+            and record.name not in makers
         }
 
 
@@ -284,7 +290,8 @@ class _Translator:
             if len({each.digest for each in held.values()}) == 1:
                 yield msgspec.structs.replace(first, name=layer.whole)
         elif record.role is Role.GRAD_INPUT:
-            box = Box((0,) * len(first.shape), tuple(held.values()), where=_whole(first.shape))
+            terms, form = plain_terms(*held.values())
+            box = Box((0,) * len(first.shape), terms, where=_whole(first.shape), form=form)
             yield _made(first, layer.whole, first.path, first.shape, [box])
         else:
             shape = (*first.shape[:-1], layer.rows)
@@ -356,7 +363,8 @@ def _whole(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 def _along_last(record: Record, own: int, at: int, count: int) -> Box:
     """So many columns of a record, and where they lie."""
     edges = (*_whole(record.shape[:-1]), (own, own + count))
-    return Box((*(0 for _ in record.shape[:-1]), at), (record,), where=edges)
+    (term,), form = plain_terms(record)
+    return Box((*(0 for _ in record.shape[:-1]), at), (term,), where=edges, form=form)
 
 
 def _weight_shape(record: Record, rows: int, turned: tuple[bool, bool]) -> tuple[int, ...]:
@@ -402,7 +410,7 @@ def _made(
     return GlobalRecord(**fields)
 
 
-def on_fusions(fusions: Fusions, carried: Sequence[str]) -> Iterator[PreflightFinding]:
+def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterator[PreflightFinding]:
     """Findings about fused layers, and about values carried as two terms of a sum."""
     for of_golden in (True, False):
         held = [each for each in fusions.weights if each.of_golden is of_golden]
@@ -415,8 +423,9 @@ def on_fusions(fusions: Fusions, carried: Sequence[str]) -> Iterator[PreflightFi
             )
             fact = FusedNames(of_golden, first.whole, parts, first.turned, len(more))
             yield PreflightFinding(fact, serious=False)
-    if carried:
-        yield PreflightFinding(CarriedApart(tuple(carried)), serious=False)
+    for of_golden in (True, False):
+        if classes := tuple(name for golden, name in carried if golden is of_golden):
+            yield PreflightFinding(CarriedApart(of_golden, classes), serious=False)
 
 
 def _form(weight: FusedWeight) -> tuple[str, ...]:

@@ -77,7 +77,12 @@ def _settled(
         return _remarked(worst, RanksDiffer(ranks))
     right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
     of_call = candidate.role in (*GRADIENT_ROLES, Role.INPUT, Role.OUTPUT)  # may be terms
-    for summed in with_sums(candidate, task.means) if of_call or right is None else ():
+    of_call = of_call and candidate.dtype != "bool"  # a mask that one rank lost is no term
+    for summed in (
+        with_sums(candidate, task.means)
+        if of_call or (right is None and candidate.dtype != "bool")
+        else ()
+    ):
         found = judge(summed)
         if found.verdict.status is Status.PASS:
             remark = ReducedHere(summed.reduced, ranks)

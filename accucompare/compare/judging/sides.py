@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.estimates import Estimates, can_estimate
+from accucompare.compare.layouts import size_of_terms
 from accucompare.compare.limits import EXACT, Expected, Tolerance
 from accucompare.compare.measuring import (
     Metrics,
@@ -83,7 +84,9 @@ class Sides:
             metrics = self.measure(self.golden, golden, self.baseline, baseline, EXACT, run)
         if metrics.nonfinite_mismatch:
             return None
-        return Expected.of(metrics, candidate, baseline).of_sums_over(task.summed, candidate.dtype)
+        size = size_of_terms(candidate, golden)
+        expected = Expected.of(metrics, candidate, baseline)
+        return expected.of_sums_over(task.summed, candidate.dtype, size)
 
     def noise(
         self, candidate: Record, repeat: Record | None, error: Metrics, run: Run

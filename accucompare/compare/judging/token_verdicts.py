@@ -62,6 +62,9 @@ def settle_tokens(
             outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
     if first is not None and not fed:
         _excuse_later(tasks, outcomes, *first)
+    for routing, fine in zip(tokens.routings, excused, strict=True):
+        if fed and fine and len(routing.tokens):
+            _excuse_backward(tasks, outcomes, routing)
 
 
 def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
@@ -127,6 +130,24 @@ def _excuse_later(
             continue
         verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
         outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
+
+
+def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing) -> None:
+    """A fed router's own backward goes through its own choices, so what it gives shows nothing."""
+    remark = AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1], own=True)
+    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
+        record = task.pair.record
+        of_call = (
+            record.role in (Role.GRAD_INPUT, Role.CALL_GRAD) and record.call == routing.call[2]
+        )
+        if (
+            isinstance(outcome, PairOutcome)
+            and outcome.verdict.status is Status.FAIL
+            and (record.step, record.name) == routing.call[:2]
+            and (of_call or record.role is Role.PARAM_GRAD)
+        ):
+            verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
+            outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
 
 
 def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:

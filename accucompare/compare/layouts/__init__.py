@@ -22,6 +22,7 @@ from accucompare.compare.layouts.put_together import (
 from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.rank_records import RankRecords
+from accucompare.compare.layouts.shares import size_of_terms
 from accucompare.compare.layouts.unify import Unified, unify
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "reordered",
     "rows_of_ranks",
     "scaled",
+    "size_of_terms",
     "unify",
     "with_replicas",
     "with_sums",

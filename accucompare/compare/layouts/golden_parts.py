@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from accucompare.compare.constants import BY_DIGITS, REDUCED_WITHIN, TELLS_LAYOU
 from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
+from accucompare.compare.layouts.part_patterns import PartPatterns
 from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
 from accucompare.compare.layouts.put_together import (
     FUSED,
@@ -36,6 +37,7 @@ from accucompare.compare.layouts.put_together import (
 )
 from accucompare.compare.layouts.rank_records import RankRecords
 from accucompare.compare.layouts.sequence_parts import Holder
+from accucompare.compare.layouts.shares import share_of
 from accucompare.compare.layouts.unify import Unified, unify
 from accucompare.compare.pairing import Pair, Renaming, other_names, pair_records, signatures_of
 from accucompare.numbers import DTYPES, Float64, Kind, widen
@@ -75,6 +77,7 @@ class GoldenParts:
         # golden's values and as the ranks' own sums tell; and how near one is to golden's
         self._times, self._reduced = defaultdict[float, float](float), Counter[float]()
         self._nearest = math.inf
+        self._patterns = PartPatterns()
 
     @property
     def are_under_other_names(self) -> bool:
@@ -146,10 +149,44 @@ class GoldenParts:
         for each in ways:
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
-                cut += self._own(each.golden, chosen, ranks.groups[chosen.key], own)
+                parts = [*self._own(each.golden, chosen, ranks.groups[chosen.key], own)]
+                if not chosen.axes:  # which rows a rank has may change from call to call
+                    self._patterns.note(each.golden, parts)
+                cut += parts
         for pair in by_token.values():
             cut += self._own_rows(pair, factor, own)
-        return cut
+        given = ranks.rows.get(step, {}).items()
+        own_calls = named.names or any(each.call != call for (_, call), each in given)
+        known = {*by_token}
+        return [*cut, *self._by_patterns(unified, ranks, own, known, bool(own_calls))]
+
+    def _by_patterns(
+        self,
+        unified: Unified,
+        ranks: RankRecords,
+        own: Mapping[int, Record],
+        known: Collection[int],
+        renamed: bool,
+    ) -> Iterator[Record]:
+        """Golden's records as this rank would have them, where its own do not fill golden's.
+
+        Args:
+            own: the rank's records under its own names, by their order.
+            known: the places of pairs that were found otherwise.
+            renamed: whether these names, or the numbers of calls, are not golden's.
+        """
+        for place, pair in enumerate(unified.pairs):
+            alone = pair.candidate is None
+            if pair.golden is None or place in known or not (alone or place in unified.unknown):
+                continue
+            if pair.golden.role in UPDATE_ROLES or (alone and renamed):
+                continue
+            group = {} if pair.candidate is None else ranks.groups.get(pair.candidate.key, {})
+            held = [own[each.order] for each in group.values() if each.rank == self._rank]
+            if len(held) > 1:
+                continue
+            if (part := self._patterns.part(pair.golden, held[0] if held else None)) is not None:
+                yield _cut(pair.golden, *part)
 
     def _own_rows(self, pair: Pair, factor: float, own: Mapping[int, Record]) -> Iterator[Record]:
         """Golden's record with the rows that this rank's experts have, in the rank's order."""
@@ -216,7 +253,7 @@ class GoldenParts:
                 for number, term in enumerate(addends):
                     if term.rank == self._rank:
                         terms[term.key] = term
-                        share = _share(number, len(addends)) / box.factor
+                        share = share_of(number, len(addends)) / box.factor
                         if (turned := _turned(box, golden, share)) is not None:
                             boxes[term.key].append(turned)
         for key, term in terms.items():
@@ -260,7 +297,8 @@ class _Ways:
         """Measure the ways, if there are several."""
         first = self._ways[0]
         if self.golden.role not in UPDATE_ROLES or self.golden.role is Role.PARAM_GRAD:
-            uneven = [way for way in self._ways if not way.same]
+            # a mask that one rank lost is no term
+            uneven = [way for way in self._ways if not way.same and way.dtype != "bool"]
             self._ways += [each for way in uneven for each in with_sums(way, means)]
         for sizes in FUSED:
             for _, way in interleaved(first, [sizes]):
@@ -353,6 +391,9 @@ class _Ways:
         """
         if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
             return self._ways[0] if self._ways[0].same else None
+        number = self.best(self.factors)[1]
+        if self._ways[number].reduced and not _is_shared_out(self.golden):
+            return None  # counts, of which no share can be given
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
         if self._unproved:
@@ -466,25 +507,16 @@ def _sample(bundle: Bundle, record: GlobalRecord) -> Float64:
     return np.concatenate(found) if found else np.zeros(0)
 
 
+def _is_shared_out(record: Record) -> bool:
+    """Whether ranks may be given shares of a value of this type."""
+    return DTYPES[record.dtype].kind in (Kind.FLOAT, Kind.COMPLEX)
+
+
 def _of_box(record: Record, box: Box, shape: tuple[int, ...]) -> GlobalRecord:
     """What a box holds, as a tensor of its own."""
     fields = {name: getattr(record, name) for name in Record.__struct_fields__}
     fields |= {"shape": shape, "digest": None, "statistics": None, "sketch": None}
     return GlobalRecord(**fields, boxes=(replace(box, start=(0,) * len(shape)),))
-
-
-def _share(number: int, terms: int) -> float:
-    """How many times golden's value a rank gets of a sum. Shares are unlike, so that a sum that is
-    missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and all of them
-    make 1: 2 and -1, or 2, -2 and 1, or products of these."""
-    share = 1.0
-    while terms > 1:
-        base = next(each for each in range(2, terms + 1) if terms % each == 0)
-        number, place = divmod(number, base)
-        terms //= base
-        last = place == base - 1
-        share *= (-1.0 if base == 2 else 1.0) if last else (-2.0 if place % 2 else 2.0)
-    return share
 
 
 def _turned(box: Box, golden: Record, share: float) -> Box | None:
@@ -511,7 +543,7 @@ def _cut(golden: Record, own: Record, boxes: Sequence[Box]) -> Record:
     whole = len(boxes) == 1 and boxes[0].factor == 1.0 and not boxes[0].taken
     if whole and own.shape == golden.shape == boxes[0].shape:
         return replace(golden, **names)
-    if DTYPES[golden.dtype].kind not in (Kind.FLOAT, Kind.COMPLEX):
+    if not _is_shared_out(golden):
         boxes = [replace(box, factor=1.0) for box in boxes]
     place = [(box.start, box.where, box.factor, box.taken) for box in boxes]
     fields = {name: getattr(golden, name) for name in Record.__struct_fields__} | names

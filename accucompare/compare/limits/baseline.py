@@ -81,12 +81,16 @@ class Expected:
             candidate, baseline
         )
 
-    def of_sums_over(self, ranks: int, dtype: str) -> Expected:
-        """As large as where so many ranks' partial sums are rounded to a type and added up."""
-        if ranks == 1 or not is_half(dtype):
+    def of_sums_over(self, ranks: int, dtype: str, size: float = 1.0) -> Expected:
+        """As large as where so many ranks' partial sums are rounded to a type and added up.
+
+        Args:
+            size: how many times as large as the sum these are.
+        """
+        if (ranks == 1 and size == 1.0) or not is_half(dtype):
             return self
         first, power = SUMS_OF_RANKS
-        growth = first * ranks**power
+        growth = size * (first * ranks**power if ranks > 1 else 1.0)
         return replace(self, rel_l2=self.rel_l2 * growth, rmse=self.rmse * growth, growth=growth)
 
     @property

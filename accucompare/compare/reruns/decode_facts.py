@@ -68,6 +68,11 @@ class TokenDifference:
     over_limit: float
     keys: tuple[int, int] | None = None
 
+    @property
+    def maker(self) -> str:
+        """The module whose code made the value, or was given it as an argument."""
+        return self.name if self.parent is None or self.argument else self.parent
+
 
 @dataclass(frozen=True)
 class LayerDecoded:

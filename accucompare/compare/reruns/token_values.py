@@ -39,12 +39,13 @@ class TokenErrors:
 
     def spread(self, places: tuple[Any, ...], size: tuple[int, int]) -> TokenErrors:
         """The same in arrays of all tokens, which are zero elsewhere."""
-        spread = []
-        for values in (self.rel_l2, self.norms, self.of_golden):
-            full = np.zeros(size)
-            full[places] = values
-            spread.append(full)
-        return TokenErrors(*spread, self.whole)
+
+        def full(values: Float64) -> Float64:
+            made = np.zeros(size)
+            made[places] = values
+            return made
+
+        return TokenErrors(full(self.rel_l2), full(self.norms), full(self.of_golden), self.whole)
 
 
 def token_errors(golden: Array, other: Array, dtypes: tuple[str, str]) -> TokenErrors:
@@ -113,12 +114,12 @@ def keys_seen(mask: Array, dtype: str) -> NDArray[np.int64] | None:
     """
     kind = DTYPES[dtype]
     if kind.kind is Kind.BOOL:
-        return np.asarray(mask, bool).sum(-1)
+        return np.asarray(np.asarray(mask, bool).sum(-1))
     if kind.kind is not Kind.FLOAT:
         return None
     values = _numbers(mask, kind)
     hidden = _marks(values, _largest(kind)) != 0
-    return None if (values[~hidden] != 0).any() else (~hidden).sum(-1)
+    return None if (values[~hidden] != 0).any() else np.asarray((~hidden).sum(-1))
 
 
 def _numbers(values: Array, dtype: DType) -> Float64:

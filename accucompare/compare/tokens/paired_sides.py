@@ -116,12 +116,13 @@ def placed_rows(record: Record) -> list[PlacedRows] | None:
     index = np.arange(row_count(record)).reshape(record.shape[:-1])
     found = []
     for box in record.boxes:
-        if box.flat or box.taken or len(box.terms) > 1 or box.shape[-1:] != record.shape[-1:]:
+        odd = box.flat or box.turned or box.taken or len(box.terms) > 1
+        if odd or box.shape[-1:] != record.shape[-1:]:
             return None
         edges = zip(box.start[:-1], box.shape[:-1], strict=True)
         of_whole = index[tuple(slice(at, at + count) for at, count in edges)].reshape(-1)
         for (term,) in (box.terms, *box.replicas):
-            own = np.arange(row_count(term)).reshape(term.shape[:-1])
+            own = np.arange(row_count(term)).reshape(box.part[:-1])
             where = tuple(slice(*edge) for edge in box.where[:-1])
             rows = own[where].reshape(-1)
             if len(rows) != len(of_whole):

@@ -5,6 +5,7 @@ from accucompare.compare.trends.place_trends import PlaceState, PlaceTrend, plac
 from accucompare.compare.trends.trend_facts import (
     BEST,
     FIRST,
+    TREND_EXIT_CODES,
     LeftOutRun,
     NotInTrendWhy,
     TrendAnswer,
@@ -16,6 +17,7 @@ from accucompare.compare.trends.trend_facts import (
 __all__ = [
     "BEST",
     "FIRST",
+    "TREND_EXIT_CODES",
     "LayerError",
     "LeftOutRun",
     "NotInTrendWhy",

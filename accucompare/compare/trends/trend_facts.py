@@ -23,7 +23,7 @@ class TrendAnswer(str, Enum):
     NOT_SURE = "not sure"
 
 
-_EXIT_CODES = {TrendAnswer.WITHIN: 0, TrendAnswer.FAILS: 1, TrendAnswer.NOT_SURE: 2}
+TREND_EXIT_CODES = {TrendAnswer.WITHIN: 0, TrendAnswer.FAILS: 1, TrendAnswer.NOT_SURE: 2}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class TrendFacts:
     @property
     def exit_code(self) -> int:
         """0: the newest run is within its limits everywhere; 1: a layer fails in it; 2: trouble."""
-        return _EXIT_CODES[self.answer]
+        return TREND_EXIT_CODES[self.answer]
 
     @property
     def passed(self) -> bool:

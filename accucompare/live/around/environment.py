@@ -212,7 +212,10 @@ def notes_on_what_ran(before: Modules, compiled: bool, called: Collection[str]) 
         called: the names of the modules that were called; empty if it does not matter.
     """
     notes = (
-        ["compiled code (torch.compile) was called in the forward; it ran eagerly"]
+        [
+            "compiled code (torch.compile) was called in the forward; it ran eagerly (--compile own"
+            " captures compiled modules as they run)"
+        ]
         if compiled
         else []
     )

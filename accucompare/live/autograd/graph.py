@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
 _KEEPING = (
@@ -48,7 +49,8 @@ def observe_backward(observer: Observer) -> None:
 
         @functools.wraps(original)
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            active = list(_observers)
+            # while torch.compile traces a backward, none runs
+            active = list(_observers) if TracingContext.try_get() is None else []
             for each in active:
                 each.begins(
                     roots,

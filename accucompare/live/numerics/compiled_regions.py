@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -203,6 +205,14 @@ class CompiledRegions:
         """The regions as they were chosen, before any is split."""
         return tuple(self._planned)
 
+    @property
+    def run_all_own(self) -> bool:
+        """Whether the modules that the model itself compiles run compiled, too."""
+        named = self._modules.named
+        own = {name for name, module in named.items() if id(module) in self._wrappers}
+        seen = own - self._modules.hidden - {*self._regions}
+        return self._name is not None and not seen and not own & {*self._eager}
+
     def facts(self) -> Compiled:
         regions = {name: each.facts for name, each in self._regions.items() if not each.eager}
         return Compiled(self._name, regions, self._eager)
@@ -235,21 +245,24 @@ class CompiledRegions:
             done = sum(each.run is not None or bool(each.eager) for each in self._regions.values())
             for tell in _told:
                 tell(display_name(region.name), done, len(self._regions))
-            region.run = self._compiled(region, args, kwargs)
-        try:
-            with self._aside(), _disable_current_modes(), _Watched(region), _compiling_stance():
+            with self._aside():
+                region.run = self._compiled(region, args, kwargs)
+        failure: Exception | None = None
+        with self._aside(), _disable_current_modes(), _Watched(region), _compiling_stance():
+            try:
                 result = without_dispatch(region.run, *args, **kwargs)
-        except Exception as error:
-            if not first:
-                raise
-            self._split(region, error)
-        else:
-            if first and not _was_compiled(region):
-                self._eager[region.name] = "torch.compile left it as it is" + "".join(
-                    f": {each}" for each in region.facts.breaks[:1]
-                )
-            return result
-        return region.forward(*args, **kwargs)  # raises, too, if the model itself is at fault
+            except Exception as error:
+                if not first:
+                    raise
+                failure = error
+        if failure is not None:
+            self._split(region, failure)
+            return region.forward(*args, **kwargs)  # raises, too, if the model itself is at fault
+        if first and not _was_compiled(region):
+            self._eager[region.name] = "torch.compile left it as it is" + "".join(
+                f": {each}" for each in region.facts.breaks[:1]
+            )
+        return result
 
     def _compiled(self, region: _Region, args: Any, kwargs: Any) -> Callable[..., Any]:
         """The region's forward, compiled. Regions of one class and shape share their code."""
@@ -299,12 +312,12 @@ class _Watched:
             return
         _compiled_codes.add(self._region.code)
         region, facts = self._region, self._region.facts
-        why = [str(each.recompile_reason).strip() for each in found if each.recompile_reason]
-        broke = [each for each in _graph_breaks() if each not in self._breaks]
+        why = [_condition(each.recompile_reason) for each in found if each.recompile_reason]
+        broke = _graph_breaks() - self._breaks
         region.facts = RegionFacts(
-            facts.graphs,
+            facts.graphs + sum(bool(each.graph_op_count and not each.fail_type) for each in found),
             tuple(dict.fromkeys([*facts.breaks, *map(_one_line, broke)])),
-            (*facts.recompiled, *map(_one_line, why)),
+            (*facts.recompiled, *why),
             facts.guards + sum(each.guard_count or 0 for each in found),
             facts.seconds + sum(each.entire_frame_compile_time_s or 0.0 for each in found),
         )
@@ -314,25 +327,22 @@ class _Watched:
 _running: list[_Region] = []
 
 
-def _counting(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend that counts its graphs, and refuses those that draw random numbers."""
+def _without_draws(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that refuses graphs that draw random numbers."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if _running and _probes:
             return _probes[-1].look_at(graph, compile_graph(copy.deepcopy(graph), inputs))
         if _running and (drawn := next(_draws(graph), None)):
             raise DrawsError(f"it draws random numbers ({drawn}), which compiled code draws anew")
-        if _running:
-            facts = _running[-1].facts
-            _running[-1].facts = RegionFacts(
-                facts.graphs + 1, facts.breaks, facts.recompiled, facts.guards, facts.seconds
-            )
         return compile_graph(graph, inputs, **options)
 
     return backend
 
 
-_counting = functools.lru_cache(maxsize=None)(_counting)  # compiled code is kept by its backend
+_without_draws = functools.lru_cache(maxsize=None)(
+    _without_draws
+)  # compiled code is kept by its backend
 
 
 def _backend_of(name: str) -> Callable[..., Any]:
@@ -348,7 +358,7 @@ def _backend_of(name: str) -> Callable[..., Any]:
             f" ({type(error).__name__}); it has {', '.join(known)}. A backend of a package is"
             " registered when that is imported, as a case may do"
         ) from None
-    return _counting(found)
+    return _without_draws(found)
 
 
 #: Parts of names of functions that draw random numbers.
@@ -431,10 +441,11 @@ def _without_limit() -> Iterator[None]:
         yield
 
 
-def _graph_breaks() -> list[str]:
+def _graph_breaks() -> Counter[str]:
+    """How often a graph has broken, by reason."""
     from torch._dynamo.utils import counters
 
-    return [str(each) for each in counters["graph_break"]]
+    return Counter(counters["graph_break"])
 
 
 def _last_metrics() -> Any:
@@ -457,6 +468,11 @@ def _reason(error: Exception) -> str:
     inner = getattr(error, "inner_exception", None) or error
     text = _one_line(str(inner)) or type(inner).__name__
     return text if isinstance(inner, DrawsError) else f"{type(inner).__name__}: {text}"
+
+
+def _condition(reason: str) -> str:
+    """A guard that did not hold, without its number and the line of code beside it."""
+    return _one_line(re.sub(r"^\d+/\d+: |\s+#.*", "", reason.strip()))
 
 
 def _one_line(text: str) -> str:

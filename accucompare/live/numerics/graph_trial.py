@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,10 +20,7 @@ import torch
 
 from accucompare.live.numerics.compiled_regions import ProbedGraph, compiled_alone
 
-#: Called with the operators done and all.
-OperatorsDone = Callable[[int, int], None]
-
-#: Graphs with more operators are cut in halves in place of operator after operator.
+#: The most operators of a graph that are tried one after the other.
 _MOST = 48
 
 
@@ -56,49 +55,48 @@ def try_values(probed: ProbedGraph, backend: str) -> list[OperatorTrial]:
     return _compared(probed, backend, nodes)
 
 
-def try_prefixes(probed: ProbedGraph, backend: str, note: OperatorsDone) -> Iterator[OperatorTrial]:
+def try_prefixes(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
     """Operator after operator, the graph up to it compiled: nothing after it changes its kernel."""
     nodes = _computed(probed.graph)
-    for number, node in enumerate(nodes[-_MOST:]):
-        note(number, len(nodes))
+    for node in nodes[-_MOST:]:
         yield from _compared(probed, backend, [node])
 
 
-def try_backwards(
-    probed: ProbedGraph, backend: str, note: OperatorsDone
-) -> Iterator[OperatorTrial]:
+def try_backwards(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
     """Each operator compiled alone: what its backward gives to its arguments."""
     values = _interpreted(probed, None)
     nodes = [node for node in _computed(probed.graph) if node.name in values]
-    for number, node in enumerate(nodes[:_MOST]):
-        note(number, len(nodes))
+    for node in nodes[:_MOST]:
         found = _backward_of(node, probed.graph, values, backend)
         if found is not None:
             yield found
 
 
-def generated_code(probed: ProbedGraph) -> str:
-    """What inductor makes of a graph; ``""`` if that cannot be had."""
+def generated_code(probed: ProbedGraph, backend: str) -> str:
+    """What inductor makes of a graph; ``""`` if the backend is not made of it."""
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
     found: list[str] = []
     with (
         contextlib.suppress(Exception),
+        warnings.catch_warnings(),
         mock.patch.object(GraphLowering, "save_output_code", found.append),
         config.patch(force_disable_caches=True),
     ):
-        compiled_alone(probed.graph, "inductor")(*_fresh(probed))
+        warnings.simplefilter("ignore")
+        compiled_alone(probed.graph, backend)(*_fresh(probed))
     return "\n\n".join(found)
 
 
-def kernel_of(code: str, node: str) -> str:
-    """The kernel of generated code that computes a node; ``""`` if the code does not tell."""
-    for nodes, following in re.findall(r"Source Nodes: \[([^\]]*)\][^\n]*\n((?:.*\n){1,12})", code):
-        kernel = re.search(r"\b((?:cpp|triton)_\w+)", following)
-        if kernel and node in re.split(r",\s*", nodes):
-            return kernel[1]
-    return ""
+def kernel_of(code: str, trial: OperatorTrial) -> str:
+    """The fused kernel of generated code that an operator is in; ``""`` if no name tells.
+
+    Inductor names a kernel after the operators that it fused: ``cpp_fused_gelu_mul_0``.
+    """
+    short = trial.operator.rpartition(".")[2].strip("_")
+    kernels = dict.fromkeys(re.findall(r"\b((?:cpp|triton)_\w*fused\w*)", code))
+    return next((each for each in kernels if f"_{short}_" in each), "")
 
 
 def _computed(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
@@ -300,12 +298,14 @@ def _operator(node: torch.fx.Node) -> str:
     return f"{home}.{name}"
 
 
+_OURS = str(Path(__file__).parent)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def _line(node: torch.fx.Node) -> str:
     """The innermost source line that is not PyTorch's own, with the last folder of its file."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    frames = [each for each in frames if not each[0].startswith(_OURS)]
     own = [each for each in frames if "/torch/" not in each[0]] or frames
     if not own:
         return ""

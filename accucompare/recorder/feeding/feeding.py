@@ -281,9 +281,12 @@ class Feeding(GoldenValues):
                 continue
             record = held[0] or held[1]
             assert record is not None
-            if record.member is None or record.shape != tuple(first.shape):
+            formed = self.formed(record, first)
+            if record.member is None or formed.shape != tuple(first.shape):
                 continue
-            golden, kind = self.read(record), (self._class_of(place.name), place.role, one, other)
+            golden = self.read(record)
+            golden = golden if formed is record else golden.reshape(formed.shape)
+            kind = (self._class_of(place.name), place.role, one, other)
             if kind not in self._sums:
                 values = [
                     each.detach().to("cpu", torch.float64) for each in (golden, first, second)

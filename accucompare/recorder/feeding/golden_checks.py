@@ -145,6 +145,8 @@ def check_model(
             if name not in ours or name not in of_golden:
                 if imported or shared_names.same(name, name in of_golden):
                     continue
+                if kind == "buffers" and _is_of_code(name, theirs, model):
+                    continue
                 sides = ("golden", "the model") if name in of_golden else ("the model", "golden")
                 which = f"{sides[0]} has it, {sides[1]} lacks it"
                 cure = try_maps(propose(described, model, renamings)) or cure
@@ -155,6 +157,14 @@ def check_model(
             else:
                 continue
             raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
+
+
+def _is_of_code(name: str, theirs: dict[str, Any], model: dict[str, Any]) -> bool:
+    """Whether a buffer is of a module that one of two ways to write the model does without."""
+    module = name.rpartition(".")[0]
+    return bool(theirs.get("rewritten")) and (
+        (module in theirs["modules"]) is not (module in model["modules"])
+    )
 
 
 def _tables(

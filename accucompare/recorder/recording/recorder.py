@@ -142,9 +142,9 @@ class Recorder(Listener[RecordedCall]):
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What runs within is no code of the model, such as a compiler."""
-        running = self._functions.running
+        running = self.functions.running
         here = running is not None and running == threading.get_ident()
-        return self._functions.paused() if here else contextlib.nullcontext()
+        return self.functions.paused() if here else contextlib.nullcontext()
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         running = self.functions.running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accucompare.asked import checked_seed
 from accucompare.bundle.reading import open_bundle
@@ -340,8 +342,10 @@ def build(
         raise DeviceError(
             f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}"
         ) from error
+    moved = dict(model.named_parameters())
     for optimizer in training.optimizers:
-        _hold_again(optimizer, named, dict(model.named_parameters()))
+        _hold_again(optimizer, named, moved)
+    _hook_again(named, moved)
     return Built(case, name, model, inputs, training)
 
 
@@ -360,6 +364,19 @@ def _training(case: Case, name: str) -> Training:
         return Training.of(case)
     except UsageError as error:
         raise CaseError(f"{name}: the case's {error}") from None
+
+
+def _hook_again(before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Let hooks run of parameters that were made anew, and of DTensors, whose hooks are listed
+    after a move, but not called. They may reduce gradients."""
+    for name, parameter in before.items():
+        new = after.get(name, parameter)
+        if new is parameter and not is_traceable_wrapper_subclass(parameter):
+            continue
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hooks := getattr(parameter, kind, None):
+                setattr(new, kind, None)
+                setattr(new, kind, OrderedDict(hooks))
 
 
 def _hold_again(

@@ -208,7 +208,9 @@ class Session:
         of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
         manifest.notes += notes_on_what_ran(
             self._subject.modules,
-            self._eager and recorder.functions.compiled,
+            self._eager
+            and recorder.functions.compiled
+            and not (self.regions is not None and self.regions.run_all_own),
             recorder.called if of_modules else (),
         )
         if recorder.errors:

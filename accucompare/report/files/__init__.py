@@ -1,6 +1,7 @@
 """A comparison as a file for other programs."""
 
 from accucompare.report.files.call_tree import ENTERS, CallNode, CallStage, Pass, passes, worst
+from accucompare.report.files.fit_json import write_fit_json
 from accucompare.report.files.json import write_json
 from accucompare.report.files.model_explorer import write_model_explorer
 from accucompare.report.files.parquet import require_pyarrow, write_parquet
@@ -32,6 +33,7 @@ __all__ = [
     "require_pyarrow",
     "worst",
     "write_decode_json",
+    "write_fit_json",
     "write_invariance_json",
     "write_json",
     "write_model_explorer",

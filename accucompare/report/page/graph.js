@@ -55,14 +55,26 @@ class Graph {
 
   show(pass) {
     this.pass = pass;
-    this.start = this.about.starts.find((start) => this.boxes[start.box].pass === pass) ?? null;
+    this.start = this.about.starts.find((start) => this.boxes[start.box].pass === pass) ?? this.firstFailing(pass);
     this.whole = !this.start;
     this.restart();
   }
 
+  // Where a pass without a culprit fails first.
+  firstFailing(pass) {
+    const box = this.boxes.find((each) => each.pass === pass && each.failing && !each.calls.length);
+    return box ? { box: box.at, enters: true, culprit: false } : null;
+  }
+
+  // Marks where the way begins; glue before a call made what it was given wrong.
+  startWords() {
+    if (!this.start.culprit) return " ◀ first";
+    return this.start.enters ? " ◀ culprit: the code before it" : " ◀ culprit";
+  }
+
   // Draws only what an error went through, or everything.
   turn() {
-    this.whole = !this.whole;
+    this.whole = !this.whole || !this.start;
     this.restart();
   }
 
@@ -142,8 +154,7 @@ class Graph {
   tell() {
     const box = this.chosen;
     if (!box) {
-      const why = this.about.fed ? "" : "; nothing fails here";
-      return void this.told.replaceChildren(this.start ? "" : `Click a box${why}: what its error went through is shown.`);
+      return void this.told.replaceChildren(this.start ? "" : "Nothing fails here. A click on a box shows what its value went through.");
     }
     const way = this.way(box);
     const parts = way.slice(0, MOST_TOLD).flatMap((each, at) => [at ? " → " : "", make("b", { dir: "auto", className: each.failing ? "bad" : "" }, `${each.layer}${at || !each.made ? "" : " (made here)"}`), ` ${shown({ format: "scientific" }, Number.isNaN(each.error) ? null : each.error)}`]);
@@ -164,8 +175,19 @@ class Graph {
     return [box, ...beside.sort((one, other) => one.at - other.at), ...(outermost && outermost !== box ? [outermost] : [])];
   }
 
+  // The box of a row of the table; undefined where it is not drawn.
+  boxOf(row, table, phases) {
+    const [role, step, rank, call] = ["role", "step", "rank", "call"].map((title) => table.value(title, row));
+    const stage = phases.find((phase) => phase.roles.includes(role))?.title;
+    const pass = this.about.passes.findIndex((each) => each.step === step && each.rank === rank && each.stage === stage);
+    const name = `${table.value("layer", row)}${call ? ` call ${call}` : ""}`;
+    return pass < 0 ? undefined : this.boxes.find((box) => box.pass === pass && box.layer === name);
+  }
+
   follow(box) {
-    this.start = { box: box.at, enters: false };
+    this.pass = box.pass;
+    this.passes.value = String(box.pass);
+    this.start = { box: box.at, enters: false, culprit: box.made };
     this.whole = false;
     this.restart();
   }
@@ -256,7 +278,7 @@ class Graph {
 
   // Sizes and places of what is in a node, from the innermost out.
   lay(node, edges) {
-    const text = Math.max(node.label.length, this.second(node).length * 0.9) * LINE.letter + 2 * LINE.pad + (node.inside.length ? 16 : 0);
+    const text = Math.max(node.label.length + (this.start && node.box && this.boxes[this.start.box] === node.box ? this.startWords().length : 0), this.second(node).length * 0.9) * LINE.letter + 2 * LINE.pad + (node.inside.length ? 16 : 0);
     if (!node.open || !node.inside.length) return Object.assign(node, { wide: Math.min(Math.max(text, 70), 320), high: LINE.high });
     const graph = new dagre.graphlib.Graph();
     graph.setGraph({ rankdir: "TB", nodesep: 18, ranksep: 24, edgesep: 8, marginx: LINE.pad, marginy: LINE.pad });
@@ -268,12 +290,16 @@ class Graph {
     for (const port of ["in", "out"]) if (own.some((edge) => edge.from === port || edge.to === port)) graph.setNode(port, { width: 1, height: 1 });
     for (const edge of own) graph.setEdge(edge.from.id ?? edge.from, edge.to.id ?? edge.to, {});
     dagre.layout(graph);
+    node.edges = own.map((edge) => ({ ...edge, points: graph.edge(edge.from.id ?? edge.from, edge.to.id ?? edge.to).points }));
+    let [left, right] = [LINE.pad, graph.graph().width - LINE.pad]; // dagre counts boxes only: edges may lie beside them
+    for (const edge of node.edges) for (const point of edge.points) [left, right] = [Math.min(left, point.x), Math.max(right, point.x)];
+    const aside = LINE.pad - left;
+    for (const edge of node.edges) edge.points = edge.points.map((point) => ({ x: point.x + aside, y: point.y }));
     for (const each of node.inside) {
       const at = graph.node(each.id);
-      Object.assign(each, { x: at.x - each.wide / 2, y: at.y - each.high / 2 + LINE.head });
+      Object.assign(each, { x: at.x - each.wide / 2 + aside, y: at.y - each.high / 2 + LINE.head });
     }
-    node.edges = own.map((edge) => ({ ...edge, points: graph.edge(edge.from.id ?? edge.from, edge.to.id ?? edge.to).points }));
-    return Object.assign(node, { wide: Math.max(graph.graph().width, Math.min(text, 320)), high: graph.graph().height + LINE.head });
+    return Object.assign(node, { wide: Math.max(right + aside + LINE.pad, Math.min(text, 320)), high: graph.graph().height + LINE.head });
   }
 
   // The second line of a box: its class, its error, how many calls it holds.
@@ -359,17 +385,17 @@ class Graph {
     const group = shape("g", { class: `box${start ? " start" : ""}${chosen ? " chosen" : ""}${box?.failing ? " fails" : ""}`, tabindex: 0, role: "button", "data-id": node.id, "aria-label": `${box?.layer ?? node.label}, ${this.second(node)}` });
     if (node.inside.length) group.setAttribute("aria-expanded", String(node.open));
     const border = chosen ? "#1b5faa" : start ? "#8c1515" : lit && box.failing ? MADE_BOX : "#9aa5b1";
-    const rect = shape("rect", { x, y, width: node.wide, height: node.high, rx: 5, fill: node.open ? "#ffffff" : this.fill(node), "fill-opacity": node.open ? 0.35 : 1, stroke: border, "stroke-width": chosen || start ? 3 : lit ? 2 : 1 });
+    const rect = shape("rect", { x, y, width: node.wide, height: node.high, rx: 5, fill: node.open ? "#ffffff" : this.fill(node), "fill-opacity": node.open ? 0.05 : 1, stroke: border, "stroke-width": chosen || start ? 3 : lit ? 2 : 1 });
     const head = node.open ? shape("rect", { x, y, width: node.wide, height: LINE.head - 4, rx: 5, fill: this.fill(node) }) : null;
     const letters = (text, dy, more) => {
-      const room = Math.floor((node.wide - 2 * LINE.pad) / LINE.letter) + 2;
+      const room = Math.floor((node.wide - 2 * LINE.pad) / (more["font-weight"] ? LINE.letter : 0.86 * LINE.letter)) + 1;
       const each = shape("text", { x: x + LINE.pad, y: y + dy, "font-size": 11, fill: INSIDE, ...more });
       each.textContent = text.length > room ? `${text.slice(0, room - 1)}…` : text;
       return each;
     };
     const mark = node.inside.length ? (node.open ? "▾ " : "▸ ") : "";
     const whole = `${box?.layer ?? node.label}\n${this.second(node)}${box && !Number.isNaN(box.limit) ? `\nx limit ${shown({ format: "excess" }, box.limit)}` : ""}`;
-    group.append(...[rect, head, letters(`${mark}${node.label}${start ? (this.start.culprit ? " ◀ culprit" : " ◀ first") : ""}`, LINE.title, { "font-weight": 600, class: "name" }), node.open ? null : letters(this.second(node), LINE.title + 15, { "font-size": 10 }), titled(whole)].filter(Boolean));
+    group.append(...[rect, head, letters(`${mark}${node.label}${start ? this.startWords() : ""}`, LINE.title, { "font-weight": 600, class: "name" }), node.open ? null : letters(this.second(node), LINE.title + 15, { "font-size": 10 }), titled(whole)].filter(Boolean));
     group.addEventListener("click", (event) => (event.target.classList.contains("name") && node.inside.length ? this.toggle(node) : this.choose(node)));
     group.addEventListener("dblclick", () => this.toggle(node));
     group.addEventListener("keydown", (event) => {

@@ -1,9 +1,10 @@
-// Assembles the page of a comparison, of a trend or of a watch's log.
+// Assembles the page of a comparison, of a trend, of a fit or of a watch's log.
 
 addEventListener("DOMContentLoaded", async () => {
   try {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head, bytes);
+    else if (head.kind === "fit") new FitPage(head);
     else if (head.kind === "trend") new TrendPage(head, bytes);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
@@ -246,6 +247,13 @@ class ComparisonPage {
   details(row) {
     linkTo(anchorOf(this.table, row));
     showDetails(byId("details"), this.table, row, this.head.meanings, () => this.close());
+    const box = this.graph?.boxOf(row, this.table, this.head.phases);
+    if (!box) return;
+    const follow = () => {
+      this.graph.follow(box);
+      byId("section-graph").scrollIntoView({ block: "start" });
+    };
+    byId("details").querySelector("h3").after(make("button", { type: "button", className: "link", id: "to-graph", onclick: follow }, "what its error went through"));
   }
 
   close() {

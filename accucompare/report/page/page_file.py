@@ -17,7 +17,6 @@ _FOLDER = Path(__file__).parent
 _STYLES = ("uPlot.min.css", "page.css")
 _SCRIPTS = (
     "uPlot.iife.min.js",
-    "dagre.min.js",
     "data.js",
     "format.js",
     "table.js",
@@ -25,10 +24,11 @@ _SCRIPTS = (
     "heat.js",
     "tree.js",
     "details.js",
-    "graph.js",
-    "trend.js",
+    "fit.js",
     "page.js",
 )
+#: Scripts of one template.
+_MORE_SCRIPTS = {"comparison.html": ("dagre.min.js", "graph.js"), "trend.html": ("trend.js",)}
 _END = b"</script>\n</body>\n</html>\n"
 
 
@@ -54,7 +54,7 @@ def write_page(
 
     style, script = (
         "\n".join((_FOLDER / name).read_text("utf-8") for name in names)
-        for names in (_STYLES, _SCRIPTS)
+        for names in (_STYLES, (*_SCRIPTS, *_MORE_SCRIPTS.get(template, ())))
     )
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),

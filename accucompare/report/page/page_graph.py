@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,9 @@ from accucompare.report.page.page_data import PageData
 from accucompare.report.table import COUNT, EXCESS, MOST_ROWS, SCIENTIFIC, TEXT, Column, Overview
 from accucompare.text import printable
 
-_MOST_CALLS = 200_000  # a browser walks as many in a second
+_MOST_CALLS = 200_000  # a browser walks as many in two seconds
+_MOST_ROWS_OF_STEP = 5 * _MOST_CALLS
+_BLOCK = 1 << 14  # rows
 _MADE = (Reason.INTRODUCED, Reason.GLUE)
 
 
@@ -107,20 +110,43 @@ def write_graph(
 
 def _rows(comparison: Result, found: Overview) -> tuple[list[int], list[WrittenRow]]:
     """The rows to draw, and their numbers: all, or of very many those of one step and rank."""
-    telling = [*(culprit.row for culprit in comparison.culprits), comparison.first_divergence]
-    chosen = next((row.record for row in telling if row is not None and row.record), None)
+    if found.total <= MOST_ROWS:
+        first, drawn = 0, comparison.rows
+    else:
+        telling = [place for place in (*found.culprits, found.first, 0) if place is not None]
+        first, drawn = _step_around(comparison.rows, telling[0])
     numbers, rows = [], []
-    for number, (row, producer) in enumerate(with_producers(comparison.rows), 1):
-        record = row.record
-        if record is None:
-            continue
-        if found.total > MOST_ROWS:
-            chosen = chosen or record
-            if (record.rank, record.step) != (chosen.rank, chosen.step):
-                continue
-        numbers.append(number)
-        rows.append(_written(row, producer))
+    for number, (row, producer) in enumerate(with_producers(drawn), first + 1):
+        if row.record is not None:
+            numbers.append(number)
+            rows.append(_written(row, None if producer is None else producer + first))
     return numbers, rows
+
+
+def _step_around(rows: Sequence[Row], place: int) -> tuple[int, list[Row]]:
+    """The rows of the step and rank of a row, and the place of the first; none if too many."""
+
+    def of(row: Row) -> tuple[int, int] | None:
+        return None if row.record is None else (row.record.rank, row.record.step)
+
+    here = of(rows[place])
+    found: list[Row] = []
+    first = last = place
+    while first and len(found) <= _MOST_ROWS_OF_STEP:
+        block = rows[max(0, first - _BLOCK) : first]
+        own = list(takewhile(lambda row: of(row) == here, reversed(block)))
+        found[:0] = reversed(own)
+        first -= len(own)
+        if len(own) < len(block):
+            break
+    while last < len(rows) and len(found) <= _MOST_ROWS_OF_STEP:
+        block = rows[last : last + _BLOCK]
+        own = list(takewhile(lambda row: of(row) == here, block))
+        found += own
+        last += len(own)
+        if len(own) < len(block):
+            break
+    return first, found if len(found) <= _MOST_ROWS_OF_STEP else []
 
 
 def _written(row: Row, producer: int | None) -> WrittenRow:
@@ -239,6 +265,12 @@ def _after(
         yield Flow(source, target, row, own=True)
 
 
+def _name(call: CallNode) -> str:
+    """``blocks.0.fc call 1``; of an operator also its own name."""
+    own = f" {printable(call.operator)}" if call.operator else ""
+    return f"{display_name(call.name)}{f' call {call.call}' if call.call else ''}{own}"
+
+
 def _rel_l2(row: WrittenRow | None) -> float | None:
     error = None if row is None else row.rel_l2
     return None if error is None or np.isnan(error) else error
@@ -248,7 +280,7 @@ _CALLS = (
     Column("pass", lambda box: box.of, COUNT),
     Column("around", lambda box: box.around, COUNT),
     Column("label", lambda box: box.label, TEXT),
-    Column("layer", lambda box: display_name(box.call.name), TEXT),
+    Column("layer", lambda box: _name(box.call), TEXT),
     Column("type", lambda box: printable(box.call.type), TEXT),
     Column("failing", lambda box: box.failing, COUNT),
     Column("made", lambda box: int(box.telling is not None and box.telling.reason in _MADE), COUNT),

@@ -1,6 +1,7 @@
 // The model as a tree by the parts of its names: each module with the largest error inside, and how many of its rows fail.
 
 const ROOT = "(root)";
+const MOST_LINES = 500; // of one module's own
 
 class Tree {
   // options: keep(row), colored(row) (whether its error gives colour), choose(name), first (the row where it first parts)
@@ -82,7 +83,11 @@ class Tree {
     const add = (node, depth) => {
       if (!node.rows) return;
       lines.push(this.line(node, depth));
-      if (this.open.has(node.name)) for (const child of node.inside.values()) add(child, depth + 1);
+      if (!this.open.has(node.name)) return;
+      const inside = [...node.inside.values()];
+      for (const child of few(inside)) add(child, depth + 1);
+      const more = inside.length - MOST_LINES;
+      if (more > 0) lines.push(make("div", { className: "muted more" }, `… ${more.toLocaleString("en-US")} more in ${node.name}; the table has all`));
     };
     add(this.root, 0);
     this.place.replaceChildren(...lines);
@@ -130,11 +135,11 @@ class Tree {
   move(name) {
     this.focus = name;
     this.draw();
-    [...this.place.children].find((line) => line.node.name === name)?.focus({ preventScroll: false });
+    [...this.place.children].find((line) => line.node?.name === name)?.focus({ preventScroll: false });
   }
 
   key(event) {
-    const lines = [...this.place.children];
+    const lines = [...this.place.children].filter((line) => line.node);
     const at = lines.indexOf(document.activeElement);
     if (at < 0) return;
     const node = lines[at].node;
@@ -159,4 +164,12 @@ class Tree {
     for (let before = at - 1; before >= 0; before--) if (depth(lines[before]) < depth(lines[at])) return this.move(lines[before].node.name);
     return undefined;
   }
+}
+
+// Of very many modules in one those that are shown: the first divergence, failing ones, then the others, in their order.
+function few(nodes) {
+  if (nodes.length <= MOST_LINES) return nodes;
+  const kept = new Set([...nodes.filter((node) => node.first), ...nodes.filter((node) => node.fails), ...nodes.slice(0, MOST_LINES)]);
+  const shownNodes = new Set([...kept].slice(0, MOST_LINES));
+  return nodes.filter((node) => shownNodes.has(node));
 }

@@ -9,6 +9,7 @@ from accucompare.report.terminal.terminal_bundle import (
     print_tensor,
     print_verified,
 )
+from accucompare.report.terminal.terminal_fit import print_fit
 from accucompare.report.terminal.terminal_ranks import print_ranks
 from accucompare.report.terminal.terminal_reruns import (
     print_decode,
@@ -21,6 +22,7 @@ __all__ = [
     "print_capture",
     "print_comparison",
     "print_decode",
+    "print_fit",
     "print_import",
     "print_invariance",
     "print_ranks",

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from accucompare.report.console import print_heading
-from accucompare.report.table import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.table import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value
 from accucompare.text import cut, printable
 
 #: The least width of a column of names.
 NAME_WIDTH = 24
 
 _GAP = 2  # spaces between columns
-_FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g"}
+_FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g", PERCENT: ".1%"}
 _LEAST_NAME = 6  # characters of a name where a terminal is too narrow for anything better
 
 

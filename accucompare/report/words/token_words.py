@@ -21,6 +21,11 @@ def token_words(remark: PairRemark) -> str:
             return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
         case remarks.RoutedOtherwise():
             return _routed(remark)
+        case remarks.AfterRouting(tokens, of, router, own=True):
+            return (
+                f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and its"
+                " backward goes through its own choices"
+            )
         case remarks.AfterRouting(tokens, of, router):
             return (
                 f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and this was"

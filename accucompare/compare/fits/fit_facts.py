@@ -1,0 +1,177 @@
+"""What is known of a fit: its runs, what they keep in float32, and how far off the output is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FitAnswer(str, Enum):
+    __str__ = str.__str__
+
+    NOTHING_TO_KEEP = "nothing to keep"
+    FITS = "fits"
+    BEST_FOR_BUDGET = "best for the budget"
+    UNREACHABLE = "out of reach"
+
+
+class Switched(str, Enum):
+    """What a device was told as a whole."""
+
+    __str__ = str.__str__
+
+    NO_HF32 = "hf32 off"
+    NO_TF32 = "tf32 off"
+    WIDE_SUMS = "sums in float32"
+    PLAIN_ATTENTION = "plain attention"
+
+
+@dataclass(frozen=True)
+class KeptPlaces:
+    """Modules that are kept in float32, as globs.
+
+    Attributes:
+        whole: with all that is in them.
+        own: their own code, without the modules that they call; ``""`` is the root.
+    """
+
+    whole: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.whole) + len(self.own)
+
+    @property
+    def are_all(self) -> bool:
+        """Whether the whole model is kept."""
+        return self.whole == ("*",)
+
+
+@dataclass(frozen=True)
+class FitGoal:
+    """What is asked: a relative L2 error that no output may exceed, or a share that may be kept.
+
+    ``by``: what the share is of: ``flops`` or ``bytes``.
+    """
+
+    rel_l2: float | None = None
+    budget: float | None = None
+    by: str = "flops"
+
+
+@dataclass(frozen=True)
+class FitOutput:
+    """An output that is to be right.
+
+    Attributes:
+        name, call, path, step: of golden's record.
+        label: how it is asked for.
+        update: whether it stands for all gradients that the first update is given.
+    """
+
+    name: str
+    call: int
+    path: str
+    step: int
+    label: str
+    update: bool = False
+
+
+@dataclass(frozen=True)
+class FitRun:
+    """A run with some modules in float32.
+
+    Attributes:
+        kept: those modules.
+        switches: what the device was told beside.
+        flops, bytes: the share of the model's that is kept, from 0 to 1.
+        error: the largest relative L2 error of an output; infinite where one is not finite.
+        errors: of each output.
+        expected: what the estimate was; ``None`` if there was none.
+        failed: why the model did not run so; ``""`` if it did.
+    """
+
+    kept: KeptPlaces
+    flops: float
+    bytes: float
+    error: float
+    errors: Sequence[float] = ()
+    expected: float | None = None
+    failed: str = ""
+    switches: tuple[Switched, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlaceShare:
+    """A block, and its share of the squared error of the output.
+
+    Attributes:
+        share: of the output's squared error, by the estimate.
+        flops, bytes: its share of the model's.
+    """
+
+    name: str
+    type: str
+    share: float
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """An estimate: with this share kept, the output is so far off."""
+
+    flops: float
+    bytes: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The places to keep in float32, and the run that proves it.
+
+    Attributes:
+        case, golden, device, dtype: what was run.
+        goal: what was asked.
+        outputs: those that are judged.
+        answer: what came of it.
+        runs: all runs, in order; the first has nothing in float32.
+        proof: the run that shows it: of the places to keep, or the best that can be had.
+        places: the blocks by their share of the error, largest first.
+        curve: the estimate, from nothing kept to everything.
+        backwards: how many backwards of golden's code gave the sensitivities.
+        misled: whether runs were far from their estimates.
+    """
+
+    case: str
+    golden: str
+    device: str
+    dtype: str
+    goal: FitGoal
+    outputs: Sequence[FitOutput]
+    answer: FitAnswer
+    runs: Sequence[FitRun]
+    proof: FitRun
+    places: Sequence[PlaceShare] = ()
+    curve: Sequence[CurvePoint] = ()
+    backwards: int = 0
+    misled: bool = False
+
+    @property
+    def least(self) -> FitRun:
+        return self.runs[0]
+
+    @property
+    def kept(self) -> KeptPlaces:
+        return self.proof.kept
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether there is something to change, and it does what was asked."""
+        told = len(self.kept) or self.proof.switches
+        return bool(told) and self.answer is not FitAnswer.UNREACHABLE
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.answer is FitAnswer.UNREACHABLE else 0

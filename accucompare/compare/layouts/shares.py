@@ -1,0 +1,44 @@
+"""The shares of a sum that ranks are fed, and how much more than the sum they are rounded."""
+
+from __future__ import annotations
+
+import math
+
+from accucompare.bundle.format import GlobalRecord, Record
+
+
+def share_of(number: int, terms: int) -> float:
+    """How many times golden's value a rank gets of a sum. Shares are unlike, so that a sum that is
+    missing shows; they are powers of two, no sum over a dimension of the mesh is 0, and all of them
+    make 1: 2 and -1, or 2, -2 and 1, or products of these."""
+    share = 1.0
+    while terms > 1:
+        base = next(each for each in range(2, terms + 1) if terms % each == 0)
+        number, place = divmod(number, base)
+        terms //= base
+        last = place == base - 1
+        share *= (-1.0 if base == 2 else 1.0) if last else (-2.0 if place % 2 else 2.0)
+    return share
+
+
+def size_of_terms(record: Record, whole: Record) -> float:
+    """How many times as large as a whole the terms are of which a record is the sum: as often, each
+    being rounded by itself, is their sum's rounding that of the whole. At least 1, and no more than
+    the shares that ranks are fed.
+
+    Args:
+        whole: golden's record.
+    """
+    if not isinstance(record, GlobalRecord) or whole.statistics is None or not whole.statistics.l2:
+        return 1.0
+    most = max((len(box.terms) for box in record.boxes), default=1)
+    norms = [
+        box.factor * term.statistics.l2
+        for box in record.boxes
+        for term in box.terms
+        if term.statistics is not None and term.statistics.l2 is not None
+    ]
+    if most == 1 or len(norms) < sum(len(box.terms) for box in record.boxes):
+        return 1.0
+    largest = math.hypot(*(share_of(number, most) for number in range(most)))
+    return min(max(math.hypot(*norms) / whole.statistics.l2, 1.0), largest)
