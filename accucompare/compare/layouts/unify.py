@@ -167,7 +167,10 @@ def _given_several_calls(
             most[0] = max(most[0], record.call + 1)
             held = () if pair.candidate is None else ranks.groups[pair.candidate.key].values()
             most[1] = max(most[1], *(each.call + 1 for each in held), 0)
-    return {place: CalledInParts(*calls, of_experts=True) for place, calls in found.items()}
+    return {
+        place: CalledInParts(ours, theirs, of_experts=True)
+        for place, (ours, theirs) in found.items()
+    }
 
 
 def _cut_by(record: Record, ranks: RankRecords) -> tuple[str, str]:
