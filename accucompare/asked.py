@@ -346,7 +346,8 @@ class FitOptions:
     on: str | Iterable[str] = told(
         (),
         "The output that is to be right: a path in the model's output, such as logits, or a layer."
-        " Can be given several times.  [default: all of the model's]",
+        " Can be given several times. Or update: all gradients of the first update of a training."
+        "  [default: all outputs of the model]",
         shown="OUTPUT",
     )
     by: str = told(

@@ -54,7 +54,7 @@ def _try_fault(fault: WrongLowering, folder: Path) -> Outcome:
     _COMPILER_FNS.pop(_PLANTED, None)
     torch._dynamo.register_backend(fault.backend(), name=_PLANTED)
     torch._dynamo.reset()
-    case = f"{_MODELS}:{fault.model}{'_training' if fault.backward else ''}"
+    case = f"{_MODELS}:{fault.model}{'_training' if fault.backward or fault.trains else ''}"
     return _located(case, fault.dtype, _PLANTED, folder)
 
 

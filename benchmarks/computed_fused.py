@@ -92,6 +92,9 @@ def _ways() -> dict[str, Way]:
             lambda fault: serving_variants.Mixture(False, fault).eval(),
             {"shares_twice": ""},
         ),
+        "llama, golden fused": Way(
+            lambda: serving_models.serving(LAYOUTS[2]), lambda fault: serving_models.trained(), {}
+        ),
     }
 
 

@@ -186,7 +186,7 @@ class BlockNorm(nn.Module):
         squares = x.double().square() if x.dtype == torch.float64 else x.float().square()
         if many and self.in_half:
             squares = squares.bfloat16()
-        blocks = squares.unflatten(-1, (8 if many else 2, -1)).sum(-1).sum(-1, keepdim=True)
+        blocks = squares.view(*x.shape[:-1], 8 if many else 2, -1).sum(-1).sum(-1, keepdim=True)
         scale = (blocks.to(x.dtype) / x.shape[-1] + 1e-6).rsqrt()
         normed: torch.Tensor = x * scale * self.weight
         return normed

@@ -88,7 +88,11 @@ def _flips(name: str, bit: int, every: int, at: int) -> Callable[[], Case]:
 
 
 def _in_backward(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Case]:
-    return lambda: _train(_Odd(lambda x: _Backward.apply(x, change)))
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Backward.apply(x, change)  # type: ignore[no-untyped-call]
+        return found
+
+    return lambda: _train(_Odd(forward))
 
 
 def _in_update() -> Case:

@@ -274,7 +274,9 @@ def _load(model: Any, layout: MegatronLayout, dtypes: Any, seed: int) -> None:
         for dtype in dtypes:
             whole = whole.to(dtype)
         if cut:
-            chunks = whole.chunk(ranks * parameter.partition_stride, parameter.partition_dim)
+            # gate and up; 0.12 does not say so
+            stride = 2 if name.endswith("linear_fc1.weight") else 1
+            chunks = whole.chunk(ranks * stride, parameter.partition_dim)
             whole = torch.cat(chunks[rank::ranks], parameter.partition_dim)
         parameter.data = whole.clone()
 

@@ -76,6 +76,10 @@ def on_cpu() -> None:
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 asks for it without having it
         moe_utils.te_general_gemm = None
     MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _on_host
+    import megatron.core.optimizer.distrib_optimizer as sharded
+
+    if hasattr(sharded, "quantize_param_shard"):  # it asks for Transformer Engine without need
+        sharded.quantize_param_shard = lambda *args, **kwargs: None
 
 
 def _on_host(dispatcher: Any, point: str, tokens_per_expert: Any = None) -> Any:

@@ -90,7 +90,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin = angles.cos()[:, :, None].to(q.dtype), angles.sin()[:, :, None].to(q.dtype)
 
         def turned(x: torch.Tensor) -> torch.Tensor:
-            heads = x.unflatten(-1, (-1, self.size))
+            heads = x.view(*x.shape[:-1], -1, self.size)
             if self.gptj:
                 one, other = heads[..., ::2], heads[..., 1::2]
                 both = torch.stack((one * cos - other * sin, other * cos + one * sin), -1)
@@ -109,7 +109,7 @@ class Attention(nn.Module):
         self.heads, self.groups, self.size, self.fault = heads, groups, size, fault
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.unflatten(-1, (-1, self.size)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.view(*x.shape[:2], -1, self.size).transpose(1, 2) for x in (q, k, v))
         times = self.heads // self.groups
         if self.fault == "kv_repeat":
             k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)
@@ -123,7 +123,8 @@ class Attention(nn.Module):
         mixed = (weights.to(q.dtype) @ v).transpose(1, 2)
         if self.fault == "head_order":
             mixed = mixed.flip(2)
-        return mixed.flatten(2)
+        attended: torch.Tensor = mixed.flatten(2)
+        return attended
 
 
 #: How queries, keys and values lie in one weight.
@@ -132,12 +133,12 @@ LAYOUTS = ("concatenated", "by head", "by group")
 
 def qkv_order(layout: str, heads: int, groups: int, size: int) -> torch.Tensor:
     """The rows of ``cat(q, k, v)`` in the order of a layout."""
-    q, k, v = torch.arange((heads + 2 * groups) * size).split(
-        (heads * size, groups * size, groups * size)
+    q, k, v = torch.split(
+        torch.arange((heads + 2 * groups) * size), [heads * size, groups * size, groups * size]
     )
     if layout == "concatenated":
         return torch.cat((q, k, v))
-    each = (x.unflatten(0, (groups, -1)) for x in (q, k, v))
+    each = (x.view(groups, -1) for x in (q, k, v))
     return torch.cat([part for rows in zip(*each, strict=True) for part in rows])
 
 
@@ -158,6 +159,9 @@ class LlamaAttention(nn.Module):
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv_proj(hidden_states)
+        in_a_row = qkv.dim() == 2  # the tokens of one sequence
+        if in_a_row:
+            qkv, positions = qkv[None], positions[None]
         order = qkv_order(self.layout, self.heads, self.groups, self.size)
         if self.fault == "head_interleave":
             order = qkv_order("by head", self.heads, self.groups, self.size)
@@ -171,7 +175,8 @@ class LlamaAttention(nn.Module):
         q, k = self.rotary_emb(positions, q, k)
         if self.fault == "v_turned":
             v = self.rotary_emb(positions, v, v)[0]
-        output, _ = self.o_proj(self.attn(q, k, v))
+        mixed = self.attn(q, k, v)
+        output: torch.Tensor = self.o_proj(mixed[0] if in_a_row else mixed)[0]
         return output
 
 
@@ -184,7 +189,8 @@ class LlamaMLP(nn.Module):
         self.act_fn = SiluAndMul(swapped=fault == "gate_up_swapped")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)))[0]
+        output: torch.Tensor = self.down_proj(self.act_fn(self.gate_up_proj(x)))[0]
+        return output
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -235,10 +241,10 @@ class LlamaModel(nn.Module):
             hidden_states = hidden_states * self.norm.weight.shape[0] ** 0.5
         for layer in self.layers:
             hidden_states, residual = layer(positions, hidden_states, residual)
-        if self.faults.name == "last_residual":
-            return self.norm(hidden_states)
-        hidden_states, _ = self.norm(hidden_states, residual)
-        return hidden_states
+        with_residual = self.faults.name != "last_residual"
+        normed = self.norm(hidden_states, residual) if with_residual else [self.norm(hidden_states)]
+        last: torch.Tensor = normed[0]
+        return last
 
 
 class LlamaForCausalLM(nn.Module):
@@ -265,8 +271,9 @@ class LlamaForCausalLM(nn.Module):
                 layer = int(name.split(".")[2])
                 if self.faults.at("loaded_v_k", layer):
                     parts = [parts[0], parts[2], parts[1]]
-                attention = self.model.layers[layer].self_attn
-                order = qkv_order(self.layout, attention.heads, attention.groups, attention.size)
+                heads = self.config.num_attention_heads
+                size = self.config.hidden_size // heads
+                order = qkv_order(self.layout, heads, self.config.num_key_value_heads, size)
                 loaded = torch.cat(parts)[order]
             elif ".gate_up_proj." in name:
                 both = [
@@ -307,7 +314,8 @@ def trained(**changes: Any) -> nn.Module:
     import transformers
 
     torch.manual_seed(7)
-    model = transformers.LlamaForCausalLM(config(**changes)).eval()  # type: ignore[no-untyped-call]
+    model: nn.Module = transformers.LlamaForCausalLM(config(**changes))
+    model.eval()
     with torch.no_grad():  # norms and biases are not all alike
         for name, value in model.named_parameters():
             if "norm" in name:

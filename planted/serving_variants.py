@@ -130,7 +130,8 @@ def gpt2() -> nn.Module:
         eos_token_id=None,
         use_cache=False,
     )
-    model = transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    model.eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if name.endswith("bias") or "ln_" in name:

@@ -19,9 +19,10 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import Answer
 from accucompare.errors import UsageError
 from accucompare.live.modules import name_modules
-from accucompare.live.numerics import ModuleTree
+from accucompare.live.numerics import ModuleTree, OperatorTrial, kernel_of
 from planted.computed_lowerings import lowering_named
 from planted.computed_models import computed_case
+from tests.conftest import Run
 
 # torch's compiler warns of what it meets on its way
 pytestmark = pytest.mark.filterwarnings("default")
@@ -204,3 +205,30 @@ def test_a_model_that_compiles_nothing_has_no_own_regions(tmp_path: Path) -> Non
 def test_a_golden_from_elsewhere_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="compares a case with itself"):
         _located(f"{_HERE}:plain", "aot_eager", tmp_path, **options)
+
+
+def test_the_command_needs_no_device_and_tells_of_what_it_compiled(
+    cli: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "def case():\n    return Case(torch.nn.Linear(3, 3), torch.ones(2, 3))\n"
+    )
+    torch._dynamo.reset()
+    ran = cli("locate", "model.py", "--compile", "aot_eager", "--json", "found.json")
+    assert ran.returncode == 0
+    assert "backend aot_eager: 1 region (1 graph" in ran.stdout
+    assert json.loads((tmp_path / "found.json").read_text())["compiled"]["whole"]
+    again = cli("locate", "--compile", "model.py")
+    assert again.returncode == 2
+    assert "write the case before it" in again.stderr
+
+
+def test_a_kernel_is_known_by_the_operators_that_it_fused() -> None:
+    code = "cpp_fused_add_0(buf0)\ncpp_fused_gelu_mul_1(buf1)\nextern_kernels.addmm(buf2)"
+
+    def of(operator: str) -> str:
+        return kernel_of(code, OperatorTrial("n", operator, "", 1, "float32", 1.0, 0.0))
+
+    assert of("torch.nn.functional.gelu") == "cpp_fused_gelu_mul_1"
+    assert of("torch.nn.functional.linear") == ""

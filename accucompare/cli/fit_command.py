@@ -10,9 +10,11 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.logs import announcer
-from accucompare.cli.outputs import Outputs, is_page, refuse_file, reports_to_write, stem
+from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports_to_write, stem
+from accucompare.errors import UsageError
 from accucompare.files import JSON_FILE, PYTHON_FILE
 from accucompare.places import Place
+from accucompare.selection import FloatType
 
 
 @cli.command(
@@ -27,9 +29,13 @@ from accucompare.places import Place
     )
 )
 @option.case
-@option.of_bundle
+@option.golden("The trusted bundle of the same case, in float32.", required=True)
 @option.device()
-@option.lower_type
+@option.dtype(
+    "What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
+    FloatType.FLOAT64,
+    required=True,
+)
 @option.rel_l2
 @option.budget
 @option.of(FitOptions)
@@ -55,12 +61,16 @@ def fit(
     A layer is kept whole, or its own code alone: what it computes between the layers in it. Prints
     each run, and writes the code that does the same."""
     out: Place = options.pop("out")
+    golden: Place = options["golden"]
+    if golden.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UsageError(f"--out {out}: lies in golden {golden}; choose another place")
     reports = reports_to_write(reports, Path("reports") / f"{stem(out)}.xlsx")
     if code is None and isinstance(out, Path):
         code = out / "keep_in_float32.py"
-    outputs = Outputs(reports, json_path, None).checked(
-        [made for name in ("candidate", "rounded") if isinstance(made := out / name, Path)],
-        {"--code": code},
+    refuse_places(
+        {"--report": reports, "--json": json_path, "--code": code},
+        [out / "candidate", out / "rounded"],
+        {"CASE": None if case is None else Path(case.partition(":")[0])},
     )
     refuse_file("--json", json_path, JSON_FILE)
     refuse_file("--code", code, PYTHON_FILE)
@@ -76,7 +86,7 @@ def fit(
     asked = FitOptions(**option.taken(FitOptions, options))
     setup = FitSetup(
         case,
-        options["golden"],
+        golden,
         device,
         options["dtype"],
         FitGoal(options["rel_l2"], options["budget"], str(asked.by)),
@@ -91,7 +101,7 @@ def fit(
         print_fit(found, "" if code is None else str(code), quiet)
     if code is not None:
         found.to_python(code)
-    for report in outputs.reports:
+    for report in reports:
         (found.to_html if is_page(report) else found.to_excel)(report)
     if json_path is not None:
         found.to_json(json_path)

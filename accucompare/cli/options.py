@@ -149,12 +149,24 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
     if about["alone"] is not None:
         # eager: another option's default may depend on it
         given |= {"is_flag": False, "flag_value": about["alone"], "is_eager": True}
+        given["callback"] = _no_case
     if default == ():
         given["multiple"] = True
     elif default is not None:
         given |= {"default": getattr(default, "value", default), "show_default": True}
     singular = [flag.removesuffix("s"), told.name] if told.name == "trace_steps" else [flag]
     return click.option(*singular, **given)
+
+
+def _no_case(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An option that may stand alone takes a word behind it for its value."""
+    if value is not None and ".py" in value:
+        raise click.BadParameter(
+            f"{value} is a case, and was taken for the option's value; write the case before it",
+            ctx,
+            param,
+        )
+    return value
 
 
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -194,8 +206,9 @@ decode = click.option(
 def dtype(
     help: str = "Cast the model and its floating inputs to this type.  [default: as they are]",
     *but: FloatType,
+    required: bool = False,
 ) -> Callable[[F], F]:
-    return click.option("--dtype", type=_OneOf(FloatType, *but), help=help)
+    return click.option("--dtype", type=_OneOf(FloatType, *but), required=required, help=help)
 
 
 def repeat(help: str) -> Callable[[F], F]:
@@ -305,8 +318,10 @@ arm = click.option(
 # What is compared with what.
 
 
-def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
-    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+def golden(
+    help: str = "The trusted bundle.  [default: made on the CPU]", required: bool = False
+) -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", required=required, help=help)
 
 
 against = click.option(
@@ -428,19 +443,6 @@ def _share(text: str) -> float:
         raise ValueError(f"{text!r} is no share; write 10%") from None
 
 
-of_bundle = click.option(
-    "--golden",
-    type=PLACE,
-    metavar="BUNDLE",
-    required=True,
-    help="The trusted bundle of the same case, in float32.",
-)
-lower_type = click.option(
-    "--dtype",
-    type=_OneOf(FloatType, FloatType.FLOAT64),
-    required=True,
-    help="What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
-)
 budget = click.option(
     "--budget",
     type=_Read("SHARE", _share),

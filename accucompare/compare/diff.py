@@ -33,6 +33,7 @@ from accucompare.compare.judging import (
     Sides,
     but_plain,
     fail_left_terms,
+    judge_handed_on,
     judge_own_clipping,
     judge_own_means,
     judge_with,
@@ -42,6 +43,7 @@ from accucompare.compare.judging import (
     pass_used_terms,
     plain_count,
     settle_tokens,
+    where_fed_alike,
     why_not_proved,
     with_baseline_rows,
     with_given,
@@ -198,7 +200,7 @@ class _Paired(NamedTuple):
 
     Attributes:
         parameters: golden's names that the candidate ties.
-        carried: classes of which the candidate carries a value as two terms.
+        carried: classes of which golden, or the candidate, carries a value as two terms.
     """
 
     pairs: list[Pair]
@@ -206,7 +208,7 @@ class _Paired(NamedTuple):
     renamings: list[Renaming]
     proposed: list[str]
     parameters: Mapping[str, str]
-    carried: list[str]
+    carried: list[tuple[bool, str]]
 
     @property
     def unified(self) -> Unified:
@@ -289,6 +291,8 @@ def _assign(
         lambda pair: of_golden.tolerance_for(pair, own),
     )
     tasks = with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
+    if opened.candidate_ranks is not None and opened.fed and baseline.bundle is not None:
+        tasks = where_fed_alike(tasks, _outputs_fed_there_alone(opened, baseline.bundle))
     again, golden_again = (
         by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
@@ -341,10 +345,11 @@ def _judge(
             )
             judge_own_clipping(tasks, outcomes, clipping, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
+    origins = _origins(opened, paired.pairs)
+    judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins = _origins(opened, paired.pairs)
     origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
@@ -468,6 +473,15 @@ def _count(pairs: list[Pair]) -> int:
 
 def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
+
+
+def _outputs_fed_there_alone(opened: Opened, baseline: Bundle) -> set[tuple[int, str]]:
+    """Steps and modules of outputs that golden's did not replace in the candidate alone."""
+    theirs, ours = (
+        {(step, name) for _, step, name, _, role, _ in not_fed(each) if role == Role.OUTPUT.value}
+        for each in (opened.candidate.manifests, baseline.manifests)
+    )
+    return theirs - ours
 
 
 def _origins(opened: Opened, pairs: list[Pair]) -> Trace:

@@ -437,8 +437,9 @@ class FusedNames(FindingFact, frozen=True):
 
 
 class CarriedApart(FindingFact, frozen=True):
-    """Classes of which the candidate's modules take or give a value as two terms of its sum."""
+    """Classes of which one side's modules take or give a value as two terms of its sum."""
 
+    of_golden: bool
     classes: tuple[str, ...]
 
 

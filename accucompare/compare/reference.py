@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from accucompare.bundle.format import Key, Role
 from accucompare.compare.rows import Row
@@ -87,7 +88,7 @@ def beside_reference(rows: Iterable[Row], reference: Reference) -> BesideReferen
             ratios.append(ratio)
         if worst is None or ratio > worst[1]:
             worst = row, ratio
-    median = statistics.median(ratios) if ratios else None
+    median = float(np.median(ratios)) if ratios else None
     return BesideReference(nearer, further, alike, median, worst)
 
 

@@ -248,10 +248,10 @@ class ShareOfSum(_Fact, frozen=True):
 
 
 class OtherFunction(_Fact, frozen=True):
-    """The candidate's module of this name takes a fused layer's output, golden's that of
-    ``part``."""
+    """Golden's module of this name takes the output of ``taken``; the candidate's that of a layer
+    which is fused, or a part of it."""
 
-    part: str
+    taken: str
 
 
 class TimesRanks(_Fact, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -37,9 +37,9 @@ from accucompare.compare.fits import (
 )
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import UsageError
-from accucompare.fitting.error_products import OwnErrors, measured_terms
+from accucompare.fitting.error_products import OwnErrors, counted_operations, measured_terms
 from accucompare.fitting.fit_result import FitResult
-from accucompare.fitting.fit_runs import FitRuns, is_golden_output
+from accucompare.fitting.fit_runs import FitRuns, gradients_of, is_golden_output
 from accucompare.fitting.switches import Switch, switches_of
 from accucompare.live.around import describe_model
 from accucompare.live.modules import name_modules
@@ -66,6 +66,8 @@ WORTH_SWITCHING = 0.9
 #: What a choice of single modules must save over one of whole blocks, which is simpler.
 SIMPLER_UNLESS = 0.8
 _ALL = KeptPlaces(("*",))
+#: Asks for the gradients that the first update is given.
+_UPDATE = "update"
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,9 @@ class _Fitting:
             if record.role is Role.OUTPUT and record.step < count
         ]
         self._outputs = _outputs(golden, self._records, listed(options.on))
+        trains = self._outputs[0].update
+        if trains:
+            count = 1
         model = golden.manifest.model
         self._tree = CalledTree.of(
             dict.fromkeys(record.name for record in self._records),
@@ -205,11 +210,19 @@ class _Fitting:
             RoundedType(made.round_weights) if made.round_weights else None,
             Steps(count),
             values,
-            CaptureOptions(seed=self._seed, only=[*names], backward=False, hf32=hf32, tf32=tf32),
+            CaptureOptions(
+                seed=self._seed,
+                only=[] if trains else [*names],
+                roles="grads" if trains else "forward",
+                hf32=hf32,
+                tf32=tf32,
+            ),
             self._check,
+            trains,
         )
         self._flops = np.ones(len(self._tree))
         self._backwards = 0
+        self._by_runs = False
 
     def _check(self, model: nn.Module) -> None:
         """Refuse a golden of another model, or of other weights."""
@@ -234,14 +247,17 @@ class _Fitting:
         if most.failed or (goal.rel_l2 is not None and most.error > goal.rel_l2):
             return self._fit(FitAnswer.UNREACHABLE, most)
         terms = self._terms()
-        cost = self._held if goal.by == "bytes" else self._flops
-        search = KeepingSearch(self._tree, terms, cost)
+        search = KeepingSearch(self._tree, terms, self._cost)
         search.saw(np.zeros(len(self._tree), np.bool_), least.error)
         if goal.rel_l2 is None:
             proof = self._best_within(search, goal.budget or 0, least)
             return self._fit(FitAnswer.BEST_FOR_BUDGET, proof, terms, search)
         proof = self._smallest(search, goal.rel_l2, most)
         return self._fit(FitAnswer.FITS, proof, terms, search)
+
+    @property
+    def _cost(self) -> NDArray[np.float64]:
+        return self._held + 1 if self._setup.goal.by == "bytes" else self._flops
 
     def _try(self, switch: Switch, least: FitRun) -> FitRun:
         """Run with a switch, and leave it in force if that helps."""
@@ -259,7 +275,7 @@ class _Fitting:
         best, share, simple = most, 1.0, math.inf
         for propose, count in (
             (search.cheapest_block_choice, BLOCK_RUNS),
-            (search.cheapest_module_choice, MODULE_RUNS),
+            (search.cheapest_module_choice, 0 if self._by_runs else MODULE_RUNS),
         ):
             over = 0  # runs in a row
             for _ in range(count):
@@ -300,6 +316,9 @@ class _Fitting:
 
     def _terms(self) -> ErrorTerms:
         """How far each module's error moves the outputs."""
+        if self._runs.trains:
+            self._count(counted_operations(self._runs, self._tree))
+            return self._terms_by_runs()
         setup, golden = self._setup, self._setup.golden
         asked = CaptureOptions(
             feed=golden,
@@ -328,23 +347,23 @@ class _Fitting:
             )
             setup.announce("backwards of golden's code: how much each error moves the outputs")
             found = measured_terms(self._runs, errors, self._tree, self._measured_outputs())
-        if found is None:
-            return self._terms_by_runs()
         self._backwards = found.backwards
-        self._flops = np.ones(len(self._tree))
-        for name, count in found.counts.items():
+        self._count(found.counts)
+        return self._terms_by_runs() if found.terms is None else found.terms
+
+    def _count(self, operations: Mapping[str, int]) -> None:
+        for name, count in operations.items():
             self._flops[self._tree.numbers[name]] += count
-        return found.terms
 
     def _measured_outputs(self) -> list[FitOutput]:
         places = np.linspace(0, len(self._outputs) - 1, min(len(self._outputs), MOST_OUTPUTS))
         return [self._outputs[int(place)] for place in dict.fromkeys(places.round())]
 
     def _terms_by_runs(self) -> ErrorTerms:
-        """Without gradients: a run for each block, with all others in float32."""
-        self._setup.announce("no gradients reach the outputs, so each block is run alone")
-        tree = self._tree
-        blocks, _ = tree.blocks(self._held + 1)
+        """Without derivatives: a run for each block, with all others in float32."""
+        self._setup.announce("each block alone in the lower type, all others in float32")
+        self._by_runs, tree = True, self._tree
+        blocks, _ = tree.blocks(self._cost)
         products = np.zeros((1, 3, len(tree), 1))
         for block in blocks:
             kept = ~tree.mask([block])
@@ -353,6 +372,8 @@ class _Fitting:
         return ErrorTerms(tree, products, np.array([1]), np.array([False]))
 
     def _value(self, output: FitOutput) -> Any:
+        if output.update:
+            return gradients_of(self._golden)
         for record in self._records:
             if is_golden_output(record, output):
                 return self._golden.values(record)
@@ -426,6 +447,13 @@ def _outputs(golden: Bundle, records: Sequence[Any], asked: Sequence[str]) -> li
         known.setdefault(label, []).append(output)
     of_model = [label for label, found in known.items() if not found[0].name]
     wanted = [*asked] or of_model
+    if _UPDATE in wanted and _UPDATE not in known:
+        if len(wanted) > 1 or golden.manifest.options.optimizer is None:
+            raise UsageError(
+                f"on (--on) {_UPDATE}: stands alone, and needs a golden of a training: with loss,"
+                " optimizer and gradients"
+            )
+        return [FitOutput("", 0, "", 0, _UPDATE, True)]
     for each in wanted:
         if each not in known:
             layers = [label for label in known if label not in of_model]

@@ -97,30 +97,27 @@ class MeasuredTerms(NamedTuple):
     """What backwards of golden's code tell.
 
     Attributes:
+        terms: ``None`` if autograd knows of no output that depends on what a module returns.
         counts: operations of each module's own code.
         backwards: how many there were.
     """
 
-    terms: ErrorTerms
+    terms: ErrorTerms | None
     counts: Mapping[str, int]
     backwards: int
 
 
 def measured_terms(
     runs: FitRuns, errors: OwnErrors, tree: CalledTree, outputs: Sequence[FitOutput]
-) -> MeasuredTerms | None:
-    """Run golden's code in float32, and go back from each output along some directions.
-
-    Returns:
-        ``None`` if no output depends on what a module returns, as far as autograd knows.
-    """
+) -> MeasuredTerms:
+    """Run golden's code in float32, and go back from each output along some directions."""
     numbers, own = tree.numbers, {*tree.names}
     found: list[NDArray[np.float64]] = []
     exact: list[bool] = []
     counts: dict[str, int] = {}
     for step in dict.fromkeys(output.step for output in outputs):
-        model, inputs = runs.built()
-        model = runs.on_device(model)
+        built = runs.built()
+        model, inputs = runs.on_device(built.model), built.inputs
         args, kwargs = moved(inputs[step % len(inputs)], runs.device, _AS_IT_IS)
         forward = GoldenForward([*numbers], [each for each in outputs if each.step == step])
         with matched_randomness(runs.seed):
@@ -143,15 +140,25 @@ def measured_terms(
             found.append(products)
             exact.append(value.numel() <= SMALL_OUTPUT)
         errors.forget()
-        del model, forward
+        del model, built, forward
     if not any(each.any() for each in found):
-        return None
+        return MeasuredTerms(None, counts, 0)
     sizes = np.array([each.shape[-1] for each in found])
     together = np.zeros((len(found), 3, len(tree), int(sizes.max())))
     for number, each in enumerate(found):
         together[number, ..., : each.shape[-1]] = each
     terms = ErrorTerms(tree, together, sizes, np.array(exact))
     return MeasuredTerms(terms, counts, int(sizes.sum()))
+
+
+def counted_operations(runs: FitRuns, tree: CalledTree) -> Mapping[str, int]:
+    """The operations of each module's own code in the forward of step 0."""
+    built = runs.built()
+    args, kwargs = moved(built.inputs[0], runs.device, _AS_IT_IS)
+    forward = GoldenForward([*tree.numbers], [])
+    with matched_randomness(runs.seed):
+        forward.run(runs.on_device(built.model), args, kwargs)
+    return forward.counts
 
 
 def _kinds(place: ValuePlace, has_doors: bool) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,36 @@ from accucompare.fitting.kept_in_float32 import keep_in_float32
 from accucompare.fitting.switches import Switch
 from accucompare.numbers import Array
 from accucompare.recorder.capture_options import CaptureOptions
-from accucompare.recorder.session import Casting, Within, build, moved, naming_the_model, recording
-from accucompare.recorder.state import CallArguments, run_step
+from accucompare.recorder.session import (
+    Built,
+    Casting,
+    Within,
+    build,
+    moved,
+    naming_the_model,
+    recording,
+)
+from accucompare.recorder.state import NOTHING, run_step
 from accucompare.selection import FloatType, RoundedType, Steps
 
 _CPU = torch.device("cpu")
 #: Inputs stay in float32 until the model's own door.
 _AS_GOLDEN = Casting(None, FloatType.FLOAT32)
+
+
+def gradients_of(bundle: Bundle) -> Array:
+    """All gradients that the first update of step 0 is given, as one vector."""
+    found = [
+        (record.name, record.path, record)
+        for record in bundle.records()
+        if record.role is Role.PARAM_GRAD
+        and (record.step, record.call) == (0, 0)
+        and record.member is not None  # a parameter that nothing depends on has none
+    ]
+    parts = [
+        bundle.values(record).reshape(-1) for _, _, record in sorted(found, key=itemgetter(0, 1))
+    ]
+    return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
 
 
 def is_golden_output(record: Record, output: FitOutput) -> bool:
@@ -47,6 +71,7 @@ class FitRuns:
         rounded: what golden's weights were rounded to.
         steps: the steps to run.
         golden: the values that are right, by output.
+        trains: whether the loss is sent backward, and the optimizer makes its update.
         check: looks at the model once, before the first run.
         switches: in force in every run.
         made: all runs, in order.
@@ -61,17 +86,20 @@ class FitRuns:
     golden: Mapping[FitOutput, Array]
     options: CaptureOptions
     check: Callable[[nn.Module], None]
+    trains: bool = False
     switches: Sequence[Switch] = ()
     made: list[FitRun] = field(default_factory=list)
     name: str = ""
 
-    def built(self) -> tuple[nn.Module, list[CallArguments]]:
-        """The case in float32 on the CPU, with golden's weights."""
-        found = build(self.target, _CPU, Casting(self.rounded, FloatType.FLOAT32), self.seed)
+    def built(self) -> Built:
+        """The case in float32 with golden's weights, on the CPU; a training's on the device, where
+        its optimizer holds them."""
+        place = self.device if self.trains else _CPU
+        found = build(self.target, place, Casting(self.rounded, FloatType.FLOAT32), self.seed)
         if not self.name:
             self.check(found.model)
         self.name = found.name
-        return found.model, found.inputs
+        return found
 
     def on_device(self, model: nn.Module) -> nn.Module:
         try:
@@ -117,26 +145,32 @@ class FitRuns:
         return found
 
     def _errors(self, kept: KeptPlaces, out: Path) -> list[float]:
-        model, inputs = self.built()
-        keep_in_float32(model, getattr(torch, self.dtype.value), kept.whole, kept.own)
-        model = self.on_device(model)
+        built = self.built()
+        inputs, training, loss = built.inputs, NOTHING, None
+        if self.trains:
+            training, loss = built.training, built.case.loss
+        keep_in_float32(built.model, getattr(torch, self.dtype.value), kept.whole, kept.own)
+        model = self.on_device(built.model)
         within = Within(self.name, made={"dtype": self.dtype.value})
         with (
             self.switched() as options,
-            naming_the_model(self.name, out, self.device.type, model, without_gradients=True),
-            recording(model, out, options, device=self.device, within=within) as session,
+            naming_the_model(self.name, out, self.device.type, model, not self.trains),
+            recording(model, out, options, training, device=self.device, within=within) as session,
         ):
             for step in range(self.steps.count):
                 args, kwargs = moved(inputs[step % len(inputs)], self.device, _AS_GOLDEN)
-                run_step(model, args, kwargs, None)
+                run_step(model, args, kwargs, loss, training)
                 session.step()
-        del model
+        del model, built, training
         with open_bundle(out) as bundle:
             return [self._error(bundle, output) for output in self.golden]
 
     def _error(self, bundle: Bundle, output: FitOutput) -> float:
         """The relative L2 error of one output; infinite if it is missing or not finite."""
         golden = self.golden[output]
+        if output.update:
+            values = gradients_of(bundle)
+            return relative_l2(golden, values) if values.shape == golden.shape else math.inf
         for record in bundle.records():
             if is_golden_output(record, output):
                 values = bundle.values(record)

@@ -55,14 +55,47 @@ def test_queries_keys_and_values_of_one_layer_are_rows_of_goldens(
     assert {row.reason for row in comparison.rows} & {Reason.MISSING, Reason.EXTRA} == set()
     told = [finding.fact for finding in comparison.preflight]
     assert sum(isinstance(fact, FusedNames) for fact in told) == 2
-    assert CarriedApart(("LlamaDecoderLayer", "RMSNorm")) in told
+    assert CarriedApart(False, ("RMSNorm", "LlamaDecoderLayer")) in told
 
 
 def test_golden_may_be_the_fused_one(golden: Path, tmp_path: Path) -> None:
-    own = capture(serving_models.serving(LAYOUTS[2]), tmp_path / "own")
-    comparison = ac.diff(own, golden)
+    engine = capture(serving_models.serving(LAYOUTS[2]), tmp_path / "engine")
+    comparison = ac.diff(engine, golden)
+    assert comparison.exit_code == 0
     assert reasons(comparison, "model.layers.0.self_attn.qkv_proj") == ["ok"]
-    assert reasons(comparison, "model.layers.2.mlp.gate_up_proj") == ["ok"]
+    fed = ac.diff(engine, capture(serving_models.trained(), tmp_path / "fed", feed=engine))
+    assert fed.exit_code == 0
+    assert reasons(fed, "model.layers.2.mlp.gate_up_proj") == ["ok"]
+    wrong = serving_models.trained()
+    wrong.model.layers[1].mlp.act_fn.forward = torch.nn.functional.gelu
+    fed = ac.diff(engine, capture(wrong, tmp_path / "wrong", feed=engine))
+    assert [each.name for each in fed.culprits] == ["model.layers.1.mlp"]
+
+
+class InARow(nn.Module):
+    """Takes the tokens of a batch one after the other, as serving engines do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.lm_head = model.model, model.lm_head
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.model(input_ids, positions))
+
+
+def test_tokens_in_a_row_are_goldens_batch(tmp_path: Path) -> None:
+    tokens = serving_models.tokens()["input_ids"][:1]
+    golden = tmp_path / "golden"
+    with torch.no_grad(), ac.capture(model := serving_models.trained(), golden, seed=0):
+        model(tokens)
+    for name, feed in (("own", None), ("fed", ac.FedWith(golden, force=True))):
+        engine = InARow(serving_models.serving())
+        with torch.no_grad(), ac.capture(engine, tmp_path / name, seed=0, feed=feed):
+            engine(tokens[0].int(), torch.arange(tokens.shape[1]))
+        comparison = ac.diff(golden, tmp_path / name)
+        assert set(reasons(comparison, "model.layers.1.mlp")) <= {"ok", "identical"}, name
+        assert set(reasons(comparison, "lm_head")) <= {"ok", "identical"}, name
+        assert comparison.exit_code == 0, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -237,6 +237,18 @@ def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
     assert found.fact.ranks == ((0, 2), (1,))
 
 
+def test_what_a_lost_rank_would_have_held_is_no_failure(tmp_path: Path) -> None:
+    golden = [item("fc", VALUES), item("expert", VALUES)]
+    parts = held("fc", [VALUES, VALUES])
+    parts += held("expert", [VALUES, VALUES])[1:]  # of rank 1 alone
+    compared(tmp_path, golden, parts, {"ep": 2})
+    for file in (tmp_path / "ranks" / "rank1").iterdir():
+        file.unlink()
+    found = ac.diff(tmp_path / "one", tmp_path / "ranks")
+    assert row(found, "expert").verdict.remarks == (PartsMissing((0,)),)
+    assert found.exit_code == 2
+
+
 def test_parts_that_fill_golden_in_no_way_are_not_comparable(tmp_path: Path) -> None:
     parts = held("fc", [VALUES[:2], VALUES[2:5]])
     comparison = compared(tmp_path, [item(values=VALUES)], parts)

@@ -51,8 +51,8 @@ def test_the_answer_says_which_is_nearer_and_the_verdict_stays(folder: Path) -> 
     comparison = beside(folder, "gpu")
     alone = ac.diff(folder / "golden", folder / "npu", limits=ac.Tolerance(rel_l2=1e-2))
     assert comparison.conclusion == (
-        f"{alone.conclusion}; nearer to golden than the reference gpu: error smaller in 2 of 4"
-        " rows, x 0.5 in the median"
+        f"{alone.conclusion}; the candidate is nearer to golden than the reference gpu: error"
+        " smaller in 2 of 4 rows, x 0.5 in the median"
     )
     assert comparison.exit_code == alone.exit_code == 0
 

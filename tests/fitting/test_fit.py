@@ -54,6 +54,11 @@ class Odd(nn.Module):
             x = x + self.block(self.norm(x))
         x *= scale
         return {"logits": (self.head(x),), "last": [x]}
+def training():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(7)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    return Case(model, torch.randn(8, 16), lambda y: (y - 1).square().mean(), optimizer)
 def odd():
     torch.manual_seed(0)
     return Case(Odd().eval(), {"ids": torch.randint(32, (3, 7)), "scale": torch.rand(3, 7, 1)})
@@ -228,6 +233,13 @@ def test_one_output_alone_may_be_asked_for(cases: Cases) -> None:
     assert not any("layer.1" in name or "layer.2" in name for name in found.kept.whole)
 
 
+def test_of_a_training_the_gradients_of_its_update_are_judged(cases: Cases) -> None:
+    found = cases.fit("training", rel_l2=1.5e-3, options=ac.FitOptions(on="update"))
+    assert (found.answer, found.outputs[0].label) == (FitAnswer.FITS, "update")
+    assert found.proof.error <= 1.5e-3 < found.least.error
+    assert 0 < found.proof.flops < 1
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -235,11 +247,13 @@ def test_one_output_alone_may_be_asked_for(cases: Cases) -> None:
             {"rel_l2": 1e-3, "options": ac.FitOptions(on="logits")},
             "it has last_hidden_state, pooler",
         ),
+        ({"rel_l2": 1e-3, "options": ac.FitOptions(on="update")}, "a golden of a training"),
         ({}, "say what is asked"),
         ({"rel_l2": 1e-3, "budget": 0.1}, "say what is asked"),
         ({"budget": 10.0}, "a share over 0"),
         ({"rel_l2": -1.0}, "over 0"),
         ({"rel_l2": 1e-3, "dtype": "float64"}, "dtype must be one of"),
+        ({"budget": 0.1, "dtype": "float32"}, "give --rel-l2"),
         ({"rel_l2": 1e-3, "golden": "t5"}, "another model|other weights|weights"),
     ],
 )

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from accucompare import Case
 from accucompare.live.modules.names import name_modules
+from accucompare.recorder.session import case_capture
+from accucompare.selection import FloatType
 from tests.recorded import Glue, Record, places
 
 NAMES = ["#0 input 0", "0#0 input 0", "0#0 output", "1#0 input 0", "1#0 output", "#0 output"]
@@ -61,6 +64,25 @@ def test_random_numbers_of_a_dtensor_are_those_of_the_whole_tensor(
     bundle = record(nn.Dropout(0.5), x)
     assert np.array_equal(bundle.load(""), record(nn.Dropout(0.5), torch.ones(4, 3)).load(""))
     assert not any("DTensor" in note for note in bundle.manifest.notes)
+
+
+@pytest.mark.parametrize("dtype", [None, FloatType.BFLOAT16])
+def test_hooks_of_a_cases_dtensors_run(
+    process_group: None, monkeypatch: pytest.MonkeyPatch, dtype: FloatType | None
+) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    layer, ran = nn.Linear(2, 2, bias=False), list[str]()
+    whole = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Replicate()])
+    layer.weight = nn.Parameter(whole)
+    layer.weight.register_hook(lambda grad: ran.append("gradient"))
+    layer.weight.register_post_accumulate_grad_hook(lambda parameter: ran.append("accumulated"))
+    made = Case(layer, torch.ones(1, 2))
+    monkeypatch.setattr(case_capture, "load_case", lambda target: (made, "case"))
+    built = case_capture.build(None, torch.device("cpu"), case_capture.Casting(None, dtype), 0)
+    built.model.weight.sum().backward()  # type: ignore[operator, union-attr]
+    assert ran == ["gradient", "accumulated"]
 
 
 def test_data_parallel(record: Record) -> None:

@@ -31,7 +31,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_says_since_when_and_draws_both_heat_maps(page: Path, browser: Browser) -> None:
     browser.open(page)
-    assert browser.text("h1").startswith("1 layer fails in wed; 1 since tue<img")
+    assert browser.text("h1").startswith("1 layer fails in wed since tue<img")
     assert browser.run("return document.title") == "trend of 3 runs"
     assert browser.column("state", "#layers")[0] == "fell out"
     assert browser.column("layer", "#layers") == ["fc", EVIL, "(root)"]

@@ -67,6 +67,7 @@ class FitOutput:
     Attributes:
         name, call, path, step: of golden's record.
         label: how it is asked for.
+        update: whether it stands for all gradients that the first update is given.
     """
 
     name: str
@@ -74,6 +75,7 @@ class FitOutput:
     path: str
     step: int
     label: str
+    update: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Layers that one side has fused: found by the rows of their weights, split or put together."""
 
-from accucompare.compare.fusions.carried_apart import is_sum, with_carried_sums
+from accucompare.compare.fusions.carried_apart import added_like, is_sum, with_carried_sums
 from accucompare.compare.fusions.fused_weights import FusedWeight, RowRun, WeightPart, find_fused
 from accucompare.compare.fusions.fusions import Fusions, on_fusions
 
@@ -9,6 +9,7 @@ __all__ = [
     "Fusions",
     "RowRun",
     "WeightPart",
+    "added_like",
     "find_fused",
     "is_sum",
     "on_fusions",

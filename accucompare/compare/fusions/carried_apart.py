@@ -1,16 +1,16 @@
-"""A value that the candidate carries as two terms of a sum, such as hidden states and residual."""
+"""A value that one side carries as two terms of a sum, such as hidden states and residual."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, GlobalRecord, Layout, LayoutEvidence, Record, Role
+from accucompare.bundle.format import Box, GlobalRecord, Key, Layout, LayoutEvidence, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
 from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
@@ -22,26 +22,36 @@ _MOST_TRIED = 8
 
 #: A call's values: step, name, call, role.
 _Values = tuple[int, str, int, Role]
-#: A class's values: its name, the role, the paths of the two terms.
-_Kind = tuple[str, Role, str, str]
+#: A class's values: whether golden's, its name, the role, the paths of the two terms.
+_Kind = tuple[bool, str, Role, str, str]
 
 
 class _Sum(NamedTuple):
-    """A value of golden's and the two terms that it may be the sum of; ``place``: of the second's
-    pair."""
+    """A value of one side and the two of the other that it may be the sum of.
 
-    golden: Record
+    Attributes:
+        of_golden: whether golden has the two.
+        place: of the second one's pair.
+    """
+
+    whole: Record
     one: Record
     other: Record
+    of_golden: bool
     place: int
 
     @property
     def kind(self) -> _Kind:
-        return self.one.type, self.one.role, self.one.path, self.other.path
+        return self.of_golden, self.one.type, self.one.role, self.one.path, self.other.path
 
     @property
     def held(self) -> bool:
-        return None not in (self.golden.member, self.one.member, self.other.member)
+        return None not in (self.whole.member, self.one.member, self.other.member)
+
+    def of(self, pair: Pair) -> Pair:
+        """The pair, with the sum."""
+        made = sum_of(self.one, self.other)
+        return replace(pair, golden=made) if self.of_golden else replace(pair, candidate=made)
 
 
 def is_sum(golden: Float64, one: Float64, other: Float64) -> bool:
@@ -54,48 +64,66 @@ def is_sum(golden: Float64, one: Float64, other: Float64) -> bool:
 
 def with_carried_sums(
     pairs: Sequence[Pair], golden: Bundle, candidate: Bundle
-) -> tuple[list[Pair], list[str]]:
-    """The pairs, with a sum where golden has one value and the candidate two terms of it; and the
-    classes of which that is so.
+) -> tuple[list[Pair], list[tuple[bool, str]]]:
+    """The pairs, with a sum where one side has one value and the other two terms of it; and the
+    classes of which that is so, each with whether it is golden's.
 
     It must be so, to within a tenth of each term, in one call of the class; then it counts in all,
     so that a wrong sum shows.
     """
-    left: dict[_Values, list[int]] = defaultdict(list)
-    for place, pair in enumerate(pairs):
-        if pair.golden is None and pair.candidate is not None and _may_be_term(pair.candidate):
-            left[_values(pair.candidate)].append(place)
-    sums: dict[int, _Sum] = {}
-    for place, pair in enumerate(pairs if left else ()):
-        ours, theirs = pair.golden, pair.candidate
-        if ours is None or theirs is None or not _may_be_term(theirs):
-            continue
-        for other in left.get(_values(theirs), ()):
-            second = pairs[other].candidate
-            if second is not None and ours.shape == second.shape == theirs.shape:
-                sums[place] = _Sum(ours, theirs, second, other)
-                break
+    sums = {**_sums(pairs, True), **_sums(pairs, False)}
     tried: dict[_Kind, int] = defaultdict(int)
-    proved: set[_Kind] = set()
+    proved: dict[_Kind, None] = {}  # in order
     for each in sums.values():
         if each.kind in proved or not each.held or tried[each.kind] == _MOST_TRIED:
             continue
         tried[each.kind] += 1
-        values = (
-            golden.values(each.golden),
-            candidate.values(each.one),
-            candidate.values(each.other),
-        )
+        whole, terms = (candidate, golden) if each.of_golden else (golden, candidate)
+        values = whole.values(each.whole), terms.values(each.one), terms.values(each.other)
         if is_sum(*(value.astype(np.float64) for value in values)):
-            proved.add(each.kind)
+            proved[each.kind] = None
     found = list(pairs)
     gone: set[int] = set()
     for place, each in sums.items():
         if each.kind in proved:
-            found[place] = replace(pairs[place], candidate=_added(each.one, each.other))
+            found[place] = each.of(pairs[place])
             gone.add(each.place)
-    classes = list(dict.fromkeys(kind[0] for kind in proved))
+    classes = list(dict.fromkeys(kind[:2] for kind in proved))
     return [pair for place, pair in enumerate(found) if place not in gone], classes
+
+
+def _sums(pairs: Sequence[Pair], of_golden: bool) -> dict[int, _Sum]:
+    """What may be a sum, by the shapes alone, by the pair's place."""
+    sides = [
+        (pair.candidate, pair.golden) if of_golden else (pair.golden, pair.candidate)
+        for pair in pairs
+    ]
+    left: dict[_Values, list[int]] = defaultdict(list)
+    for place, (whole, term) in enumerate(sides):
+        if whole is None and term is not None and _may_be_term(term):
+            left[_values(term)].append(place)
+    found: dict[int, _Sum] = {}
+    for place, (whole, term) in enumerate(sides if left else ()):
+        if whole is None or term is None or not _may_be_term(term):
+            continue
+        for other in left.get(_values(term), ()):
+            second = sides[other][1]
+            if second is not None and whole.shape == second.shape == term.shape:
+                found[place] = _Sum(whole, term, second, of_golden, other)
+                break
+    return found
+
+
+def added_like(
+    record: Record | None, golden: Record, records: Mapping[Key, Record]
+) -> Record | None:
+    """A baseline's record, added up as golden's terms were. ``records``: the baseline's."""
+    if not isinstance(golden, GlobalRecord) or golden.evidence is not LayoutEvidence.VALUES:
+        return record
+    terms = [records.get(each.key) for each in golden.boxes[0].terms]
+    if len(terms) != 2 or terms[0] is None or terms[1] is None:
+        return record
+    return sum_of(terms[0], terms[1])
 
 
 def _may_be_term(record: Record) -> bool:
@@ -113,7 +141,7 @@ def _values(record: Record) -> _Values:
     return record.step, record.name, record.call, record.role
 
 
-def _added(one: Record, other: Record) -> GlobalRecord:
+def sum_of(one: Record, other: Record) -> GlobalRecord:
     fields = {each: getattr(one, each) for each in Record.__struct_fields__}
     held = None not in (one.member, other.member)
     edges = tuple((0, length) for length in one.shape)

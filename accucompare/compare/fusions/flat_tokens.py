@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from accucompare.bundle.format import (
     Box,
     GlobalRecord,
@@ -18,30 +16,32 @@ _OF_CALLS = (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.GRAD_INPUT, Rol
 
 
 def as_batches(golden: Manifest, own: Manifest, records: list[Record]) -> list[Record]:
-    """The candidate's records, with the tokens of golden's batch as golden has them.
+    """The candidate's records, with the tokens of a batch as golden has them.
 
     The models' own inputs prove it: the same integers, ``[batch, tokens]`` and in a row."""
-    batches: dict[int, tuple[int, ...]] = {}
+    forms: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # the candidate's, and golden's
     for step in golden.inputs.keys() & own.inputs.keys():
         given = {
-            digest: entry["shape"]
+            digest: tuple(entry["shape"])
             for entry in golden.inputs[step].values()
-            if len(entry["shape"]) == 2 and (digest := entry["digests"].get("int64"))
+            if (digest := entry["digests"].get("int64"))
         }
         for entry in own.inputs[step].values():
-            shape = given.get(entry["digests"].get("int64", ""))
-            if shape is not None and entry["shape"] == [math.prod(shape)]:
-                batches[int(step)] = tuple(shape)
-    return [
-        _viewed(each, (*batch, *each.shape[1:]))
-        if batch is not None
-        and each.role in _OF_CALLS
-        and each.layout is Layout.STRIDED
-        and each.shape[:1] == (math.prod(batch),)
-        else each
-        for each in records
-        for batch in [batches.get(each.step)]
-    ]
+            mine, theirs = tuple(entry["shape"]), given.get(entry["digests"].get("int64", ""))
+            if theirs is not None and {len(mine), len(theirs)} == {1, 2}:
+                forms[int(step)] = mine, theirs
+    return [_formed(each, *forms[each.step]) if each.step in forms else each for each in records]
+
+
+def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> Record:
+    shape = record.shape
+    if (
+        record.role not in _OF_CALLS
+        or record.layout is not Layout.STRIDED
+        or shape[: len(mine)] != mine
+    ):
+        return record
+    return _viewed(record, (*theirs, *shape[len(mine) :]))
 
 
 def _viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:

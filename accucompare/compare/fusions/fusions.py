@@ -162,28 +162,31 @@ class Fusions:
         shares = {*parts, *(layer.whole for layer in split)}
         others = self.other_functions([pair.golden for pair in pairs if pair.golden is not None])
         found, unknown = list(pairs), dict[int, PairRemark]()
-        for place, pair in enumerate(pairs if split else ()):
+        for place, pair in enumerate(pairs if self._layers else ()):
             record, theirs = pair.record, pair.candidate
             if record.role is Role.GRAD_INPUT and record.name in shares:
                 unknown[place] = ShareOfSum(record.name not in parts)
             elif record.name in others and record.role not in UPDATE_ROLES:
-                part = others[record.name]
-                layer = parts[part]
-                if record.role is not Role.INPUT:
-                    unknown[place] = OtherFunction(part)
-                elif theirs is not None and theirs.shape[-1:] == (layer.rows,):
-                    sliced = _columns(theirs, record.name, theirs.path, layer.parts[part])
-                    found[place] = msgspec.structs.replace(pair, candidate=sliced)
+                taken = others[record.name]
+                layer = parts.get(taken)
+                sliced = record.role is Role.INPUT and layer is not None
+                if not sliced:
+                    unknown[place] = OtherFunction(taken)
+                elif theirs is not None and layer and theirs.shape[-1:] == (layer.rows,):
+                    own = _columns(theirs, record.name, theirs.path, layer.parts[taken])
+                    found[place] = msgspec.structs.replace(pair, candidate=own)
         return found, unknown
 
-    def other_functions(self, golden: Iterable[Record]) -> dict[str, str]:
+    def other_functions(self, golden: Sequence[Record]) -> dict[str, str]:
         """Modules of golden's that take one part's output where the candidate's, of another class
-        and the same name, takes the fused one: with that part's module. SiLU, and SiluAndMul."""
+        and the same name, takes the fused one, or the other way round: SiLU, and SiluAndMul. With
+        the module whose output golden's takes."""
+        makers = {layer.whole for layer in self._layers if layer.of_golden and layer.parts}
+        makers |= {name for layer in self._layers if not layer.of_golden for name in layer.parts}
         made = {
             (record.step, record.digest): record.name
             for record in golden
-            if record.role is Role.OUTPUT
-            and any(record.name in layer.parts for layer in self._layers if not layer.of_golden)
+            if record.role is Role.OUTPUT and record.name in makers
         }
         ours, theirs = self._classes
         return {
@@ -194,7 +197,7 @@ class Fusions:
             and (record.step, record.digest) in made
             and record.name in theirs
             and ours.get(record.name) != theirs[record.name]
-            and not any(record.name == layer.whole for layer in self._layers)
+            and record.name not in makers
         }
 
 
@@ -407,7 +410,7 @@ def _made(
     return GlobalRecord(**fields)
 
 
-def on_fusions(fusions: Fusions, carried: Sequence[str]) -> Iterator[PreflightFinding]:
+def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterator[PreflightFinding]:
     """Findings about fused layers, and about values carried as two terms of a sum."""
     for of_golden in (True, False):
         held = [each for each in fusions.weights if each.of_golden is of_golden]
@@ -420,8 +423,9 @@ def on_fusions(fusions: Fusions, carried: Sequence[str]) -> Iterator[PreflightFi
             )
             fact = FusedNames(of_golden, first.whole, parts, first.turned, len(more))
             yield PreflightFinding(fact, serious=False)
-    if carried:
-        yield PreflightFinding(CarriedApart(tuple(carried)), serious=False)
+    for of_golden in (True, False):
+        if classes := tuple(name for golden, name in carried if golden is of_golden):
+            yield PreflightFinding(CarriedApart(of_golden, classes), serious=False)
 
 
 def _form(weight: FusedWeight) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
 from accucompare.compare.judging.given import with_given
+from accucompare.compare.judging.handed_on import judge_handed_on
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
@@ -25,7 +26,11 @@ from accucompare.compare.judging.row_columns import (
 )
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.judging.small_pairs import with_small_pairs
-from accucompare.compare.judging.token_verdicts import settle_tokens, with_baseline_rows
+from accucompare.compare.judging.token_verdicts import (
+    settle_tokens,
+    where_fed_alike,
+    with_baseline_rows,
+)
 
 __all__ = [
     "Beside",
@@ -38,6 +43,7 @@ __all__ = [
     "estimate_columns",
     "fail_left_terms",
     "is_noise",
+    "judge_handed_on",
     "judge_own_clipping",
     "judge_own_means",
     "judge_pair",
@@ -52,6 +58,7 @@ __all__ = [
     "reasons_of",
     "room",
     "settle_tokens",
+    "where_fed_alike",
     "whole_steps",
     "why_not_proved",
     "with_baseline_rows",

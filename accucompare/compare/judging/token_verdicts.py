@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -152,6 +153,39 @@ def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routin
 def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
     """Whether a value is of the router's own call: what it gave does not come after it."""
     return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
+
+
+def where_fed_alike(tasks: list[Task], unlike: Collection[tuple[int, str]]) -> list[Task]:
+    """The tasks, those without a baseline that give on what another call made, if the candidate's
+    was not fed and the baseline's was: that baseline makes no error.
+
+    Args:
+        unlike: steps and modules whose outputs were not fed in the candidate alone.
+    """
+    if not unlike:
+        return tasks
+    outputs = {
+        _pattern(task.pair.record.name) for task in tasks if task.pair.record.role is Role.OUTPUT
+    }
+    callers = set()
+    for step, name in unlike:
+        around = name.rpartition(".")[0]
+        while around and _pattern(around) not in outputs:  # such as a list of modules
+            around = around.rpartition(".")[0]
+        callers.add((step, _pattern(around)))
+    return [
+        replace(task, baseline=None)
+        if task.baseline is not None
+        and (record := task.pair.record).role is Role.OUTPUT
+        and (record.step, _pattern(record.name)) in callers
+        else task
+        for task in tasks
+    ]
+
+
+def _pattern(name: str) -> str:
+    """A name without its numbers: those of experts are a rank's own."""
+    return re.sub(r"\d+", "#", name)
 
 
 def with_baseline_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -116,7 +116,12 @@ class GoldenParts:
         unified = unify(pairs, None, ranks)
         by_token: Mapping[int, Pair] = {}
         if self._by_token is not None:
-            by_token = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
+            found = self._by_token(self._golden, named.bundle, ranks, pairs, unified)
+            by_token = {
+                place: pair
+                for place, pair in found.items()
+                if _is_of_experts(pair.record, ranks.holders) and not _is_of_terms(pair.candidate)
+            }
         ways = [
             _Ways(
                 pair.golden,
@@ -140,32 +145,39 @@ class GoldenParts:
             if each.golden.role is Role.PARAM_BEFORE and each.sizes
         }
         own = {record.order: record for record in theirs if record.rank == self._rank}
-        found: list[Record] = []
+        cut: list[Record] = []
         for each in ways:
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
                 parts = [*self._own(each.golden, chosen, ranks.groups[chosen.key], own)]
                 if not chosen.axes:  # which rows a rank has may change from call to call
                     self._patterns.note(each.golden, parts)
-                found += parts
+                cut += parts
         for pair in by_token.values():
-            found += self._own_rows(pair, factor, own)
+            cut += self._own_rows(pair, factor, own)
         given = ranks.rows.get(step, {}).items()
         own_calls = named.names or any(each.call != call for (_, call), each in given)
-        return [*found, *self._by_patterns(unified, ranks, own, bool(own_calls))]
+        known = {*by_token}
+        return [*cut, *self._by_patterns(unified, ranks, own, known, bool(own_calls))]
 
     def _by_patterns(
-        self, unified: Unified, ranks: RankRecords, own: Mapping[int, Record], renamed: bool
+        self,
+        unified: Unified,
+        ranks: RankRecords,
+        own: Mapping[int, Record],
+        known: Collection[int],
+        renamed: bool,
     ) -> Iterator[Record]:
         """Golden's records as this rank would have them, where its own do not fill golden's.
 
         Args:
             own: the rank's records under its own names, by their order.
+            known: the places of pairs that were found otherwise.
             renamed: whether these names, or the numbers of calls, are not golden's.
         """
         for place, pair in enumerate(unified.pairs):
             alone = pair.candidate is None
-            if pair.golden is None or not (alone or place in unified.unknown):
+            if pair.golden is None or place in known or not (alone or place in unified.unknown):
                 continue
             if pair.golden.role in UPDATE_ROLES or (alone and renamed):
                 continue
@@ -397,11 +409,18 @@ class _Ways:
 
 def _is_of_experts(record: Record, holders: Holders) -> bool:
     """Whether a record is of experts that ranks share out: their rows may lie in another order."""
-    if "expert" not in record.name.lower() or record.role in UPDATE_ROLES:
+    everywhere = not holders.modules or record.role in UPDATE_ROLES
+    if everywhere or "expert" not in record.name.lower():
         return False
     inside = f"{record.name}."
     held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
     return len(held) > 1 or held != {holders.modules.get("", frozenset())}
+
+
+def _is_of_terms(record: Record | None) -> bool:
+    """Whether ranks say that they hold parts of rows, or terms of a sum."""
+    boxes = record.boxes if isinstance(record, GlobalRecord) else ()
+    return any(term.shard is not None for box in boxes for term in box.terms)
 
 
 def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:

@@ -143,6 +143,8 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
         rows_and_width(record)[0] != experts.golden for record in ours
     ):
         return None
+    if any(record.shard is not None for record in theirs):
+        return None  # parts of rows, or terms of a sum
     told: TokensElsewhere | RowsAlike | None = experts.elsewhere
     gradient = sides.pairs[place].record.role in GRADIENT_ROLES
     if gradient and experts.alike is not None and experts.alike.any():

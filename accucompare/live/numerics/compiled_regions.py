@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -312,7 +313,7 @@ class _Watched:
         _compiled_codes.add(self._region.code)
         region, facts = self._region, self._region.facts
         why = [_condition(each.recompile_reason) for each in found if each.recompile_reason]
-        broke = [each for each in _graph_breaks() if each not in self._breaks]
+        broke = _graph_breaks() - self._breaks
         region.facts = RegionFacts(
             facts.graphs + sum(bool(each.graph_op_count and not each.fail_type) for each in found),
             tuple(dict.fromkeys([*facts.breaks, *map(_one_line, broke)])),
@@ -440,10 +441,11 @@ def _without_limit() -> Iterator[None]:
         yield
 
 
-def _graph_breaks() -> list[str]:
+def _graph_breaks() -> Counter[str]:
+    """How often a graph has broken, by reason."""
     from torch._dynamo.utils import counters
 
-    return [str(each) for each in counters["graph_break"]]
+    return Counter(counters["graph_break"])
 
 
 def _last_metrics() -> Any:

@@ -281,10 +281,11 @@ class Feeding(GoldenValues):
                 continue
             record = held[0] or held[1]
             assert record is not None
-            form = self.formed(record, first).shape
-            if record.member is None or form != tuple(first.shape):
+            formed = self.formed(record, first)
+            if record.member is None or formed.shape != tuple(first.shape):
                 continue
-            golden = self.read(record).reshape(form)
+            golden = self.read(record)
+            golden = golden if formed is record else golden.reshape(formed.shape)
             kind = (self._class_of(place.name), place.role, one, other)
             if kind not in self._sums:
                 values = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from accucompare.bundle.format import (
     display_name,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import (
     Renaming,
@@ -90,8 +90,10 @@ class GoldenValues:
         self._rank = rank
         self._modules = modules
         self._parts = parts
-        #: golden's records as the model has them, where one of the two has fused layers
-        self.translated: Callable[[list[Record]], list[Record]] = lambda records: records
+        #: gives golden's records as the model has them, where one of the two has fused layers
+        self.rewritten: Callable[[list[Record]], list[Record]] | None = None
+        # by class, role and paths: what golden carries as two terms of the model's value
+        self._golden_sums: set[tuple[str, Role, str, str]] = set()
         self._step: int | None = None
         self._first: int | None = None  # the first step that was loaded
         theirs = golden.manifests[rank].model
@@ -106,10 +108,10 @@ class GoldenValues:
         self._operators: dict[tuple[str, int], list[Record]] = {}
         self._written: dict[tuple[str, int, Role], list[str]] = {}
         self._noted: set[tuple[FedPlace, str]] = set()
-        self._batch: tuple[int, ...] | None = (
-            None  # golden's, of tokens that the model has in a row
-        )
-        self._alone: dict[tuple[str, int, Role], list[Record]] = {}  # outputs, by call
+        # of a batch's tokens: golden's shape and the model's, if one has them in a row
+        self._forms: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        # what calls take and give, by call
+        self._of_call: dict[tuple[str, int, Role], list[Record]] = {}
         # by step, see _parameters_before; and one step, see _left_by
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}
         self._left: tuple[int, dict[tuple[str, str], Record]] = (-1, {})
@@ -228,11 +230,10 @@ class GoldenValues:
 
     def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
         """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
-        record = self._records.get((place.name, place.call, place.role, path))
-        record = record or self._by_argument(place, path, {})
+        record = self.record_of(place, path, {})
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
-        return record.shape != tuple(tensor.shape)
+        return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
         self,
@@ -258,12 +259,18 @@ class GoldenValues:
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
             return self._golden_number(record, value)
-        if (why := _misfit(self.formed(record, value), value)) is not None:
+        formed = self.formed(record, value)
+        if (why := _misfit(formed, value)) is not None:
             return why
+        second = self._second_term(place, record, value, seen or {})
         key = (id(value), record.dtype, record.digest)
         # one tensor here and in golden is one copy: modules ask whether key is value
         if key not in memory:
-            golden = self.read(record).reshape(value.shape)
+            golden = self.read(record)
+            if formed is not record:  # a part of a distributed tensor keeps its own shape
+                golden = golden.reshape(formed.shape)
+            if second is not None:
+                golden = golden + second
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
@@ -272,16 +279,46 @@ class GoldenValues:
         return memory[key][1]
 
     def formed(self, record: Record, value: torch.Tensor) -> Record:
-        """Golden's record in the shape of a value that has the tokens of golden's batch in a row,
-        as the model's own inputs show."""
-        batch, form = record.shape[:2], tuple(value.shape)
-        if len(batch) < 2 or form != (math.prod(batch), *record.shape[2:]):
+        """Golden's record in the shape of a value, where one of the two has the tokens of a batch
+        in a row, as the model's own inputs show."""
+        if record.shape == tuple(value.shape) or record.member is None:
             return record
-        if self._batch is None and "int" in record.dtype and record.member is not None:
-            golden = self.read(record).reshape(-1)
-            if torch.equal(golden, value.detach().to("cpu", golden.dtype)):
-                self._batch = batch
-        return msgspec.structs.replace(record, shape=form) if self._batch == batch else record
+        forms = {record.shape, tuple(value.shape)}
+        if self._forms is None and {*map(len, forms)} == {1, 2} and "int" in record.dtype:
+            golden, own = self.read(record).reshape(-1), value.detach().to("cpu").reshape(-1)
+            if golden.shape == own.shape and torch.equal(golden, own.to(golden.dtype)):
+                self._forms = record.shape, tuple(value.shape)
+        if self._forms is not None:
+            ours, theirs = self._forms
+            rest = record.shape[len(ours) :]
+            if record.shape == (*ours, *rest) and tuple(value.shape) == (*theirs, *rest):
+                return msgspec.structs.replace(record, shape=tuple(value.shape))
+        return record
+
+    def _second_term(
+        self, place: FedPlace, record: Record, value: torch.Tensor, seen: Mapping[str, int]
+    ) -> torch.Tensor | None:
+        """What golden carries beside a value that is the model's only together with it."""
+        if self.rewritten is None or not value.is_floating_point() or value.dim() < 2:
+            return None
+        others = [
+            each
+            for each in self._of_call.get((place.name, place.call, place.role), ())
+            if each.path != record.path
+            and each.path not in seen
+            and (each.shape, each.dtype) == (record.shape, record.dtype)
+        ]
+        if len(others) != 1 or None in (record.member, others[0].member):
+            return None
+        own = type(self._modules.named[place.name]).__name__
+        kind = (own, place.role, record.path, others[0].path)
+        terms = [self.read(each).reshape(value.shape) for each in (record, others[0])]
+        if kind not in self._golden_sums:
+            values = [each.detach().to("cpu", torch.float64).numpy() for each in (value, *terms)]
+            if not is_sum(*values):
+                return None
+            self._golden_sums.add(kind)
+        return terms[1]
 
     def record_of(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
         """Golden's record of one part of a value, in the loaded step."""
@@ -308,7 +345,7 @@ class GoldenValues:
         key = (place.name, place.call, place.role, other or "")
         found = None if other is None else self._records.get(key)
         if found is None and not path and place.role in (Role.OUTPUT, Role.GRAD_OUTPUT):
-            alone = self._alone.get((place.name, place.call, place.role), [])
+            alone = self._of_call.get((place.name, place.call, place.role), [])
             found = alone[0] if len(alone) == 1 else None
         return found
 
@@ -367,16 +404,16 @@ class GoldenValues:
         self._arguments = {}
         self._operators = {}
         self._written = {}
-        self._alone = {}
+        self._of_call = {}
         ours, theirs = self._signatures
         for name, record in records:
             if record.role in OPERATOR_ROLES:
                 self._operators.setdefault((name, record.call), []).append(record)
             elif record.role in WRITTEN_ROLES:
                 self._written.setdefault((name, record.call, record.role), []).append(record.path)
-            elif record.role in (Role.OUTPUT, Role.GRAD_OUTPUT):
-                self._alone.setdefault((name, record.call, record.role), []).append(record)
-            elif record.role is Role.INPUT:
+            elif record.role in (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT):
+                self._of_call.setdefault((name, record.call, record.role), []).append(record)
+            if record.role is Role.INPUT:
                 path = argument_path(
                     record.path, theirs.get(record.type) or ours.get(record.type) or ()
                 )
@@ -396,7 +433,8 @@ class GoldenValues:
         ]
         if not entries:
             return None
-        found = self.translated(self._golden.step_records(self._rank, entries[0]))
+        found = self._golden.step_records(self._rank, entries[0])
+        found = found if self.rewritten is None else self.rewritten(found)
         named = (
             [self._named(record) for record in found]
             if self._parameters

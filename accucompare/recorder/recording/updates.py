@@ -6,7 +6,7 @@ import bisect
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,10 @@ from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
+
+
+#: What tells Megatron's groups of parameters apart.
+_OF_MEGATRON = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 
 @dataclass
@@ -398,7 +402,7 @@ class Updates:
 
     def _groups(self, optimizer: Any) -> None:
         """Record the numbers of the parameter groups: learning rates, betas and others."""
-        for number, group in enumerate(optimizer.param_groups):
+        for number, group in enumerate(_in_order(optimizer.param_groups)):
             options = {
                 name: value
                 for name, value in group.items()
@@ -532,6 +536,13 @@ class Updates:
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
         self._sink.add_update(parameter.owner, number, role, path, value, how)
+
+
+def _in_order(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """An optimizer's groups; Megatron's ranks have theirs in orders of their own."""
+    if not all(_OF_MEGATRON[0] in group for group in groups):
+        return groups
+    return sorted(groups, key=lambda group: [repr(group.get(name)) for name in _OF_MEGATRON])
 
 
 def _shares(part: torch.Tensor, whole: torch.Tensor) -> bool:

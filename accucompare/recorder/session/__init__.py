@@ -2,13 +2,21 @@
 
 from accucompare.recorder.session.baselines import capture_baselines
 from accucompare.recorder.session.capture_context import capture, recording
-from accucompare.recorder.session.case_capture import Casting, build, capture_case, moved, repeat_of
+from accucompare.recorder.session.case_capture import (
+    Built,
+    Casting,
+    build,
+    capture_case,
+    moved,
+    repeat_of,
+)
 from accucompare.recorder.session.failures import naming_the_model, telling_exits
 from accucompare.recorder.session.model_capture import capture_model
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import Start, Within, rank_and_ranks
 
 __all__ = [
+    "Built",
     "Casting",
     "Session",
     "Start",

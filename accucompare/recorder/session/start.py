@@ -234,7 +234,7 @@ class Start:
         self.steps = self.steps or held_steps(golden.manifests[rank])
         feed = Feeding(fed_from, rank, modules, self.renamings, options.round_feed, parts)
         if fusions:
-            feed.translated = functools.partial(
+            feed.rewritten = functools.partial(
                 fusions.golden_records, golden=golden.manifest.model, own=self.model
             )
         feed.backward = feed.backward and options.trains

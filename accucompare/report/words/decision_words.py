@@ -81,12 +81,13 @@ def reference_words(result: Result) -> str:
         return f"nothing of the reference {name} could be compared"
     median = found.median
     if median is None or median == 1:
-        return f"as near to golden as the reference {name}, in {counted(found.rows, 'row')}"
+        rows = counted(found.rows, "row")
+        return f"the candidate is as near to golden as the reference {name}, in {rows}"
     near, count = (("nearer to", found.nearer), ("further from", found.further))[median > 1]
     which = "smaller" if median < 1 else "larger"
     return (
-        f"{near} golden than the reference {name}: error {which} in {count:,} of"
-        f" {counted(found.rows, 'row')}, x {median:.2g} in the median"
+        f"the candidate is {near} golden than the reference {name}: error {which} in {count:,}"
+        f" of {counted(found.rows, 'row')}, x {median:.2g} in the median"
     )
 
 

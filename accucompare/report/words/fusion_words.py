@@ -29,10 +29,11 @@ def fusion_words(fact: FindingFact) -> str:
                 f"{side}'s {printable(whole)} is {other}'s {first_few(said)}, by the values of its"
                 f" {word}{others}"
             )
-        case CarriedApart(classes):
+        case CarriedApart(of_golden, classes):
+            side, other = ("golden", "the candidate") if of_golden else ("the candidate", "golden")
             return (
-                f"{first_few(list(classes))} of the candidate: golden's value is the sum of two of"
-                " its own (hidden states and residual)"
+                f"{first_few(list(classes))} of {side}: {other}'s value is the sum of two of these"
+                " (hidden states and residual)"
             )
     return ""
 

@@ -32,8 +32,12 @@ def trend_headline(facts: TrendFacts) -> str:
     newest, failing = printable(facts.newest.name), len(facts.failing)
     parts = [*_troubles(facts)]
     if failing:
-        parts.append(f"{counted(failing, 'layer')} {_fail(failing)} in {newest}")
-        parts += [fall_words(facts, run) for run in [*facts.falls][:1]]
+        told = f"{counted(failing, 'layer')} {_fail(failing)} in {newest}"
+        last = next(iter(facts.falls), None)
+        if last is not None and len(facts.falls[last]) == failing:
+            parts.append(f"{told} {_since(facts, last)}")
+        else:
+            parts += [told, *([] if last is None else [fall_words(facts, last)])]
         if more := sum(map(len, [*facts.falls.values()][1:])):
             parts.append(f"{more:,} since earlier runs")
         if always := len(facts.in_state(PlaceState.ALWAYS)):
@@ -78,11 +82,14 @@ def _troubles(facts: TrendFacts) -> Iterator[str]:
 
 def fall_words(facts: TrendFacts, run: int) -> str:
     """``12 since tuesday (ok in monday), first a.fc: relative L2 1e-07 → 4e-01 (x 4e+06)``."""
-    fallen = facts.falls[run]
-    first = fallen[0]
+    return f"{len(facts.falls[run]):,} {_since(facts, run)}"
+
+
+def _since(facts: TrendFacts, run: int) -> str:
+    first = facts.falls[run][0]
     before = "" if first.before is None else f" (ok in {printable(facts.runs[first.before].name)})"
     return (
-        f"{len(fallen):,} since {printable(facts.runs[run].name)}{before}, first {first.layer}:"
+        f"since {printable(facts.runs[run].name)}{before}, first {first.layer}:"
         f" {change_words(first)}"
     )
 

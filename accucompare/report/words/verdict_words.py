@@ -353,10 +353,10 @@ def _of_ranks(remark: PairRemark) -> str:
             return (
                 f"{what}; one side has fused the layers, and the sum is compared where it arrives"
             )
-        case remarks.OtherFunction(part):
+        case remarks.OtherFunction(taken):
             return (
-                f"golden's module takes what {display_name(part)} makes, the candidate's what the"
-                " fused layer makes"
+                f"golden's module takes what {display_name(taken)} makes, the candidate's what the"
+                " fused layer, or a part of it, makes"
             )
         case remarks.TimesRanks(times):
             return f"{times:g} times golden's, as each rank's loss is the mean of its own batch"
