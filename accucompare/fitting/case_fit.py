@@ -57,8 +57,9 @@ _LOGGER = logging.getLogger(__name__)
 MOST_OUTPUTS = 4
 #: Runs that look for a cheaper choice of whole blocks; of single modules.
 BLOCK_RUNS, MODULE_RUNS = 6, 7
-#: An estimate may be too high by this: a choice that saves as much again is tried.
-HOPE, WORTH_HOPING = 1.1, 0.85
+#: An estimate may be too high by the first: a choice that keeps at most the second of what is kept
+#: is tried nevertheless.
+HOPES = ((1.1, 0.85), (1.35, 0.75))
 #: After each run in a row that is over the limit, the next is to be below it by this factor.
 CAUTION = 0.93
 #: A switch is left in force if it lowers the error to this or less.
@@ -281,8 +282,8 @@ class _Fitting:
             for _ in range(count):
                 below = min(share, simple)
                 choice = propose(limit * CAUTION**over, below)
-                if choice is None and not over:
-                    choice = propose(limit * HOPE, below * WORTH_HOPING)
+                for hope, worth in HOPES if not over else ():
+                    choice = choice or propose(limit * hope, below * worth)
                 if choice is None and search.misled:
                     choice = search.half_of(below)
                 if choice is None:
