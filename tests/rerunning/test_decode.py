@@ -175,7 +175,10 @@ def test_the_command_says_the_token_and_writes_json(cli: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [(("--golden", "x"), "--golden: does not go with --decode"), (("--decode", "x"), "--decode")],
+    [
+        (("--golden", "x"), "--golden: does not go with --decode"),
+        (("--", "python", "train.py"), "--decode: is for a case"),
+    ],
 )
 def test_options_that_do_not_go_with_it(cli: Run, more: tuple[str, ...], says: str) -> None:
     done = cli("locate", f"{__name__}:right", "--decode", "3", *more)

@@ -359,7 +359,7 @@ class _Ways:
         """Some of the ranks' values; ``None`` without any."""
         return None if self._ways[0].member is None else _sample(ranks, self._ways[0])
 
-    def added(self, ranks: Bundle) -> Float64 | None:
+    def distinct_sum(self, ranks: Bundle) -> Float64 | None:
         """The same of the sum of what ranks hold, but of equal values only one."""
         way = self._ways[0]
         boxes = []
@@ -434,7 +434,7 @@ def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:
     for place, whole in given.items():
         if not terms[place] or (held := whole.values(ranks)) is None:
             continue
-        added = [each.added(ranks) for each in terms[place]]
+        added = [each.distinct_sum(ranks) for each in terms[place]]
         total = sum(each for each in added if each is not None)
         if any(each is None for each in added) or not (square := float(held @ held)):
             continue
