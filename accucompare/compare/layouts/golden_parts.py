@@ -27,7 +27,7 @@ from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.part_patterns import PartPatterns
-from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
+from accucompare.compare.layouts.put_back import UnderGoldenNames, is_of_expert
 from accucompare.compare.layouts.put_together import (
     FUSED,
     interleaved,
@@ -120,13 +120,13 @@ class GoldenParts:
             by_token = {
                 place: pair
                 for place, pair in found.items()
-                if _is_of_experts(pair.record, ranks.holders) and not _is_of_terms(pair.candidate)
+                if _may_be_sent(pair.record, ranks) and not _is_of_terms(pair.candidate)
             }
         ways = [
             _Ways(
                 pair.golden,
                 (pair.candidate, *unified.others.get(place, ())),
-                _is_of_experts(pair.golden, ranks.holders),
+                _may_be_sent(pair.golden, ranks),
             )
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
@@ -421,14 +421,11 @@ class _Ways:
         return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
 
 
-def _is_of_experts(record: Record, holders: Holders) -> bool:
-    """Whether a record is of experts that ranks share out: their rows may lie in another order."""
-    everywhere = not holders.modules or record.role in UPDATE_ROLES
-    if everywhere or "expert" not in record.name.lower():
-        return False
-    inside = f"{record.name}."
-    held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
-    return len(held) > 1 or held != {holders.modules.get("", frozenset())}
+def _may_be_sent(record: Record, ranks: RankRecords) -> bool:
+    """Whether a record is of experts whose tokens are the ranks' own, or come from other ranks:
+    their rows lie in an order of their own."""
+    own = any(len(mesh.rows) > 1 or mesh.sequence for mesh in ranks.batches.values())
+    return is_of_expert(record) and (own or ranks.holders.share_experts(record))
 
 
 def _is_of_terms(record: Record | None) -> bool:
