@@ -146,7 +146,16 @@ class GoldenParts:
         }
         own = {record.order: record for record in theirs if record.rank == self._rank}
         cut: list[Record] = []
+        # a call that is given terms of counts has rows that no order of golden's tells
+        apart = {
+            (each.golden.name, each.golden.call)
+            for each in ways
+            if each.golden.role is Role.INPUT and each.is_of_counts
+        }
         for each in ways:
+            of_call = each.golden.role not in UPDATE_ROLES
+            if of_call and (each.golden.name, each.golden.call) in apart:
+                continue
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
                 parts = [*self._own(each.golden, chosen, ranks.groups[chosen.key], own)]
@@ -372,6 +381,12 @@ class _Ways:
         return _sample(ranks, replace(way, digest=None, statistics=None, boxes=tuple(boxes)))
 
     @property
+    def is_of_counts(self) -> bool:
+        """Whether ranks hold terms of integers, of which no shares can be given."""
+        known = DTYPES.get(self.golden.dtype) is not None
+        return known and not _is_shared_out(self.golden) and self.is_sum
+
+    @property
     def is_sum(self) -> bool:
         """Whether the ranks hold terms of it, as this comparison alone shows."""
         return bool(self._ways[self.best(self.factors)[1]].reduced)
@@ -391,9 +406,8 @@ class _Ways:
         """
         if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
             return self._ways[0] if self._ways[0].same else None
-        number = self.best(self.factors)[1]
-        if self._ways[number].reduced and not _is_shared_out(self.golden):
-            return None  # counts, of which no share can be given
+        if self.is_of_counts:
+            return None
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
         if self._unproved:
