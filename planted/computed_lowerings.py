@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 aten = torch.ops.aten
 

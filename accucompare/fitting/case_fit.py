@@ -198,7 +198,12 @@ class _Fitting:
             [*model["parameters"], *model["buffers"]],
             {name: first for name, first in tied.items() if name in model["parameters"]},
         )
+        owners = self._tree.owners
         self._held = _bytes(self._tree, model)
+        self._tied = [
+            [owners.get(name.rpartition(".")[0], 0) for name in pair]
+            for pair in (model.get("tied") or {}).items()
+        ]
         # of float32 itself: as the device does without being told
         hf32, tf32 = (
             (None, None) if setup.dtype is FloatType.FLOAT32 else (options.hf32, options.tf32)
@@ -315,9 +320,14 @@ class _Fitting:
         return run
 
     def _shares(self, kept: Mask) -> tuple[float, float]:
-        return tuple(
-            float(cost[kept].sum() / (cost.sum() or 1.0)) for cost in (self._flops, self._held)
-        )  # type: ignore[return-value]
+        """Of operations and of weights; modules that share a weight are kept together."""
+        together = kept.copy()
+        for pair in self._tied:
+            together[pair] = kept[pair].any()
+        flops, held = (
+            float(cost[together].sum() / (cost.sum() or 1.0)) for cost in (self._flops, self._held)
+        )
+        return flops, held
 
     def _terms(self) -> ErrorTerms:
         """How far each module's error moves the outputs."""
@@ -433,13 +443,10 @@ class _Fitting:
 
 def _bytes(tree: CalledTree, model: Any) -> NDArray[np.float64]:
     """The bytes of each module's own parameters in float32, each shared one once."""
-    owner = {name: number for number, name in enumerate(tree.names)}
-    for number, names in tree.attached.items():
-        owner.update(dict.fromkeys(names, number))
     held = np.zeros(len(tree))
     for name, about in model["parameters"].items():
         if name not in model.get("tied", {}):
-            held[owner.get(name.rpartition(".")[0], 0)] += 4 * math.prod(about["shape"])
+            held[tree.owners.get(name.rpartition(".")[0], 0)] += 4 * math.prod(about["shape"])
     return held
 
 

@@ -367,7 +367,8 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponenti
 
 def _draws(graph: torch.fx.GraphModule) -> Iterator[str]:
     """The functions of a graph that draw random numbers."""
-    for node in graph.graph.nodes:
+    parts = [each for each in graph.modules() if isinstance(each, torch.fx.GraphModule)]
+    for node in [node for part in parts for node in part.graph.nodes]:
         if node.op not in ("call_function", "call_method"):
             continue
         name = node.target if isinstance(node.target, str) else _name_of(node.target)
@@ -379,7 +380,7 @@ def _draws(graph: torch.fx.GraphModule) -> Iterator[str]:
         elif name == "scaled_dot_product_attention":
             if node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0):
                 yield name
-        elif any(part in name for part in _RANDOM) and not name.endswith("_like_meta"):
+        elif any(part in name for part in _RANDOM):
             yield name
 
 
