@@ -101,6 +101,7 @@ def test_modules_that_share_a_weight_are_kept_together() -> None:
     search = KeepingSearch(tree, found, np.array([0.1, 0.8, 0.0, 0.1]))
     assert all(each.kept[1] == each.kept[2] for each in search.path)
     assert search.best_within(0.5)[0].kept.tolist() == [False, False, False, True]
+    assert len(search.best_within(1.0)) == 1  # of modules and of blocks the same: one run
 
 
 def test_the_cheapest_choice_comes_first_and_runs_correct_it(tree: CalledTree) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import openpyxl
 import pytest
 import torch
+from openpyxl.chart import ScatterChart
 from torch import nn
 
 import accucompare as ac
@@ -363,7 +364,9 @@ def test_the_command_writes_code_and_reports(cli: Run, cases: Cases, tmp_path: P
     assert "def fitted" in (tmp_path / "fit" / "keep_in_float32.py").read_text()
     book = openpyxl.load_workbook(tmp_path / "fit.xlsx")
     assert book.sheetnames == ["Fit", "Curve", "Blocks", "Code"]
-    assert len(book["Curve"]._charts) == 1
+    (curve,) = book["Curve"]._charts
+    assert isinstance(curve, ScatterChart)  # shares lie to scale
+    assert len(curve.series) == 3
     refused = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--rel-l2", "3e-3")
     assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
     unknown = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--budget", "much")

@@ -118,11 +118,12 @@ class KeepingSearch:
 
     def best_within(self, budget: float) -> list[Choice]:
         """The choices that should be best for a share: of single modules, of whole blocks."""
-        return [
-            min(pool, key=lambda each: each.expected)
-            for choices in (self.path, self._by_block)
-            if (pool := [each for each in choices if each.share <= budget])
-        ]
+        found = {}
+        for choices in (self.path, self._by_block):
+            if pool := [each for each in choices if each.share <= budget]:
+                best = min(pool, key=lambda each: each.expected)
+                found[best.kept.tobytes()] = best
+        return [*found.values()]
 
     def _cheapest(self, choices: Iterable[Choice], limit: float, below: float) -> Choice | None:
         most = below - max(below * WORTH_A_RUN, LEAST_WORTH) if math.isfinite(below) else math.inf
