@@ -182,7 +182,7 @@ def counted_operations(runs: FitRuns, tree: CalledTree) -> Mapping[str, int]:
     args, kwargs = moved(built.inputs[0], runs.device, _AS_IT_IS)
     forward = GoldenForward([*tree.numbers], [])
     with matched_randomness(runs.seed):
-        forward.run(runs.on_device(built.model), args, kwargs, derivatives=runs.trains)
+        forward.run(runs.on_device(built.model), args, kwargs, derivatives=runs.trains or runs.grad)
     return forward.counts
 
 

@@ -26,6 +26,7 @@ from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import (
     Built,
     Casting,
+    WantedGradientsError,
     Within,
     build,
     moved,
@@ -75,6 +76,7 @@ class FitRuns:
         check: looks at the model once, before the first run.
         switches: in force in every run.
         made: all runs, in order.
+        grad: whether the forward asks for gradients itself, as one that returns forces.
     """
 
     target: str | None
@@ -90,6 +92,7 @@ class FitRuns:
     switches: Sequence[Switch] = ()
     made: list[FitRun] = field(default_factory=list)
     name: str = ""
+    grad: bool = False
 
     def built(self) -> Built:
         """The case in float32 with golden's weights, on the CPU; a training's on the device, where
@@ -132,7 +135,11 @@ class FitRuns:
         """
         with tempfile.TemporaryDirectory(prefix="accucompare-fit-") as folder:
             try:
-                errors = self._errors(kept, Path(folder) / "run")
+                try:
+                    errors = self._errors(kept, Path(folder) / "run")
+                except WantedGradientsError:
+                    self.grad = True
+                    errors = self._errors(kept, Path(folder) / "with-gradients")
                 failed = ""
             except CaptureError as error:
                 failed = str(error).partition("\n")[0]
@@ -154,15 +161,16 @@ class FitRuns:
             training, loss = built.training, built.case.loss
         keep_in_float32(built.model, getattr(torch, self.dtype.value), kept.whole, kept.own)
         model = self.on_device(built.model)
+        without = not self.trains and not self.grad
         within = Within(self.name, made={"dtype": self.dtype.value})
         with (
             self.switched() as options,
-            naming_the_model(self.name, out, self.device.type, model, not self.trains),
+            naming_the_model(self.name, out, self.device.type, model, without),
             recording(model, out, options, training, device=self.device, within=within) as session,
         ):
             for step in range(self.steps.count):
                 args, kwargs = moved(inputs[step % len(inputs)], self.device, _AS_GOLDEN)
-                run_step(model, args, kwargs, loss, training)
+                run_step(model, args, kwargs, loss, training, self.grad)
                 session.step()
         del model, built, training
         with open_bundle(out) as bundle:

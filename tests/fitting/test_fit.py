@@ -106,6 +106,18 @@ def through_numpy():
     torch.manual_seed(0)
     return Case(ForInference(True).eval(), torch.randn(4, 16))
 
+class Forces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 32), nn.Linear(32, 1)
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        energy = self.last(self.first(x).tanh()).sum()
+        return -torch.autograd.grad(energy, x, create_graph=True)[0]
+def forces():
+    torch.manual_seed(0)
+    return Case(Forces().eval(), torch.randn(6, 3))
+
 class Narrow(nn.Linear):
     def forward(self, x):
         return super().forward(x.to(torch.float32))
@@ -240,6 +252,12 @@ def test_code_that_is_for_inference_is_run_block_by_block(name: str, cases: Case
     found = cases.fit(name, rel_l2=1e-3)
     assert (found.answer, found.backwards) == (FitAnswer.FITS, 0)
     assert found.proof.error <= 1e-3 < found.least.error < 1e-2  # its infinities are golden's
+
+
+def test_a_forward_that_asks_for_gradients_itself_has_them(cases: Cases) -> None:
+    found = cases.fit("forces", rel_l2=2e-3)
+    assert (found.answer, found.exit_code) == (FitAnswer.FITS, 0)
+    assert found.proof.error <= 2e-3
 
 
 def test_weights_that_are_shared_are_kept_and_counted_together(cases: Cases) -> None:

@@ -10,7 +10,11 @@ from accucompare.recorder.session.case_capture import (
     moved,
     repeat_of,
 )
-from accucompare.recorder.session.failures import naming_the_model, telling_exits
+from accucompare.recorder.session.failures import (
+    WantedGradientsError,
+    naming_the_model,
+    telling_exits,
+)
 from accucompare.recorder.session.model_capture import capture_model
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import Start, Within, rank_and_ranks
@@ -20,6 +24,7 @@ __all__ = [
     "Casting",
     "Session",
     "Start",
+    "WantedGradientsError",
     "Within",
     "build",
     "capture",
