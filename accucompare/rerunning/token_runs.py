@@ -138,10 +138,12 @@ class GoldenTokens:
         sizes = self.tokens, short.tokens
         outputs = False
         first: str | None = None
+        calls, fewer = ({key[:2] for key in run.values} for run in (self, short))
+        # called once for each token: a later run's first call is of another one
+        repeated = {name for name, _ in calls ^ fewer}
         for key, value in self.values.items():
-            other = short.values.get(key)
-            place = None
-            if other is not None:
+            other, place = short.values.get(key), None
+            if other is not None and key[0] not in repeated:
                 place = token_place(value.shape, other.shape, sizes, self.samples)
             if place is None or other is None:
                 continue
@@ -227,15 +229,15 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
-        # by module: tokens that see other keys than golden's, which may do no harm
-        self._masks: dict[str, list[TokenDifference]] = {}
+        # by module: inputs that are not golden's, which may do no harm
+        self._suspects: dict[str, list[TokenDifference]] = {}
         self._has_others = False  # the call has other tokens than it was to have
 
     def begins(self) -> None:
         super().begins()
         self._number += 1
         self._has_others = False
-        self._masks.clear()
+        self._suspects.clear()
 
     @property
     def columns(self) -> Columns | None:
@@ -282,7 +284,15 @@ class FedTokens(_Listening):
         assert columns is not None
         real = columns.tokens[columns.tokens >= 0]
         at = np.asarray([[0, int(real.min()) if len(real) else 0]])
-        self._judge(call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at)
+        state = key[2] is Role.INPUT and not columns.first
+        found = self._judge(
+            call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at, notes=not state
+        )
+        if state and found:
+            # it may be a state, which the whole begins with: what the call makes of it will tell
+            self.left += 1
+            self._suspects.setdefault(call.name, []).extend(found)
+            return None
         return _as_type(golden, value.dtype).to(value.device)
 
     def _tokens_of(
@@ -378,7 +388,7 @@ class FedTokens(_Listening):
             if keys[0] != keys[1]:
                 at = int(sample), token
                 found.append(self._difference(call, key, at, (np.inf, None, np.inf), keys))
-        self._masks[call.name] = found
+        self._suspects.setdefault(call.name, []).extend(found)
 
     def _judge(
         self,
@@ -387,18 +397,19 @@ class FedTokens(_Listening):
         golden: torch.Tensor,
         value: torch.Tensor,
         at: NDArray[np.int64],
-    ) -> None:
-        """Hold tokens against golden's. ``at``: sample and token of each."""
+        notes: bool = True,
+    ) -> list[TokenDifference]:
+        """Hold tokens against golden's; returns what is off. ``at``: sample and token of each."""
         ours, theirs = bits_of(golden), bits_of(value)
         if ours is None or theirs is None or ours[0].shape != theirs[0].shape:
             self.left += 1
-            return
+            return []
         errors = token_errors(ours[0], theirs[0], (ours[1], theirs[1]))
         if self._keeps:
             size = self.golden.samples, self.golden.tokens
             alone = self.golden.places[key].axis is None
             self.kept[key] = errors if alone else errors.spread((at[:, 0], at[:, 1]), size)
-            return
+            return []
         self.looked += 1
         rounding = self._rounding(key, at)
         over = over_limits(errors, rounding, ours[0].shape[1], theirs[1])
@@ -412,9 +423,10 @@ class FedTokens(_Listening):
         exact = not DTYPES[theirs[1]].digits
         if found and exact and key[2] is Role.OUTPUT:
             self._whole_numbers.append((found, len(at)))
-        elif found:
+        elif found and notes:
             self._is_off = True
             self._note(found)
+        return found
 
     def _rounding(self, key: _ValueKey, at: NDArray[np.int64]) -> TokenErrors | None:
         """What rounding made of these tokens."""
@@ -467,10 +479,14 @@ class FedTokens(_Listening):
             self.layers[place] = LayerDecoded(first, worst, len(tokens))
 
     def _causes(self, found: TokenDifference) -> list[TokenDifference]:
-        """The masks by which a module's own code made a token wrong."""
+        """The inputs by which a module's own code made a token wrong."""
         at = found.token, found.sample
-        masks = self._masks.get(found.maker, ())
-        return [each for each in masks if (each.token, each.sample) == at]
+        suspects = self._suspects.get(found.maker, ())
+        return [
+            each
+            for each in suspects
+            if each.token == at[0] and (each.sample == at[1] or each.keys is None)
+        ]
 
     @staticmethod
     def _is_float(output: Any) -> bool:
