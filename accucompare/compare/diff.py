@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, WRITTEN_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.across_ranks import (
     described_as_one,
@@ -260,7 +260,8 @@ def _inside_of_region(pair: Pair, opened: Opened) -> bool:
     other = opened.candidate if pair.candidate is None else opened.golden
     compiled = other.manifest.options.compiled
     alone = pair.golden is None or pair.candidate is None
-    return alone and compiled is not None and compiled.hides(pair.record.name)
+    of_call = pair.record.role not in (*UPDATE_ROLES, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+    return alone and of_call and compiled is not None and compiled.hides(pair.record.name)
 
 
 def _assign(
