@@ -37,7 +37,7 @@ def _around(model: nn.Module, place: str, change: _Change) -> None:
             given.update(given.pop(name, {}))
         return change(given, forward)
 
-    module.forward = changed  # type: ignore[method-assign]
+    module.forward = changed
 
 
 def _one(given: dict[str, Any]) -> bool:

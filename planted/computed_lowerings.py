@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 aten = torch.ops.aten
 
@@ -33,6 +33,7 @@ class WrongLowering:
         operator: of the operators of the user's code, a regular expression.
         backward: whether it is in the backward's graph.
         trains: whether the model trains, though the forward is wrong.
+        beside: operators that a graph must have, too: it is wrong in large regions alone.
         dtype: what the model computes in.
     """
 
@@ -45,6 +46,7 @@ class WrongLowering:
     backward: bool = False
     dtype: str = "float32"
     trains: bool = False
+    beside: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model}, {self.dtype}"
@@ -53,6 +55,9 @@ class WrongLowering:
         """The backend, to be registered."""
 
         def wrong(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            held = {node.target for node in graph.graph.nodes}
+            if not held.issuperset(self.beside):
+                return right(graph, inputs)
             return make_boxed_func(_Lowered(graph, self.targets, self.lowering).run)
 
         def right(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -522,6 +527,24 @@ WRONG_LOWERINGS = (
         r"blocks\.\d+\.mlp\.act",
         "gelu",
         True,
+    ),
+    WrongLowering(
+        "residual of a whole block",
+        "blocks",
+        (aten.add.Tensor,),
+        _times(1.003),
+        r"blocks\.\d+",
+        "add",
+        beside=(aten.gelu.default, aten.native_layer_norm.default),
+    ),
+    WrongLowering(
+        "LayerNorm of the whole model",
+        "blocks",
+        (aten.native_layer_norm.default,),
+        _norm_eps,
+        r"",
+        "layer_norm",
+        beside=(aten.embedding.default, aten.gelu.default),
     ),
 )
 

@@ -27,7 +27,9 @@ class _Attention(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale
         shares = torch.softmax(scores.masked_fill(mask, float("-inf")), dim=-1)
-        return self.out(torch.matmul(shares, value).transpose(1, 2).reshape(batch, length, size))
+        joined = torch.matmul(shares, value).transpose(1, 2).reshape(batch, length, size)
+        made: torch.Tensor = self.out(joined)
+        return made
 
 
 class _Mlp(nn.Module):
@@ -88,7 +90,8 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scaled = x * 1.5
-        return torch.tanh(scaled) + scaled * self.inner(x)
+        made: torch.Tensor = torch.tanh(scaled) + scaled * self.inner(x)
+        return made
 
 
 class _Scan(nn.Module):
@@ -177,7 +180,8 @@ def _gpt2() -> tuple[nn.Module, Any]:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return GPT2Model(config).eval(), {"input_ids": torch.randint(3, 53, (2, 9))}
+    model: nn.Module = GPT2Model(config)
+    return model.eval(), {"input_ids": torch.randint(3, 53, (2, 9))}
 
 
 _MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {

@@ -41,7 +41,8 @@ def _case(name: str, change: Callable[[Any], None] = lambda model: None) -> Case
     if layout.size("tp") > 1:
         _sum_terms(model, layout)
     change(model)
-    batch = next(microbatches(*layout.whole_batch(0), rows=4))
+    tokens, labels = layout.whole_batch(0)
+    batch = next(microbatches(tokens, labels, rows=4))
     given = {
         "input_ids": batch.tokens,
         "position_ids": batch.position_ids,
@@ -50,7 +51,8 @@ def _case(name: str, change: Callable[[Any], None] = lambda model: None) -> Case
     }
 
     def loss(output: torch.Tensor) -> torch.Tensor:
-        return (output.float() * batch.loss_mask).sum() / batch.loss_mask.sum()
+        mask: torch.Tensor = batch.loss_mask
+        return (output.float() * mask).sum() / mask.sum()
 
     return Case(model, given, loss, torch.optim.AdamW(model.parameters(), 0.01, foreach=False))
 

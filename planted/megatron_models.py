@@ -71,20 +71,28 @@ class MegatronLayout(Layout):
         return functional.pad(tokens, (0, more)), functional.pad(labels, (0, more), value=-100)
 
 
+def leave_groups() -> None:
+    """End Megatron's process groups: what trains next in this process knows nothing of them."""
+    from megatron.core import parallel_state
+
+    groups = dist.distributed_c10d._world.pg_map
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    for group in _GROUPS:  # else their threads stay, some forty of each training
+        if group in groups:
+            dist.destroy_process_group(group)
+    _GROUPS.clear()
+    gc.collect()  # the last model has them, too
+
+
 def _initialized(layout: MegatronLayout) -> None:
     """Megatron's process groups of a layout, in place of the last one's."""
     from megatron.core import parallel_state
 
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    leave_groups()
     groups = dist.distributed_c10d._world.pg_map
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
-        for group in _GROUPS:  # else their threads stay, some forty of each training
-            if group in groups:
-                dist.destroy_process_group(group)
-        _GROUPS.clear()
-        gc.collect()  # the last model has them, too
     before = set(groups)
     parallel_state.initialize_model_parallel(
         layout.size("tp"),

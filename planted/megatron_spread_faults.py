@@ -237,10 +237,12 @@ def _of_context() -> Iterator[RankFault]:
     for rank in (0, 1):
         plant = on_ranks((rank,), output_of("rotary_pos_emb", _chunks_exchanged))
         yield RankFault("other rope", "megatron_cp2", ("rotary_pos_emb",), _FORWARD, plant, (rank,))
+    # the loss or its reduction: each is as far from golden as the other
+    stages = (*_LOSS, *_GRADIENT)
     for title, factor in (("not times the ranks", 0.5), ("times the ranks twice", 2.0)):
-        yield RankFault(title, "megatron_mean_cp2", ("*", ""), _LOSS, _with_mean(factor), real=6)
+        yield RankFault(title, "megatron_mean_cp2", ("*", ""), stages, _with_mean(factor), real=6)
     by_ranks = with_loss(lambda total, count: (total * 2, count))
-    yield RankFault("sum times the ranks", "megatron_cp2", ("*", ""), _LOSS, by_ranks, real=6)
+    yield RankFault("sum times the ranks", "megatron_cp2", ("*", ""), stages, by_ranks, real=6)
     by_count = with_loss(lambda total, count: (total / count, count))
     yield RankFault("divided twice", "megatron_cp2", ("*", ""), _LOSS, by_count)
     for layout in ("megatron_cp2", "megatron_moe_cp2"):

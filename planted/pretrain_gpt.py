@@ -87,11 +87,11 @@ def main() -> None:
     from megatron.core import parallel_state
 
     place, rows = parallel_state.get_data_parallel_rank(), ROWS // data_ranks
-    micro, tokens = args.micro_batch_size, tokens_of_rank(layout)
+    micro, own = args.micro_batch_size, tokens_of_rank(layout)
     for iteration in range(args.train_iters):
-        batch = (part[place * rows :][:rows] for part in layout.whole_batch(iteration))
+        tokens, labels = (part[place * rows :][:rows] for part in layout.whole_batch(iteration))
         losses, norm = train_step(
-            microbatches(*batch, micro, tokens),
+            microbatches(tokens, labels, micro, own),
             model,
             optimizer,
             rows // micro,

@@ -20,6 +20,7 @@ from planted.context_models import context_model
 from planted.expert_models import MOE_KINDS, moe_model
 from planted.megatron_models import (
     MegatronLayout,
+    leave_groups,
     megatron_model,
     megatron_optimizer,
     megatron_step,
@@ -154,10 +155,14 @@ def train(
     run.optimizer = run.optimizer or layout.optimizer(model)
     # Megatron's optimizers are none of PyTorch's, but found when they step
     loop = None if isinstance(layout, MegatronLayout) else run.optimizer
-    with ac.capture(model, str(out), overwrite=True, loop=loop, **recorded) as session:
-        for step in range(steps):
-            _step(run, step)
-            session.step()
+    try:
+        with ac.capture(model, str(out), overwrite=True, loop=loop, **recorded) as session:
+            for step in range(steps):
+                _step(run, step)
+                session.step()
+    finally:
+        if isinstance(layout, MegatronLayout):
+            leave_groups()
 
 
 #: Makes the whole model, by the layout on one device.

@@ -42,6 +42,14 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import torch\nfrom accucompare import Case\n\n"
         "def case():\n    return Case(torch.nn.ReLU().eval(), torch.randn(4, 8))\n"
     )
+    (folder / "decode.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel\n\n"
+        "def case():\n"
+        "    config = GPT2Config(vocab_size=11, n_positions=16, n_embd=8, n_layer=1, n_head=2)\n"
+        "    inputs = {'input_ids': torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])}\n"
+        "    return Case(GPT2LMHeadModel(config).eval(), inputs)\n"
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         capture_case("model.py", "golden", DeviceName("cpu"), CaptureOptions(steps=1))

@@ -22,6 +22,8 @@ RIGHT = {
     "megatron_dp2": "megatron_one",
     "megatron_pp2": "megatron_one",
     "megatron_moe_sp2": "megatron_moe_one",
+    "megatron_ep2": "megatron_ep_one",
+    "megatron_cp2": "megatron_long_one",
 }
 FAULT = "megatron_tp2: non-contiguous partial not reduced in"
 

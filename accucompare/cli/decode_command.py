@@ -9,9 +9,15 @@ import click
 from click.core import ParameterSource
 
 from accucompare.cli.outputs import refuse_file, refuse_places
+from accucompare.cli.scripts import command_after_dashes
 from accucompare.errors import UsageError
 from accucompare.files import JSON_FILE
+from accucompare.launched import launched_as
 
+_OF_CASE = (
+    "--decode: is for a case, whose sequence can be run again; write a case file with the model and"
+    " its inputs, and leave out -- and the script"
+)
 #: What else ``--decode`` takes.
 _TAKEN = ("case", "decode", "device", "dtype", "seed", "json_path", "quiet")
 
@@ -20,6 +26,10 @@ def locate_decode(
     case: str | None, device: str, decode: int, json_path: Path | None, quiet: bool, **options: Any
 ) -> int:
     """Answer ``locate --decode``; returns the exit code."""
+    if command_after_dashes({"decode": _OF_CASE}) is not None:
+        raise UsageError(_OF_CASE)
+    if launched_as()[1] > 1:
+        raise UsageError("--decode: runs in one process; start it without torchrun")
     _refuse_others(click.get_current_context())
     refuse_places({"--json": json_path})
     refuse_file("--json", json_path, JSON_FILE)

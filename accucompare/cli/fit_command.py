@@ -14,6 +14,7 @@ from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports
 from accucompare.errors import UsageError
 from accucompare.files import JSON_FILE, PYTHON_FILE
 from accucompare.places import Place
+from accucompare.selection import FloatType
 
 
 @cli.command(
@@ -28,9 +29,13 @@ from accucompare.places import Place
     )
 )
 @option.case
-@option.of_bundle
+@option.golden("The trusted bundle of the same case, in float32.", required=True)
 @option.device()
-@option.lower_type
+@option.dtype(
+    "What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
+    FloatType.FLOAT64,
+    required=True,
+)
 @option.rel_l2
 @option.budget
 @option.of(FitOptions)

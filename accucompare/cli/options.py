@@ -206,8 +206,9 @@ decode = click.option(
 def dtype(
     help: str = "Cast the model and its floating inputs to this type.  [default: as they are]",
     *but: FloatType,
+    required: bool = False,
 ) -> Callable[[F], F]:
-    return click.option("--dtype", type=_OneOf(FloatType, *but), help=help)
+    return click.option("--dtype", type=_OneOf(FloatType, *but), required=required, help=help)
 
 
 def repeat(help: str) -> Callable[[F], F]:
@@ -317,8 +318,10 @@ arm = click.option(
 # What is compared with what.
 
 
-def golden(help: str = "The trusted bundle.  [default: made on the CPU]") -> Callable[[F], F]:
-    return click.option("--golden", type=PLACE, metavar="BUNDLE", help=help)
+def golden(
+    help: str = "The trusted bundle.  [default: made on the CPU]", required: bool = False
+) -> Callable[[F], F]:
+    return click.option("--golden", type=PLACE, metavar="BUNDLE", required=required, help=help)
 
 
 against = click.option(
@@ -440,19 +443,6 @@ def _share(text: str) -> float:
         raise ValueError(f"{text!r} is no share; write 10%") from None
 
 
-of_bundle = click.option(
-    "--golden",
-    type=PLACE,
-    metavar="BUNDLE",
-    required=True,
-    help="The trusted bundle of the same case, in float32.",
-)
-lower_type = click.option(
-    "--dtype",
-    type=_OneOf(FloatType, FloatType.FLOAT64),
-    required=True,
-    help="What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
-)
 budget = click.option(
     "--budget",
     type=_Read("SHARE", _share),

@@ -212,6 +212,7 @@ class CalledInParts(_Fact, frozen=True):
 
     golden: int
     candidate: int
+    of_experts: bool = False
 
 
 class RanksDiffer(_Fact, frozen=True):

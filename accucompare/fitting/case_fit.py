@@ -57,8 +57,9 @@ _LOGGER = logging.getLogger(__name__)
 MOST_OUTPUTS = 4
 #: Runs that look for a cheaper choice of whole blocks; of single modules.
 BLOCK_RUNS, MODULE_RUNS = 6, 7
-#: An estimate may be too high by this: a choice that saves as much again is tried.
-HOPE, WORTH_HOPING = 1.1, 0.85
+#: An estimate may be too high by the first: a choice that keeps at most the second of what is kept
+#: is tried nevertheless.
+HOPES = ((1.1, 0.85), (1.35, 0.75))
 #: After each run in a row that is over the limit, the next is to be below it by this factor.
 CAUTION = 0.93
 #: A switch is left in force if it lowers the error to this or less.
@@ -195,7 +196,12 @@ class _Fitting:
             model["modules"],
             [*model["parameters"], *model["buffers"]],
         )
+        owners = self._tree.owners
         self._held = _bytes(self._tree, model)
+        self._tied = [
+            [owners.get(name.rpartition(".")[0], 0) for name in pair]
+            for pair in (model.get("tied") or {}).items()
+        ]
         # of float32 itself: as the device does without being told
         hf32, tf32 = (
             (None, None) if setup.dtype is FloatType.FLOAT32 else (options.hf32, options.tf32)
@@ -281,8 +287,8 @@ class _Fitting:
             for _ in range(count):
                 below = min(share, simple)
                 choice = propose(limit * CAUTION**over, below)
-                if choice is None and not over:
-                    choice = propose(limit * HOPE, below * WORTH_HOPING)
+                for hope, worth in HOPES if not over else ():
+                    choice = choice or propose(limit * hope, below * worth)
                 if choice is None and search.misled:
                     choice = search.half_of(below)
                 if choice is None:
@@ -310,9 +316,14 @@ class _Fitting:
         return run
 
     def _shares(self, kept: Mask) -> tuple[float, float]:
-        return tuple(
-            float(cost[kept].sum() / (cost.sum() or 1.0)) for cost in (self._flops, self._held)
-        )  # type: ignore[return-value]
+        """Of operations and of weights; modules that share a weight are kept together."""
+        together = kept.copy()
+        for pair in self._tied:
+            together[pair] = kept[pair].any()
+        flops, held = (
+            float(cost[together].sum() / (cost.sum() or 1.0)) for cost in (self._flops, self._held)
+        )
+        return flops, held
 
     def _terms(self) -> ErrorTerms:
         """How far each module's error moves the outputs."""
@@ -424,13 +435,10 @@ class _Fitting:
 
 def _bytes(tree: CalledTree, model: Any) -> NDArray[np.float64]:
     """The bytes of each module's own parameters in float32, each shared one once."""
-    owner = {name: number for number, name in enumerate(tree.names)}
-    for number, names in tree.attached.items():
-        owner.update(dict.fromkeys(names, number))
     held = np.zeros(len(tree))
     for name, about in model["parameters"].items():
         if name not in model.get("tied", {}):
-            held[owner.get(name.rpartition(".")[0], 0)] += 4 * math.prod(about["shape"])
+            held[tree.owners.get(name.rpartition(".")[0], 0)] += 4 * math.prod(about["shape"])
     return held
 
 

@@ -131,9 +131,9 @@ class _DecodeRuns:
                 done += 1
                 if progress is not None:
                     progress(done, count)
-        main = [each for each in outcomes if each.way is DecodeWay.TOKENS]
-        if main and all(each.raised for each in main):
-            raise CaptureError(f"{sequence.name}: with its cache the model raised {main[0].raised}")
+        if outcomes and all(each.raised for each in outcomes):
+            first = outcomes[0].raised
+            raise CaptureError(f"{sequence.name}: with its cache the model raised {first}")
         return Decoded(
             case=sequence.name,
             device=str(self.device),

@@ -372,6 +372,25 @@ def test_small_records_are_written_together(
     assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
 
 
+def test_a_wake_up_that_finds_nothing_to_write_hides_no_later_one(tmp_path: Path) -> None:
+    """The thread may have written all that it is woken for before it is woken."""
+    writer = BundleWriter(tmp_path / "b", Manifest())
+
+    def until_it_waits() -> None:
+        while not writer._changed._waiters:  # type: ignore[attr-defined]
+            pass
+
+    until_it_waits()
+    assert writer._wake()
+    until_it_waits()
+    add(writer, "a", [1.0])
+    writer.end_step(0)
+    closing = threading.Thread(target=writer.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
 def test_a_large_record_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = threading.Event()
     plain = RecordFile.add

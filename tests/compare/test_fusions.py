@@ -138,6 +138,16 @@ def test_a_map_overrules(golden: Path, tmp_path: Path) -> None:
     assert reasons(comparison, "model.layers.0.self_attn.q_proj") == ["ok"]
 
 
+def test_fused_layers_that_are_goldens_stay_as_they_are(tmp_path: Path) -> None:
+    fused, golden = Net(True, False), tmp_path / "golden"
+    with torch.no_grad(), ac.capture(fused, golden, seed=0, save_state=True):
+        fused(torch.ones(2, 6))
+    apart = Net(False, True)
+    with torch.no_grad(), ac.capture(apart, tmp_path / "own", start=golden):
+        apart(torch.ones(2, 6))
+    assert ac.diff(golden, tmp_path / "own").exit_code == 0
+
+
 class Turned(nn.Module):
     """GPT-2's layer, which holds its weight transposed."""
 

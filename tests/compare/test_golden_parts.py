@@ -97,15 +97,26 @@ def test_values_far_from_goldens_tell_no_layout(tmp_path: Path) -> None:
         assert np.array_equal(found[0]["fc", "output"], share * VALUES)
 
 
-def test_a_gradient_of_each_ranks_own_mean_is_given_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize("off", [False, True], ids=["near golden", "another size after a fault"])
+def test_a_gradient_of_each_ranks_own_mean_is_given_as_such(tmp_path: Path, off: bool) -> None:
     one: list[Item] = []
     many: list[Item] = []
     batch = np.arange(18).reshape(6, 3)
+    weight = np.random.default_rng(2).standard_normal((4, 4)).astype("f4")
+    term: dict[str, Any] = {"role": "call_grad", "path": "weight"}
+    whole: dict[str, Any] = {"role": "param_grad", "path": "weight", "parent": None}
     for rows, rank in ((range(6), None), (range(3), 0), (range(3, 6), 1)):
         own, times = list(rows), 1 if rank is None else 2
+        # a fault may have made gradients that are nearest to golden's by chance
+        values = VALUES + 0.4 * OTHER if off and rank is not None else times * VALUES
         made = [
             item("", batch[own], role="input", path="0", parent=None, rank=rank or 0),
-            item("fc", times * VALUES[own], role="grad_output", rank=rank or 0),
+            item("fc", values[own], role="grad_output", rank=rank or 0),
+            # golden's is the mean of the ranks', whose calls' are their own
+            item(
+                "fc", weight if rank is None else (rank - 2) * OTHER[:4, :4], rank=rank or 0, **term
+            ),
+            item("fc", weight if rank is None else -1.5 * OTHER[:4, :4], rank=rank or 0, **whole),
         ]
         (one if rank is None else many).extend(made)
     found = given(tmp_path, one, many, "dp")

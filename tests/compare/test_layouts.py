@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.format import Shard, StepSeries
+from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
@@ -169,6 +170,41 @@ def test_the_ranks_losses_are_averaged_or_added_as_terms(
     comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)], series=series), out)
     assert comparison.training is not None
     assert comparison.training.parting is None
+
+
+def test_losses_of_microbatches_that_are_terms_are_added_each(tmp_path: Path) -> None:
+    series = [StepSeries(0, losses=(3.0, 5.0), updates=1)]
+    parts = [item(values=VALUES, rank=rank) for rank in range(2)]
+    out = write(tmp_path / "ranks", parts, ranks=2, series=series)
+    for name, losses in (("manifest.json", [1.0, 4.0]), ("rank1/manifest.json", [2.0, 1.0])):
+        edit_manifest(out, lambda each, own=losses: each["series"][0].update(losses=own), name)
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)], series=series), out)
+    assert comparison.training is not None
+    assert comparison.training.parting is None
+
+
+def test_a_dimension_that_lies_along_another_is_none_of_the_mesh(tmp_path: Path) -> None:
+    # as Megatron's expert parallel, among the ranks that share out the rows
+    parts = held("fc", [VALUES[:2], VALUES[2:]])
+    out = write(tmp_path / "ranks", parts, ranks=2)
+    for rank, name in enumerate(("manifest.json", "rank1/manifest.json")):
+        place = {"tp": [0, 1], "dp": [rank, 2], "ep": [rank, 2]}
+        edit_manifest(out, lambda each, own=place: each.update(mesh=own), name)
+    with ac.open_bundle(out) as bundle:
+        mesh = Mesh.of(bundle.manifests, 2)
+    assert dict(mesh.sizes) == {"tp": 1, "dp": 2}
+
+
+@pytest.mark.parametrize(("rest", "code"), [(0.0, 0), (0.1, 1)], ids=["padding", "words"])
+def test_golden_may_have_more_padding_than_the_ranks(
+    tmp_path: Path, rest: float, code: int
+) -> None:
+    fields = {"role": "param_grad", "path": "weight", "type": "Embedding", "parent": None}
+    shards = [Shard((6, 8), (at, 0), mesh=("tp",)) for at in (0, 3)]
+    whole = np.concatenate([VALUES, np.full((2, 8), rest, "f4")])
+    candidate = held("embed", np.split(VALUES, 2), shards, **fields)
+    found = compared(tmp_path, [item("embed", whole, **fields)], candidate, {"tp": 2})
+    assert found.exit_code == code
 
 
 @pytest.mark.parametrize(("factor", "code"), [(0.25, 0), (0.125, 1)], ids=["golden's", "another"])

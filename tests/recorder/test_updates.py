@@ -416,6 +416,22 @@ def test_a_gradient_that_is_kept_in_main_grad_is_recorded_from_there(
     assert bundle.manifest.series[0].grad_norm == pytest.approx(np.sqrt(4 * 4 + 2 * 4))
 
 
+def test_what_megatron_chains_of_two_optimizers_is_one_update(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in model]
+    with ac.capture(model, str(tmp_path / "out")) as session:
+        model(torch.ones(2, 3)).sum().backward()
+        for parameter in model.parameters():
+            parameter.main_grad, parameter.grad = parameter.grad, None  # type: ignore[attr-defined]
+            parameter.grad = parameter.main_grad  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.step()
+        session.step()
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert {each.call for each in bundle.records() if each.role in UPDATE_ROLES} == {0}
+        assert [each.updates for each in bundle.manifest.series] == [1]
+
+
 def test_main_grad_is_used_where_the_optimizer_holds_the_parameters_themselves(
     tmp_path: Path, opened: Opened
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from accucompare.compare.reruns import (
     DecodeOutcome,
     DecodeWay,
     NotDecodedWhy,
+    TokenDifference,
     keys_seen,
     over_limits,
     token_errors,
@@ -227,7 +229,10 @@ def test_the_command_says_the_token_and_writes_json(cli: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [(("--golden", "x"), "--golden: does not go with --decode"), (("--decode", "x"), "--decode")],
+    [
+        (("--golden", "x"), "--golden: does not go with --decode"),
+        (("--", "python", "train.py"), "--decode: is for a case"),
+    ],
 )
 def test_options_that_do_not_go_with_it(cli: Run, more: tuple[str, ...], says: str) -> None:
     done = cli("locate", f"{__name__}:right", "--decode", "3", *more)
@@ -249,6 +254,13 @@ def _outcome(**given: object) -> Decoded:
 )
 def test_an_all_clear_is_earned(given: dict[str, object], code: int) -> None:
     assert _outcome(**given).exit_code == code
+
+
+def test_where_rounding_hides_a_token_float32_shows_it() -> None:
+    found = TokenDifference(11, 0, "a", "A", 0, "output", "", None, "", 0.1, None, 9.0)
+    later = _outcome(first=found).outcomes[0]
+    first = _outcome(first=replace(found, token=10)).outcomes[0]
+    assert replace(_outcome(), outcomes=[later, first]).failing == [first, later]
 
 
 @pytest.mark.parametrize(

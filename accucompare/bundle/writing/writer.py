@@ -395,9 +395,8 @@ class BundleWriter:
     def _write_now(self) -> None:
         """Wake the writing thread. The caller holds the lock."""
         self._queued_bytes = 0
-        if not self._due:
-            self._due = True
-            self._changed.notify_all()
+        self._due = True  # it may be so of an earlier call that found nothing to write
+        self._changed.notify_all()
 
     def _wake(self) -> bool:
         """Have the queue written for somebody who waits; whether there is a writing thread."""

@@ -90,6 +90,14 @@ class CalledTree:
             {**{name: around(name) for name in called}, **numbers},
         )
 
+    @cached_property
+    def owners(self) -> Mapping[str, int]:
+        """By the name of a module with weights: whose own code computes with them."""
+        found = {name: number for number, name in enumerate(self.names)}
+        for number, names in self.attached.items():
+            found.update(dict.fromkeys(names, number))
+        return found
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -50,7 +50,7 @@ class _Sum(NamedTuple):
 
     def of(self, pair: Pair) -> Pair:
         """The pair, with the sum."""
-        made = added(self.one, self.other)
+        made = sum_of_terms(self.one, self.other)
         return replace(pair, golden=made) if self.of_golden else replace(pair, candidate=made)
 
 
@@ -123,7 +123,7 @@ def added_like(
     terms = [records.get(each.key) for each in golden.boxes[0].terms]
     if len(terms) != 2 or terms[0] is None or terms[1] is None:
         return record
-    return added(terms[0], terms[1])
+    return sum_of_terms(terms[0], terms[1])
 
 
 def _may_be_term(record: Record) -> bool:
@@ -141,7 +141,7 @@ def _values(record: Record) -> _Values:
     return record.step, record.name, record.call, record.role
 
 
-def added(one: Record, other: Record) -> GlobalRecord:
+def sum_of_terms(one: Record, other: Record) -> GlobalRecord:
     fields = {each: getattr(one, each) for each in Record.__struct_fields__}
     held = None not in (one.member, other.member)
     edges = tuple((0, length) for length in one.shape)

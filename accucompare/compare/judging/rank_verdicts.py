@@ -21,6 +21,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
 from accucompare.errors import BundleError
+from accucompare.numbers import DTYPES, Kind
 
 #: (rank, step, name, call index).
 _Call = tuple[int, int, str, int]
@@ -87,13 +88,20 @@ def _settled(
         if found.verdict.status is Status.PASS:
             remark = ReducedHere(summed.reduced, ranks)
             # a number of each rank's own batch, such as its loss, is a term, too
-            if gradient or (task.means and not candidate.shape):
+            own = task.means and (not candidate.shape or _counts_tokens(candidate))
+            if gradient or own:
                 return _remarked(replace(found, arranged=summed), remark)
             return replace(_failed(worst, remark), summed=summed)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
         return _failed(worst, RanksDiffer(ranks, off))
     return _remarked(worst, RanksDiffer(ranks, off))
+
+
+def _counts_tokens(record: GlobalRecord) -> bool:
+    """Whether a record says how many tokens each expert is given."""
+    whole = record.dtype in DTYPES and DTYPES[record.dtype].kind is Kind.INT
+    return whole and len(record.shape) == 1 and "expert" in record.name.lower()
 
 
 def _off(wrong: GlobalRecord, right: GlobalRecord | None, judge: Rejudge) -> list[int]:

@@ -27,7 +27,7 @@ from accucompare.compare.layouts.arrange import box_of
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
 from accucompare.compare.layouts.part_patterns import PartPatterns
-from accucompare.compare.layouts.put_back import Holders, UnderGoldenNames
+from accucompare.compare.layouts.put_back import UnderGoldenNames, is_of_expert
 from accucompare.compare.layouts.put_together import (
     FUSED,
     interleaved,
@@ -120,13 +120,13 @@ class GoldenParts:
             by_token = {
                 place: pair
                 for place, pair in found.items()
-                if _is_of_experts(pair.record, ranks.holders) and not _is_of_terms(pair.candidate)
+                if _may_be_sent(pair.record, ranks) and not _is_of_terms(pair.candidate)
             }
         ways = [
             _Ways(
                 pair.golden,
                 (pair.candidate, *unified.others.get(place, ())),
-                _is_of_experts(pair.golden, ranks.holders),
+                _may_be_sent(pair.golden, ranks),
             )
             for place, pair in enumerate(unified.pairs)
             if place not in unified.unknown
@@ -146,7 +146,16 @@ class GoldenParts:
         }
         own = {record.order: record for record in theirs if record.rank == self._rank}
         cut: list[Record] = []
+        # a call that is given terms of counts has rows that no order of golden's tells
+        apart = {
+            (each.golden.name, each.golden.call)
+            for each in ways
+            if each.golden.role is Role.INPUT and each.is_of_counts
+        }
         for each in ways:
+            of_call = each.golden.role not in UPDATE_ROLES
+            if of_call and (each.golden.name, each.golden.call) in apart:
+                continue
             chosen = each.chosen(factor, fused.get(each.golden.name, ()))
             if chosen is not None and each not in left:
                 parts = [*self._own(each.golden, chosen, ranks.groups[chosen.key], own)]
@@ -359,7 +368,7 @@ class _Ways:
         """Some of the ranks' values; ``None`` without any."""
         return None if self._ways[0].member is None else _sample(ranks, self._ways[0])
 
-    def added(self, ranks: Bundle) -> Float64 | None:
+    def distinct_sum(self, ranks: Bundle) -> Float64 | None:
         """The same of the sum of what ranks hold, but of equal values only one."""
         way = self._ways[0]
         boxes = []
@@ -370,6 +379,12 @@ class _Ways:
         if way.member is None:
             return None
         return _sample(ranks, replace(way, digest=None, statistics=None, boxes=tuple(boxes)))
+
+    @property
+    def is_of_counts(self) -> bool:
+        """Whether ranks hold terms of integers, of which no shares can be given."""
+        known = DTYPES.get(self.golden.dtype) is not None
+        return known and not _is_shared_out(self.golden) and self.is_sum
 
     @property
     def is_sum(self) -> bool:
@@ -391,9 +406,8 @@ class _Ways:
         """
         if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
             return self._ways[0] if self._ways[0].same else None
-        number = self.best(self.factors)[1]
-        if self._ways[number].reduced and not _is_shared_out(self.golden):
-            return None  # counts, of which no share can be given
+        if self.is_of_counts:
+            return None
         own = factor if self.is_gradient else 1.0
         distance, number, _ = self.best([own])
         if self._unproved:
@@ -407,14 +421,11 @@ class _Ways:
         return scaled(self._ways[number], 1.0 / own) if own != 1.0 else self._ways[number]
 
 
-def _is_of_experts(record: Record, holders: Holders) -> bool:
-    """Whether a record is of experts that ranks share out: their rows may lie in another order."""
-    everywhere = not holders.modules or record.role in UPDATE_ROLES
-    if everywhere or "expert" not in record.name.lower():
-        return False
-    inside = f"{record.name}."
-    held = {ranks for name, ranks in holders.modules.items() if f"{name}.".startswith(inside)}
-    return len(held) > 1 or held != {holders.modules.get("", frozenset())}
+def _may_be_sent(record: Record, ranks: RankRecords) -> bool:
+    """Whether a record is of experts whose tokens are the ranks' own, or come from other ranks:
+    their rows lie in an order of their own."""
+    own = any(len(mesh.rows) > 1 or mesh.sequence for mesh in ranks.batches.values())
+    return is_of_expert(record) and (own or ranks.holders.share_experts(record))
 
 
 def _is_of_terms(record: Record | None) -> bool:
@@ -437,7 +448,7 @@ def _reduced(ways: Iterable[_Ways], ranks: Bundle) -> Iterator[float]:
     for place, whole in given.items():
         if not terms[place] or (held := whole.values(ranks)) is None:
             continue
-        added = [each.added(ranks) for each in terms[place]]
+        added = [each.distinct_sum(ranks) for each in terms[place]]
         total = sum(each for each in added if each is not None)
         if any(each is None for each in added) or not (square := float(held @ held)):
             continue

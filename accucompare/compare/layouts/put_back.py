@@ -22,6 +22,11 @@ from accucompare.compare.pairing import Model, Renaming, with_parameter
 _TAKEN, _GIVEN = (Role.INPUT, Role.GRAD_INPUT), (Role.OUTPUT, Role.GRAD_OUTPUT)
 
 
+def is_of_expert(record: Record) -> bool:
+    """Whether a record is of an expert's call, as its name says."""
+    return "expert" in record.name.lower() and record.role not in UPDATE_ROLES
+
+
 @dataclass(frozen=True)
 class Holders:
     """Which ranks hold what, by golden's names; all ranks hold what is not listed."""
@@ -47,6 +52,15 @@ class Holders:
         if record.role in _GIVEN and record.name in self.ends:
             return self.ends[record.name]
         return self.modules.get(record.name)
+
+    def share_experts(self, record: Record) -> bool:
+        """Whether a record is of experts that ranks share out: it has other ranks' tokens, too, and
+        rows in another order."""
+        if not self.modules or not is_of_expert(record):
+            return False
+        inside = f"{record.name}."
+        held = {ranks for name, ranks in self.modules.items() if f"{name}.".startswith(inside)}
+        return len(held) > 1 or held != {self.modules.get("", frozenset())}
 
 
 @dataclass(frozen=True)

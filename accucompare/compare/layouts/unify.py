@@ -86,6 +86,7 @@ def unify(
         return unified._replace(pairs=list(pairs))
     padding = set() if candidate is None else paddings(pairs, candidate.groups)
     in_parts = _called_in_parts(pairs, golden, candidate)
+    in_parts |= {} if candidate is None else _given_several_calls(pairs, candidate)
     shapes: dict[Key, tuple[int, ...]] = {}
     outside: dict[tuple[int, str, int], bool] = {}  # of calls: whether tokens are outside of rows
     for place, pair in enumerate(pairs):
@@ -145,6 +146,31 @@ def unify(
     means = [_divisors(unified.pairs, *side) for side in ((golden, True), (candidate, False))]
     divisors = {theirs / ours for ours in means[0] for theirs in means[1]} - {1.0}
     return unified._replace(means=tuple(sorted(divisors, reverse=True)))
+
+
+def _given_several_calls(
+    pairs: Iterable[Pair], ranks: RankRecords
+) -> dict[tuple[int, str], PairRemark]:
+    """The experts, by step and name, that are given at once what golden gives them call by call:
+    ranks that share them out had rows of several of golden's calls."""
+    mixed = {
+        step
+        for step, held in ranks.rows.items()
+        for number in {call for _, call in held}
+        if len({rows.call for (_, call), rows in held.items() if call == number}) > 1
+    }
+    found: dict[tuple[int, str], list[int]] = {}
+    for pair in pairs:
+        record = pair.record
+        if record.step in mixed and ranks.holders.share_experts(record):
+            most = found.setdefault((record.step, record.name), [0, 0])
+            most[0] = max(most[0], record.call + 1)
+            held = () if pair.candidate is None else ranks.groups[pair.candidate.key].values()
+            most[1] = max(most[1], *(each.call + 1 for each in held), 0)
+    return {
+        place: CalledInParts(ours, theirs, of_experts=True)
+        for place, (ours, theirs) in found.items()
+    }
 
 
 def _cut_by(record: Record, ranks: RankRecords) -> tuple[str, str]:

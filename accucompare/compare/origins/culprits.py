@@ -57,7 +57,7 @@ from accucompare.compare.rows import (
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
 #: What sorts culprits of a fed candidate.
-_Rank = tuple[int, bool, bool, int, bool, float, bool, int, float]
+_Rank = tuple[int, bool, bool, int, bool, float, bool, bool, int, float]
 
 #: The site of an operator's culprit.
 OPERATOR = "operator"
@@ -317,7 +317,9 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
     def key(culprit: Culprit) -> _Rank:
-        if math.isinf(culprit.size) or not culprit.size:
+        if culprit.reason is Reason.UNREDUCED:  # how large the terms are says nothing
+            apart = -math.inf
+        elif math.isinf(culprit.size) or not culprit.size:
             apart = -math.inf if culprit.size else math.inf
         else:
             apart = math.floor(math.log(most / culprit.size, ALIKE))
@@ -344,6 +346,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
             told and record is not None and record.role is Role.LOSS,
             apart,
             is_of_glue(culprit),
+            _is_of_terms(culprit),  # of a sum, nothing tells the rank
             -depth,
             -culprit.size,
         )
@@ -362,6 +365,13 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         )
 
     return sorted(culprits, key=after_operators)
+
+
+def _is_of_terms(culprit: Culprit) -> bool:
+    candidate = culprit.row.candidate
+    unreduced = culprit.reason is Reason.UNREDUCED
+    boxes = candidate.boxes if isinstance(candidate, GlobalRecord) and not unreduced else ()
+    return any(len(box.terms) > 1 for box in boxes)
 
 
 def is_of_glue(culprit: Culprit) -> bool:

@@ -159,7 +159,12 @@ class Decoded:
 
     @property
     def failing(self) -> list[DecodeOutcome]:
-        return [each for each in self.outcomes if each.fails]
+        """In the order of ways; of one way, that with the earliest token first: in a half type
+        rounding hides more."""
+        ways = [*DecodeWay]
+        found = [(each.first.token, each) for each in self.outcomes if each.first is not None]
+        found.sort(key=lambda entry: (ways.index(entry[1].way), entry[0]))
+        return [each for _, each in found]
 
     @property
     def unsure(self) -> list[DecodeOutcome]:

@@ -145,6 +145,8 @@ def _paired(sides: PairedSides, place: int, experts: ExpertCall) -> _PairOfRows 
         return None
     if any(record.shard is not None for record in theirs):
         return None  # parts of rows, or terms of a sum
+    if not experts.golden and not any(unit.rows for unit in experts.units):
+        return None
     told: TokensElsewhere | RowsAlike | None = experts.elsewhere
     gradient = sides.pairs[place].record.role in GRADIENT_ROLES
     if gradient and experts.alike is not None and experts.alike.any():

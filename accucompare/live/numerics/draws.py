@@ -30,7 +30,7 @@ def draws_of(graph: torch.fx.GraphModule) -> Iterator[str]:
         elif name == "scaled_dot_product_attention":
             if node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0):
                 yield name
-        elif any(part in name for part in _RANDOM) and not name.endswith("_like_meta"):
+        elif any(part in name for part in _RANDOM):
             yield name
 
 

@@ -12,6 +12,7 @@ from rapidfuzz import fuzz, process
 from accucompare.asked import try_maps
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare.fusions import find_fused
 from accucompare.compare.pairing import (
     Renaming,
     SharedNames,
@@ -21,7 +22,7 @@ from accucompare.compare.pairing import (
     renamed_model,
 )
 from accucompare.errors import CaptureError
-from accucompare.live.around import ShardOf
+from accucompare.live.around import ShardOf, describe_tensors
 from accucompare.live.modules import Modules, put_together, state_record, take_apart
 from accucompare.live.values import from_bits
 from accucompare.numbers import DTYPES, Array
@@ -92,6 +93,9 @@ def restore_weights(
         targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings
     )
     outline = modules.outline()
+    for name in _fused(bundle, modules, saved, targets, renamings):
+        saved.pop((Role.PARAM, name), None)
+        targets.pop((Role.PARAM, name), None)
     shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
     for role, name in saved.keys() - targets.keys():
         other = shared_names.other(name)
@@ -125,12 +129,12 @@ def restore_weights(
             raise CaptureError(
                 f"start (--like): {words}: {name!r} ({len(names)} in all{hint}){cure}"
             )
-    own = {
+    made = {
         (Role.BUFFER, name)
         for name in computed
         if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed
     }
-    pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
+    pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - made)]
     for record, target in pairs:  # before any is copied: a model that does not fit stays as it is
         shape = record.shape if record.shard is None else record.shard.shape
         if tuple(target.shape) != shape:
@@ -153,6 +157,27 @@ def restore_weights(
         if role is Role.BUFFER
     ]
     return notes, replaced
+
+
+def _fused(
+    bundle: Bundle,
+    modules: Modules,
+    saved: Mapping[tuple[Role, str], Record],
+    targets: Mapping[tuple[Role, str], torch.Tensor],
+    renamings: Sequence[Renaming],
+) -> set[str]:
+    """Parameters of fused layers that the model holds already, row by row; they stay its own."""
+    differ = {name for role, name in saved.keys() ^ targets.keys() if role is Role.PARAM}
+    if not differ and all(
+        saved[key].shape == tuple(targets[key].shape) for key in saved.keys() & targets.keys()
+    ):
+        return set()
+    own = {**modules.outline(), **describe_tensors(modules)}
+    return {
+        name
+        for weight in find_fused(bundle.manifest.model, own, renamings)
+        for name in (weight.whole, *(part.name for part in weight.parts))
+    }
 
 
 _Parts = dict[tuple[Role, str], list[Record]]

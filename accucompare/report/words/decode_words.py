@@ -58,8 +58,8 @@ def decode_headline(found: Decoded) -> str:
             first = found.failing[0]
             assert first.first is not None
             return (
-                f"more than rounding in {len(found.failing)} of {runs}; {first.way}: begins at"
-                f" {token_place_words(first.first)}"
+                f"more than rounding in {len(found.failing)} of {runs}; {way_words(first, found)}:"
+                f" begins at {token_place_words(first.first)}"
             )
         case DecodeAnswer.NOT_SURE:
             if found.anticipates is not None:

@@ -376,11 +376,14 @@ def _of_ranks(remark: PairRemark) -> str:
 def _of_sequences(remark: PairRemark) -> str:
     """Which part of a sequence it is of; ``""`` for any other remark."""
     match remark:
-        case remarks.CalledInParts(golden, candidate):
-            return (
-                f"called {candidate} times for golden's {golden}, as each rank has a part of the"
-                " sequence"
+        case remarks.CalledInParts(golden, candidate, of_experts):
+            why = (
+                "experts are given at once what golden gives them call by call; give golden all"
+                " rows in one microbatch"
+                if of_experts
+                else "each rank has a part of the sequence"
             )
+            return f"called {candidate} times for golden's {golden}, as {why}"
         case _:
             return ""
 
