@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.errors import UsageError
 from accucompare.live.modules import Modules, class_of, unwrapped
-from accucompare.live.numerics.draws import BeforeCall, draws_of
 from accucompare.live.numerics.regions import ModuleTree
+from accucompare.live.numerics.side_effects import BeforeCall, draws_of
 from accucompare.live.operators import without_dispatch
 from accucompare.selection import Selection
 from accucompare.text import first_few
@@ -104,6 +104,10 @@ def compiled_alone(graph: torch.fx.GraphModule, backend: str) -> Callable[..., A
 
 class DrawsError(Exception):
     """A region draws random numbers, which compiled code draws otherwise."""
+
+
+class OverwritesError(Exception):
+    """A region's compiled code has written into a weight, and no operator of the model does."""
 
 
 @dataclass(eq=False)
@@ -274,6 +278,8 @@ class CompiledRegions:
                 failure = error
         if failure is None and before.has_drawn and not _probes:
             failure = DrawsError("it draws random numbers, which compiled code draws anew")
+        if failure is None and (name := before.overwritten) is not None:
+            failure = OverwritesError(f"its compiled code has written into {name}")
         if failure is not None:
             before.restore()
             self._split(region, failure)
@@ -473,7 +479,11 @@ def _metrics_after(last: Any) -> list[Any]:
 def _reason(error: Exception) -> str:
     inner = getattr(error, "inner_exception", None) or error
     text = _one_line(str(inner)) or type(inner).__name__
-    return text if isinstance(inner, DrawsError) else f"{type(inner).__name__}: {text}"
+    return (
+        text
+        if isinstance(inner, (DrawsError, OverwritesError))
+        else f"{type(inner).__name__}: {text}"
+    )
 
 
 def _condition(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a compiled region draws random numbers: by its graph, and by what a call has drawn."""
+"""What a compiled call does beside its values: draws random numbers, overwrites weights."""
 
 from __future__ import annotations
 
@@ -48,11 +48,31 @@ class BeforeCall:
         self._states = {each: get_state(each) for each in devices}
         buffers = module.buffers() if first else ()
         self._buffers = [(each, each.detach().clone()) for each in buffers]
+        # a training capture looks at all that a step leaves behind
+        held = (*module.named_parameters(), *module.named_buffers())
+        self._held = [
+            (name, each, each._version, _sum_of_bits(each))
+            for name, each in (held if first and not module.training else ())
+            if each.device.type != "meta" and not each.is_inference()
+        ]
 
     @property
     def has_drawn(self) -> bool:
         """Whether random numbers have been drawn since."""
         return any(not torch.equal(get_state(at), was) for at, was in self._states.items())
+
+    @property
+    def overwritten(self) -> str | None:
+        """A parameter or buffer that changed since, though no write was counted: the compiled code
+        has written where no operator of the model does."""
+        return next(
+            (
+                name
+                for name, each, version, before in self._held
+                if each._version == version and _sum_of_bits(each) != before
+            ),
+            None,
+        )
 
     def restore(self) -> None:
         for device, state in self._states.items():
@@ -60,3 +80,17 @@ class BeforeCall:
         with torch.no_grad():
             for buffer, was in self._buffers:
                 buffer.data.copy_(was)
+
+
+#: Integers of as many bytes.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> int | None:
+    """Tells whether a tensor was written into; ``None`` for types that are not looked at."""
+    if tensor.layout is not torch.strided or tensor.element_size() not in _BITS:
+        return None
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+    return int(bits.sum(dtype=torch.int64))
