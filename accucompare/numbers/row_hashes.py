@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from accucompare.numbers.dtypes import Array
 
-#: The most numbers that are kept of a tensor: neighbouring rows share one beyond that.
+#: Neighbouring rows share a number, in runs of a power of two, where a tensor has more rows.
 MOST_NUMBERS = 1024
+#: No numbers are kept of a tensor whose rows such runs leave so many of: manifests hold them.
+_TOO_MANY = 8 * MOST_NUMBERS
 #: Odd, so that none of its powers is zero in 64 bits.
 _BASE = 0x9E3779B97F4A7C15
 
@@ -32,6 +34,7 @@ class RowHashes:
         self.block = 1
         while rows > MOST_NUMBERS * self.block and rows % (2 * self.block) == 0:
             self.block *= 2
+        self.are_few = rows // self.block <= _TOO_MANY
         self._of: dict[str, list[int]] = {}
 
     def add(self, name: str, bits: Array) -> None:

@@ -266,3 +266,12 @@ def test_a_diff_of_fused_layers_needs_no_torch(golden: Path, tmp_path: Path) -> 
         env={"PYTHONPATH": root},
     )
     assert ran.stdout == "False\n"
+
+
+def test_a_manifest_holds_no_long_list_of_a_weights_rows(tmp_path: Path) -> None:
+    """50,257 rows, as a vocabulary has, make no runs of rows."""
+    model = nn.Sequential(nn.Linear(2, 50_257), nn.Identity())
+    with ac.capture(model, tmp_path / "odd"):
+        model(torch.ones(1, 2))
+    parameters = ac.open_bundle(tmp_path / "odd").manifest.model["parameters"]
+    assert "rows" not in parameters["0.weight"]

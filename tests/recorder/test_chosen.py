@@ -164,7 +164,7 @@ def test_a_step_that_is_not_chosen_has_no_hooks_at_work(
     monkeypatch.setattr(hooks.Listener, "run", noting("a hook ran", hooks.Listener.run))
     monkeypatch.setattr(backward, "reachable", noting("a graph was walked", backward.reachable))
     monkeypatch.setattr(
-        updates.Updates, "_of", noting("an update was looked at", updates.Updates._of)
+        updates.Updates, "held_by", noting("an update was looked at", updates.Updates.held_by)
     )
     monkeypatch.setattr(
         backward, "hook_arriving", noting("a tensor got a hook", backward.hook_arriving)

@@ -131,8 +131,8 @@ def _describe_tensor(tensor: torch.Tensor, holder: nn.Module | None) -> dict[str
     if "columns" in along:
         turned = np.ascontiguousarray(host.array.swapaxes(-1, -2))
         _, columns = _digested(turned, host.dtype, True)
-        assert columns is not None
-        entry["columns"] = columns.to_json()
+        if columns is not None:
+            entry["columns"] = columns.to_json()
     return entry
 
 
@@ -140,6 +140,8 @@ def _digested(array: Array, dtype: str, by_rows: bool) -> tuple[dict[str, str], 
     """A tensor's fingerprint, and its rows' digests if these are asked for."""
     width = array.shape[-1] if array.ndim > 1 else 1
     rows = RowHashes(array.size // width, width) if by_rows else None
+    if rows is not None and not rows.are_few:
+        rows = None
     return fingerprint(array, DTYPES[dtype], round_tensor, rows), rows
 
 

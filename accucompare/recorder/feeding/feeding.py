@@ -35,7 +35,10 @@ def two_alike(
     plain = [
         (path, part)
         for path, part in parts
-        if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() > 1
+        if isinstance(part, torch.Tensor)
+        and part.is_floating_point()
+        and not part.is_nested
+        and part.dim() > 1
     ]
     for one, other in itertools.combinations(plain, 2):
         if (

@@ -233,6 +233,8 @@ class GoldenValues:
         record = self.record_of(place, path, {})
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
+        if tensor.is_nested:
+            return _nested_misfit(record, tensor) is not None
         return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
@@ -281,7 +283,7 @@ class GoldenValues:
     def formed(self, record: Record, value: torch.Tensor) -> Record:
         """Golden's record in the shape of a value, where one of the two has the tokens of a batch
         in a row, as the model's own inputs show."""
-        if record.shape == tuple(value.shape) or record.member is None:
+        if value.is_nested or record.shape == tuple(value.shape) or record.member is None:
             return record
         forms = {record.shape, tuple(value.shape)}
         if self._forms is None and {*map(len, forms)} == {1, 2} and "int" in record.dtype:
