@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from accucompare.rerunning.token_places import (
     TOKENS_NAMES,
     Columns,
     TokenPlace,
+    as_type,
     bits_of,
     by_token,
     token_place,
@@ -229,6 +231,8 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
+        self._chosen: dict[str, Counter[str]] = {}
+        self._rounds_much = any(each.dtype.itemsize < 4 for each in model.parameters())
         # by module: inputs that are not golden's, which may do no harm
         self._suspects: dict[str, list[TokenDifference]] = {}
         self._has_others = False  # the call has other tokens than it was to have
@@ -249,10 +253,13 @@ class FedTokens(_Listening):
         self._whole_numbers, self._is_off = [], False
         made = super().call_ended(call, output)
         for found, tokens in self._whole_numbers:
-            # a router's choices among nearly equal scores
-            if not self._is_off and len(found) <= max(1, MANY * tokens) and self._is_float(output):
+            # a router's choices among nearly equal scores: few, of all that it made
+            so_far = self._chosen.setdefault(call.name, Counter())
+            so_far.update(apart=len(found), of=tokens)
+            most = max(1, MANY * so_far["of"]) if self._rounds_much else 1
+            if not self._is_off and so_far["apart"] <= most and self._is_float(output):
                 self.choices += len(found)
-            else:
+            elif found:
                 self._note(found)
         return made
 
@@ -295,7 +302,7 @@ class FedTokens(_Listening):
             self.left += 1
             self._suspects.setdefault(call.name, []).extend(found)
             return None
-        return _as_type(golden, value.dtype).to(value.device)
+        return as_type(golden, value.dtype).to(value.device)
 
     def _tokens_of(
         self, call: Call, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -326,7 +333,7 @@ class FedTokens(_Listening):
         self._judge(call, key, ours, view[samples, places], where)
         if not call.name:
             self.seen_outputs.update(where[:, 1].tolist())
-        view[samples, places] = _as_type(ours, value.dtype).to(value.device)
+        view[samples, places] = as_type(ours, value.dtype).to(value.device)
         return copy
 
     def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
@@ -423,7 +430,7 @@ class FedTokens(_Listening):
             sizes = float(errors.rel_l2[place]), usual, float(over[place])
             found.append(self._difference(call, key, (int(at[place][0]), int(at[place][1])), sizes))
         exact = not DTYPES[theirs[1]].digits
-        if found and exact and key[2] is Role.OUTPUT:
+        if exact and key[2] is Role.OUTPUT:
             self._whole_numbers.append((found, len(at)))
         elif found and notes:
             self._is_off = True
@@ -496,15 +503,6 @@ class FedTokens(_Listening):
             isinstance(part, torch.Tensor) and part.is_floating_point()
             for _, part in leaves(output)
         )
-
-
-def _as_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values in another type; finite ones stay finite, as masks need it."""
-    if not dtype.is_floating_point or values.dtype == dtype:
-        return values.to(dtype)
-    limits = torch.finfo(dtype)
-    finite = torch.isfinite(values)
-    return torch.where(finite, values.clamp(limits.min, limits.max), values).to(dtype)
 
 
 def _argument(module: nn.Module, path: str) -> str:

@@ -118,6 +118,32 @@ class Recurrent(nn.Module):
         return torch.stack(given, 1), (of_layer, of_cell)
 
 
+class Routed(Summing):
+    """Returns choices with their scores; with a cache, it takes the next one for one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+
+    def forward(self, tokens: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        self.router.wrong = before is not None
+        made = super().forward(tokens, before)
+        scores, chosen = self.router(made)
+        return made * scores + chosen
+
+
+class Router(nn.Module):
+    wrong = False
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, chosen = x.max(-1, keepdim=True)
+        return scores, torch.cat([chosen[:1], (chosen[1:] + self.wrong) % 4])
+
+
+def routed() -> ac.Case:
+    return _case(Routed())
+
+
 def _recurrent(lost: int | None = None) -> ac.Case:
     def decode(model: nn.Module, state: Any, tokens: torch.Tensor) -> Any:
         return model(tokens, [each * (lost != at) for at, each in enumerate(state)])
@@ -191,6 +217,12 @@ def test_a_state_that_is_lost(lost: str) -> None:
     first = check(f"{__name__}:{lost}", steps=3).first
     assert first is not None
     assert (first.token, first.maker) == (4, "")
+
+
+def test_choices_that_differ_at_each_token_are_not_nearly_equal() -> None:
+    first = check(f"{__name__}:routed", steps=3).first
+    assert first is not None
+    assert first.maker == "router"
 
 
 def test_a_fault_of_the_cases_own_cache() -> None:
