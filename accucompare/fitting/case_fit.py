@@ -191,10 +191,12 @@ class _Fitting:
         if trains:
             count = 1
         model = golden.manifest.model
+        tied = model.get("tied", {})
         self._tree = CalledTree.of(
             dict.fromkeys(record.name for record in self._records),
             model["modules"],
             [*model["parameters"], *model["buffers"]],
+            {name: first for name, first in tied.items() if name in model["parameters"]},
         )
         owners = self._tree.owners
         self._held = _bytes(self._tree, model)
@@ -257,7 +259,9 @@ class _Fitting:
         search.saw(np.zeros(len(self._tree), np.bool_), least.error)
         if goal.rel_l2 is None:
             proof = self._best_within(search, goal.budget or 0, least)
-            return self._fit(FitAnswer.BEST_FOR_BUDGET, proof, terms, search)
+            finite = math.isfinite(proof.error)
+            answer = FitAnswer.BEST_FOR_BUDGET if finite else FitAnswer.UNREACHABLE
+            return self._fit(answer, proof, terms, search)
         proof = self._smallest(search, goal.rel_l2, most)
         return self._fit(FitAnswer.FITS, proof, terms, search)
 
@@ -360,7 +364,7 @@ class _Fitting:
             found = measured_terms(self._runs, errors, self._tree, self._measured_outputs())
         self._backwards = found.backwards
         self._count(found.counts)
-        return self._terms_by_runs() if found.terms is None else found.terms
+        return self._terms_by_runs(found.why_none) if found.terms is None else found.terms
 
     def _count(self, operations: Mapping[str, int]) -> None:
         for name, count in operations.items():
@@ -370,16 +374,20 @@ class _Fitting:
         places = np.linspace(0, len(self._outputs) - 1, min(len(self._outputs), MOST_OUTPUTS))
         return [self._outputs[int(place)] for place in dict.fromkeys(places.round())]
 
-    def _terms_by_runs(self) -> ErrorTerms:
-        """Without derivatives: a run for each block, with all others in float32."""
-        self._setup.announce("each block alone in the lower type, all others in float32")
-        self._by_runs, tree = True, self._tree
-        blocks, _ = tree.blocks(self._cost)
+    def _terms_by_runs(self, why: str = "") -> ErrorTerms:
+        """Without derivatives: a run for each block, with all others in float32.
+
+        Which module of a block its error is from is not known: each has its share of the cost."""
+        told = f"; no derivatives: {why}" if why else ""
+        self._setup.announce(f"each block alone in the lower type, all others in float32{told}")
+        self._by_runs, tree, cost = True, self._tree, self._cost
+        blocks, _ = tree.blocks(cost)
         products = np.zeros((1, 3, len(tree), 1))
         for block in blocks:
-            kept = ~tree.mask([block])
+            kept = ~tree.with_tied(tree.mask([block]))
             run = self._runs.run(tree.places(kept), *self._shares(kept))
-            products[0, LOW, block, 0] = run.error
+            inside = tree.inside(block)
+            products[0, LOW, inside, 0] = run.error * np.sqrt(cost[inside] / cost[inside].sum())
         return ErrorTerms(tree, products, np.array([1]), np.array([False]))
 
     def _value(self, output: FitOutput) -> Any:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up operations by the module that is running: a product's two for each term, and of all
-    else one for each element of a result."""
+    else one for each element of a result; a view computes nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -27,6 +27,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         packet = func._overloadpacket
+        if _is_view(func):
+            return output
         try:
             if packet in flop_registry:
                 count = flop_registry[packet](*args, **kwargs, out_val=output)
@@ -41,3 +43,9 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             count = 0
         self.counts[self.running[-1]] += int(count)
         return output
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator returns what it was given, and writes nothing."""
+    aliases = [each.alias_info for each in func._schema.returns]
+    return any(each is not None and not each.is_write for each in aliases)

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.fits import ENTERING, LEAVING, LOW, CalledTree, ErrorTerms, FitOutput
-from accucompare.fitting.fit_runs import FitRuns
+from accucompare.devices import explain
+from accucompare.errors import AccucompareError
+from accucompare.fitting.fit_runs import FitRuns, norm_of_finite
 from accucompare.fitting.sensitivities import GoldenForward, ValuePlace
 from accucompare.live.operators import matched_randomness
 from accucompare.recorder.session import Casting, moved
@@ -80,9 +82,11 @@ class OwnErrors:
         key = step, place.name, place.call, role, place.path
         if kind == LOW:
             low, rounded = self._values(1, key), self._values(2, key)
-            return None if low is None or rounded is None else low - rounded
+            return None if low is None or rounded is None else _difference(low, rounded)
         golden = self._values(0, key)
-        return None if golden is None else golden.to(self.dtype).to(torch.float32) - golden
+        if golden is None:
+            return None
+        return _difference(golden.to(self.dtype).to(torch.float32), golden)
 
     def _values(self, which: int, key: _Key) -> torch.Tensor | None:
         record = self._records[which].get(key)
@@ -93,24 +97,45 @@ class OwnErrors:
         return torch.from_numpy(values).to(self.device)
 
 
+def _difference(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """The same infinity or NaN on both sides is no difference."""
+    same = (values == exact) | (values.isnan() & exact.isnan())
+    return (values - exact).masked_fill(same, 0)
+
+
 class MeasuredTerms(NamedTuple):
     """What backwards of golden's code tell.
 
     Attributes:
-        terms: ``None`` if autograd knows of no output that depends on what a module returns.
+        terms: ``None`` if there are none.
         counts: operations of each module's own code.
         backwards: how many there were.
+        why_none: why there are no terms.
     """
 
     terms: ErrorTerms | None
     counts: Mapping[str, int]
     backwards: int
+    why_none: str = ""
 
 
 def measured_terms(
     runs: FitRuns, errors: OwnErrors, tree: CalledTree, outputs: Sequence[FitOutput]
 ) -> MeasuredTerms:
     """Run golden's code in float32, and go back from each output along some directions."""
+    try:
+        return _terms_of_backwards(runs, errors, tree, outputs)
+    except AccucompareError:
+        raise
+    except Exception as error:  # code for inference: in place, through NumPy, too large
+        why = explain(runs.device.type, error).partition("\n")[0]
+    errors.forget()
+    return MeasuredTerms(None, counted_operations(runs, tree), 0, why)
+
+
+def _terms_of_backwards(
+    runs: FitRuns, errors: OwnErrors, tree: CalledTree, outputs: Sequence[FitOutput]
+) -> MeasuredTerms:
     numbers, own = tree.numbers, {*tree.names}
     found: list[NDArray[np.float64]] = []
     exact: list[bool] = []
@@ -126,7 +151,7 @@ def measured_terms(
         reached = [output for output in outputs if output in forward.outputs]
         for output in reached:
             value = forward.outputs[output]
-            norm = float(np.linalg.norm(runs.golden[output].astype(np.float64).reshape(-1))) or 1.0
+            norm = norm_of_finite(runs.golden[output].astype(np.float64)) or 1.0
             directions = list(_directions(value, runs.seed, max(2, DIRECTIONS // len(outputs))))
             products = np.zeros((3, len(tree), len(directions)))
             for number, direction in enumerate(directions):
@@ -142,7 +167,7 @@ def measured_terms(
         errors.forget()
         del model, built, forward
     if not any(each.any() for each in found):
-        return MeasuredTerms(None, counts, 0)
+        return MeasuredTerms(None, counts, 0, "no gradient reaches a layer from the outputs")
     sizes = np.array([each.shape[-1] for each in found])
     together = np.zeros((len(found), 3, len(tree), int(sizes.max())))
     for number, each in enumerate(found):
@@ -157,7 +182,7 @@ def counted_operations(runs: FitRuns, tree: CalledTree) -> Mapping[str, int]:
     args, kwargs = moved(built.inputs[0], runs.device, _AS_IT_IS)
     forward = GoldenForward([*tree.numbers], [])
     with matched_randomness(runs.seed):
-        forward.run(runs.on_device(built.model), args, kwargs)
+        forward.run(runs.on_device(built.model), args, kwargs, derivatives=runs.trains)
     return forward.counts
 
 

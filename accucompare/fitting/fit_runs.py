@@ -135,9 +135,12 @@ class FitRuns:
                 errors = self._errors(kept, Path(folder) / "run")
                 failed = ""
             except CaptureError as error:
-                if not len(kept):
-                    raise  # the case itself does not run in this type
-                errors, failed = [], str(error).partition("\n")[0]
+                failed = str(error).partition("\n")[0]
+                if not len(kept):  # the case itself does not run in this type
+                    raise CaptureError(f"{failed}\n--debug shows the traceback") from error
+                errors = []
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt from None  # what it would name goes with the folder
         worst = max(errors, default=math.inf)
         told = tuple(switch.what for switch in self.switches)
         found = FitRun(kept, flops, held, worst, tuple(errors), expected, failed, told)
@@ -179,12 +182,20 @@ class FitRuns:
 
 
 def relative_l2(golden: Array, values: Array) -> float:
-    """‖values − golden‖ / ‖golden‖ in float64; infinite if that is no number."""
+    """‖values − golden‖ / ‖golden‖ in float64; infinite if that is no number.
+
+    Where both have the same infinity or NaN, there is no difference."""
+    exact, found = golden.astype(np.float64), values.astype(np.float64)
+    same = (found == exact) | (np.isnan(found) & np.isnan(exact))
     with np.errstate(all="ignore"):
-        exact = golden.astype(np.float64)
-        error = float(np.linalg.norm((values.astype(np.float64) - exact).reshape(-1)))
-        norm = float(np.linalg.norm(exact.reshape(-1)))
+        error = float(np.linalg.norm(np.where(same, 0, found - exact).reshape(-1)))
+    norm = norm_of_finite(exact)
     if error == 0:
         return 0.0
-    found = error / norm if norm else math.inf
-    return found if math.isfinite(found) else math.inf
+    ratio = error / norm if norm else math.inf
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def norm_of_finite(values: Array) -> float:
+    """The L2 norm of what is finite."""
+    return float(np.linalg.norm(values[np.isfinite(values)]))

@@ -41,8 +41,14 @@ class GoldenForward:
     outputs: dict[FitOutput, torch.Tensor] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run it once."""
+    def run(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        derivatives: bool = True,
+    ) -> None:
+        """Run it once; without ``derivatives``, only operations are counted."""
         named = name_modules(model).named
         calls = dict.fromkeys(self.names, 0)
         counting = CountingMode()
@@ -84,8 +90,10 @@ class GoldenForward:
                 module.register_forward_hook(lambda module, given, out, name=name: after(name, out))
             )
         try:
-            model.requires_grad_(True)
-            with torch.enable_grad(), counting:
+            for parameter in model.parameters():
+                if parameter.is_floating_point() or parameter.is_complex():
+                    parameter.requires_grad_(True)
+            with torch.set_grad_enabled(derivatives), counting:
                 model(*_leaves_of_graph(args), **_leaves_of_graph(kwargs))
         finally:
             for handle in handles:
@@ -111,7 +119,7 @@ class GoldenForward:
 
 
 def _carries_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
 
 
 def _leaves_of_graph(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +16,13 @@ from typing import Any
 from accucompare.api import Comparison, diff
 from accucompare.bundle.format import display_name, holds_bundle
 from accucompare.bundle.reading import open_bundle
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.rows import Row
 from accucompare.compare.trends import LeftOutRun, NotInTrendWhy, SeenRow, TrendRun, errors_by_layer
 from accucompare.errors import AccucompareError, UsageError
 from accucompare.files import COMPARISON_FILE, same_place
 from accucompare.places import Place, Url, place_of
-from accucompare.report.files import Written, WrittenRow, read_written
+from accucompare.report.files import Written, WrittenMetrics, WrittenRow, read_written
 from accucompare.report.table import layer
 from accucompare.report.words import culprit_words, limit_words
 from accucompare.text import printable
@@ -224,8 +226,17 @@ def _of_comparison(name: str, found: Comparison) -> TrendRun:
     )
 
 
+def _error(metrics: Metrics | WrittenMetrics | None) -> float | None:
+    """The relative L2 error; infinite where NaN or Inf stand on one side only."""
+    if metrics is None:
+        return None
+    if metrics.nonfinite_mismatch:
+        return math.inf
+    return None if isinstance(metrics, Metrics) and metrics.nothing_finite else metrics.rel_l2
+
+
 def _seen(row: Row) -> SeenRow:
-    record, metrics = row.record, row.metrics
+    record = row.record
     role = "" if record is None else record.role.value
     path = "" if record is None or not record.path else f".{record.path}"
     return SeenRow(
@@ -233,7 +244,7 @@ def _seen(row: Row) -> SeenRow:
         f"{role}{path}",
         row.status,
         row.verdict.over_limit,
-        None if metrics is None or metrics.nothing_finite else metrics.rel_l2,
+        _error(row.metrics),
         row.verdict.excess,
         None if row.golden is None or row.candidate is None else row.golden.shape,
         record is not None,
@@ -269,7 +280,7 @@ def _seen_written(rows: Sequence[WrittenRow]) -> Iterator[SeenRow]:
             row.value,
             row.status,
             row.used,
-            row.rel_l2,
+            _error(row.metrics),
             row.excess,
             None if row.golden is None or row.candidate is None else row.golden.shape,
             row.golden is not None or row.candidate is not None,

@@ -92,6 +92,18 @@ def test_an_overflow_is_within_no_tolerance(tree: CalledTree) -> None:
     assert found.expected(kept(tree, "head")) == pytest.approx(1e-3)
 
 
+def test_modules_that_share_a_weight_are_kept_together() -> None:
+    called = ["", "embed", "head", "norm"]
+    tensors = [f"{name}.weight" for name in called[1:]]
+    tied = {"head.weight": "embed.weight"}
+    tree = CalledTree.of(called, dict.fromkeys(called, "Module"), tensors, tied)
+    found = terms(tree, {"head": 8e-3, "norm": 4e-3})
+    search = KeepingSearch(tree, found, np.array([0.1, 0.8, 0.0, 0.1]))
+    assert all(each.kept[1] == each.kept[2] for each in search.path)
+    assert search.best_within(0.5)[0].kept.tolist() == [False, False, False, True]
+    assert len(search.best_within(1.0)) == 1  # of modules and of blocks the same: one run
+
+
 def test_the_cheapest_choice_comes_first_and_runs_correct_it(tree: CalledTree) -> None:
     found = terms(tree, {"head": 8e-3, "layers.0.mlp": 4e-3, "layers.1.mlp": 4e-3})
     cost = np.ones(len(tree))

@@ -10,15 +10,18 @@ from typing import Any
 import openpyxl
 import pytest
 import torch
+from openpyxl.chart import ScatterChart
 from torch import nn
 
 import accucompare as ac
 from accucompare.compare.fits import FitAnswer
 from accucompare.devices import DeviceName
-from accucompare.errors import UsageError
+from accucompare.errors import CaptureError, UsageError
 from accucompare.fitting import keep_in_float32
+from accucompare.fitting.costs import CountingMode
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import capture_case
+from accucompare.report.words import fit_words
 from planted.faults_models import build
 from tests.conftest import Run
 
@@ -83,6 +86,30 @@ class Detached(nn.Module):
 def detached():
     torch.manual_seed(0)
     return Case(Detached().eval(), torch.randn(4, 16))
+
+class ForInference(nn.Module):
+    '''Overwrites what a backward needs; masks its output; has a parameter of integers.'''
+    def __init__(self, through_numpy):
+        super().__init__()
+        self.through_numpy = through_numpy
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 24)
+        self.order = nn.Parameter(torch.arange(24), requires_grad=False)
+    def forward(self, x):
+        x = self.first(x).sigmoid_().add_(1)
+        if self.through_numpy:
+            x = torch.from_numpy(x.float().numpy().copy()).to(x.dtype)
+        return self.last(x).masked_fill(self.order > 20, float("-inf"))
+def in_place():
+    torch.manual_seed(0)
+    return Case(ForInference(False).eval(), torch.randn(4, 16))
+def through_numpy():
+    torch.manual_seed(0)
+    return Case(ForInference(True).eval(), torch.randn(4, 16))
+
+class Narrow(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.to(torch.float32))
+def narrow(): return Case(nn.Sequential(Narrow(4, 4)), torch.ones(2, 4))
 """
 CPU = DeviceName.parse("cpu")
 
@@ -208,6 +235,39 @@ def test_without_gradients_each_block_is_run_alone(cases: Cases) -> None:
     assert found.proof.error <= 2e-3
 
 
+@pytest.mark.parametrize("name", ["in_place", "through_numpy"])
+def test_code_that_is_for_inference_is_run_block_by_block(name: str, cases: Cases) -> None:
+    found = cases.fit(name, rel_l2=1e-3)
+    assert (found.answer, found.backwards) == (FitAnswer.FITS, 0)
+    assert found.proof.error <= 1e-3 < found.least.error < 1e-2  # its infinities are golden's
+
+
+def test_weights_that_are_shared_are_kept_and_counted_together(cases: Cases) -> None:
+    options = ac.FitOptions(by="bytes")
+    found = cases.fit("odd", budget=0.1, options=options)  # the tied weight is 20 % of all
+    assert found.proof.bytes <= 0.1
+    assert not {"embed", "head"} & {*found.kept.whole, *found.kept.own}
+
+
+def test_the_best_for_a_budget_that_overflows_is_no_success(cases: Cases) -> None:
+    found = cases.fit("overflows", dtype="float16", budget=1e-4)
+    assert (found.answer, found.exit_code) == (FitAnswer.UNREACHABLE, 1)
+    assert "with 0.01% of the operations in float32" in fit_words.fit_headline(found)
+    assert "a larger share" in fit_words.fit_hint(found)
+
+
+def test_a_case_that_does_not_run_in_the_type_names_no_folder_that_is_gone(cases: Cases) -> None:
+    with pytest.raises(CaptureError, match="the model raised in 0") as raised:
+        cases.fit("narrow", rel_l2=1e-3)
+    assert "What was recorded" not in str(raised.value)
+
+
+def test_a_view_is_no_operation() -> None:
+    with CountingMode() as counting:
+        torch.ones(3, 4).view(4, 3).transpose(0, 1).add(1)
+    assert counting.counts == {"": 24}  # the ones, and the sum
+
+
 def test_a_tolerance_that_is_met_needs_nothing(cases: Cases) -> None:
     found = cases.fit("bert", rel_l2=0.5)
     assert (found.answer, found.exit_code) == (FitAnswer.NOTHING_TO_KEEP, 0)
@@ -304,7 +364,9 @@ def test_the_command_writes_code_and_reports(cli: Run, cases: Cases, tmp_path: P
     assert "def fitted" in (tmp_path / "fit" / "keep_in_float32.py").read_text()
     book = openpyxl.load_workbook(tmp_path / "fit.xlsx")
     assert book.sheetnames == ["Fit", "Curve", "Blocks", "Code"]
-    assert len(book["Curve"]._charts) == 1
+    (curve,) = book["Curve"]._charts
+    assert isinstance(curve, ScatterChart)  # shares lie to scale
+    assert len(curve.series) == 3
     refused = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--rel-l2", "3e-3")
     assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
     unknown = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--budget", "much")

@@ -74,6 +74,35 @@ def of(trend: ac.Trend, layer: str) -> Any:
     return next(place for place in trend.places if place.layer == layer)
 
 
+def test_nan_has_no_finite_error(nightly: Path, tmp_path: Path) -> None:
+    broken = values(1e-7)
+    broken[0, 0] = np.nan
+    made = [item(LAYERS[0], broken, parent=None), *items({}, LAYERS[1:])]
+    last = write(tmp_path / "last", made)
+    told = ac.diff(nightly / "reference", last).to_json(tmp_path / "last.json")
+    for newest in (last, told):
+        place = of(ac.trend([nightly / "reference", nightly / "zero", newest]), LAYERS[0])
+        assert (place.state, place.error_after, place.factor) == (
+            PlaceState.FELL_OUT, np.inf, np.inf,
+        )  # fmt: skip
+
+
+def test_a_layer_that_failed_and_is_gone_is_no_pass(nightly: Path, tmp_path: Path) -> None:
+    runs = []
+    for name, faulty, layers in (
+        ("one", 0.0, LAYERS),
+        ("two", 3e-2, LAYERS),
+        ("few", 0, LAYERS[:4]),
+    ):
+        golden, candidate = tmp_path / f"{name}-golden", tmp_path / name
+        run(golden, 1, {"": 0.0}, layers=layers)
+        run(candidate, 2, {LAYERS[-1]: faulty}, layers=layers)
+        runs.append(ac.diff(golden, candidate).to_json(tmp_path / f"{name}.json"))
+    found = ac.trend(runs)
+    assert ([place.layer for place in found.lost], found.exit_code) == ([LAYERS[-1]], 2)
+    assert ac.trend([runs[0], runs[2]]).exit_code == 0
+
+
 def test_every_answer_has_its_exit_code() -> None:
     assert {each.value: code for each, code in TREND_EXIT_CODES.items()} == {
         "within": 0,

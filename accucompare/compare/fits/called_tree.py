@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class CalledTree:
         attached: by number, the names of modules that nobody calls, and whose parameters its own
             code computes with.
         numbers: by name, also of those that count as their caller's.
+        tied: the numbers of modules that share a weight, which has one type.
     """
 
     names: Sequence[str]
@@ -42,6 +44,7 @@ class CalledTree:
     modules: Sequence[str]
     attached: Mapping[int, Sequence[str]]
     numbers: Mapping[str, int]
+    tied: Sequence[Sequence[int]] = ()
     _children: list[list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,13 +56,18 @@ class CalledTree:
 
     @classmethod
     def of(
-        cls, called: Iterable[str], modules: Mapping[str, str], tensors: Iterable[str]
+        cls,
+        called: Iterable[str],
+        modules: Mapping[str, str],
+        tensors: Iterable[str],
+        tied: Mapping[str, str] = MappingProxyType({}),
     ) -> CalledTree:
         """
         Args:
             called: names of modules, each once.
             modules: all modules, with their classes.
             tensors: qualified names of parameters and buffers.
+            tied: further names of shared parameters, each with the first.
         """
         owners = {name.rpartition(".")[0] for name in tensors}
         holding = {around for name in owners for around in _around(name)}
@@ -81,6 +89,12 @@ class CalledTree:
             )
             if name not in numbers and holds:
                 attached.setdefault(around(name), []).append(name)
+        sharing: dict[str, set[int]] = {}
+        for further, first in tied.items():
+            holders = (name.rpartition(".")[0] for name in (first, further))
+            sharing.setdefault(first, set()).update(
+                numbers[name] if name in numbers else max(around(name), 0) for name in holders
+            )
         return cls(
             names,
             [modules.get(name, "") for name in names],
@@ -88,6 +102,7 @@ class CalledTree:
             [*modules],
             attached,
             {**{name: around(name) for name in called}, **numbers},
+            [sorted(group) for group in sharing.values() if len(group) > 1],
         )
 
     @cached_property
@@ -143,6 +158,14 @@ class CalledTree:
         made[[*own]] = True
         for number in wholes:
             made[self.inside(number)] = True
+        return made
+
+    def with_tied(self, mask: Mask) -> Mask:
+        """These, and the modules that share a weight with one of them."""
+        made = mask.copy()
+        for _ in self.tied:
+            for group in self.tied:
+                made[group] = made[group].any()
         return made
 
     def places(self, kept: Mask) -> KeptPlaces:

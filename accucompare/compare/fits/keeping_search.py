@@ -118,11 +118,12 @@ class KeepingSearch:
 
     def best_within(self, budget: float) -> list[Choice]:
         """The choices that should be best for a share: of single modules, of whole blocks."""
-        return [
-            min(pool, key=lambda each: each.expected)
-            for choices in (self.path, self._by_block)
-            if (pool := [each for each in choices if each.share <= budget])
-        ]
+        found = {}
+        for choices in (self.path, self._by_block):
+            if pool := [each for each in choices if each.share <= budget]:
+                best = min(pool, key=lambda each: each.expected)
+                found[best.kept.tobytes()] = best
+        return [*found.values()]
 
     def _cheapest(self, choices: Iterable[Choice], limit: float, below: float) -> Choice | None:
         most = below - max(below * WORTH_A_RUN, LEAST_WORTH) if math.isfinite(below) else math.inf
@@ -140,7 +141,8 @@ class KeepingSearch:
         kept = choice.kept.copy()
         for number in sorted(np.flatnonzero(kept), key=lambda each: -self._cost[each]):
             kept[number] = False
-            if self.corrected(float(self._terms.expected(kept))) > limit:
+            made = self._tree.with_tied(kept)
+            if self.corrected(float(self._terms.expected(made))) > limit:
                 kept[number] = True
         return self._chosen([kept])[0]
 
@@ -156,7 +158,7 @@ class KeepingSearch:
         return self._chosen([kept])[0]
 
     def _chosen(self, masks: Iterable[Mask]) -> list[Choice]:
-        listed = np.array([*masks])
+        listed = np.array([self._tree.with_tied(mask) for mask in masks])
         return [
             Choice(kept, self.share(kept), float(error))
             for kept, error in zip(listed, self._terms.expected(listed), strict=True)
@@ -186,16 +188,20 @@ class KeepingSearch:
         tree, kept = self._tree, np.ones(len(self._tree), np.bool_)
         low, leaving, entering = self._terms.squares.max(0)[[LOW, LEAVING, ENTERING]]
         inner = tree.parents >= 0
+        together = [tree.with_tied(each) for each in np.eye(len(tree), dtype=np.bool_)]
+        cost = np.array([self.share(each) for each in together])
         found = [kept.copy()]
-        for _ in range(len(tree)):
+        while kept.any():
             around = np.where(inner, kept[tree.parents], True)
             # what is in a module then leaves to a lower type, and no longer enters one
             changes = np.where(kept, leaving, -entering)
             of_children = np.zeros(len(tree))
             np.add.at(of_children, tree.parents[inner], changes[inner])
             added = low + np.where(around, entering, -leaving) + of_children
-            added = np.where(kept, added / np.maximum(self._cost, 1e-12), np.inf)
-            kept[int(np.argmin(added))] = False
+            for group in tree.tied:
+                added[group] = added[group].sum()
+            added = np.where(kept, added / np.maximum(cost, 1e-12), np.inf)
+            kept &= ~together[int(np.argmin(added))]
             found.append(kept.copy())
         return found
 

@@ -52,6 +52,12 @@ class PlaceTrend:
         return self.state in (PlaceState.FELL_OUT, PlaceState.ALWAYS)
 
     @property
+    def failed_last(self) -> bool:
+        """Whether it failed in the last run that compared it."""
+        told = [error.ok for error in self.errors if error is not None and error.ok is not None]
+        return bool(told) and not told[-1]
+
+    @property
     def first_failing(self) -> int:
         """The number of its first failing row in the run since which it fails; 0 if it never did.
         A module is called before those inside it, but fails after them."""

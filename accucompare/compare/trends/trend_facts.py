@@ -144,8 +144,10 @@ class TrendFacts:
 
     @cached_property
     def lost(self) -> list[PlaceTrend]:
-        """The layers of earlier runs that the newest, which left records out, did not compare."""
-        return self.in_state(PlaceState.NOT_IN_NEWEST) if self.newest.rows_left_out else []
+        """The layers that the newest run did not compare, if it left records out; or else those
+        of them that failed when they were last compared."""
+        gone = self.in_state(PlaceState.NOT_IN_NEWEST)
+        return [place for place in gone if self.newest.rows_left_out or place.failed_last]
 
     @property
     def troubles(self) -> list[LeftOutRun]:

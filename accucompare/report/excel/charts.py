@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from openpyxl.chart import LineChart, Reference
+from openpyxl.chart import LineChart, Reference, ScatterChart
 from openpyxl.chart import Series as Drawn
 from openpyxl.chart.shapes import GraphicalProperties
 from openpyxl.chart.text import RichText
@@ -27,14 +27,18 @@ _SMALL_MARKS = 400  # for more points than these
 def draw(sheet: Worksheet, chart: Chart, table: Table) -> None:
     """Add a chart of the table, which is on one sheet, to a sheet."""
     count = len(table.rows)
-    drawn: Any = LineChart()  # its type forbids removing legend, title and gridlines
+    # their types forbid removing legend, title and gridlines
+    drawn: Any = ScatterChart() if chart.to_scale else LineChart()
     drawn.width, drawn.height = chart.size
     drawn.legend.position = "b"
     drawn.display_blanks = "span" if chart.spanned else "gap"
     drawn.visible_cells_only = not table.hidden
+    under = _cells(table, chart.under)
     for series in chart.series:
-        drawn.series.append(_series(series, _cells(table, series.column, header=True), count))
-    drawn.set_categories(_cells(table, chart.under))
+        values = _cells(table, series.column, header=True)
+        drawn.series.append(_series(series, values, count, under if chart.to_scale else None))
+    if not chart.to_scale:
+        drawn.set_categories(under)
     title, drawn.x_axis.title, drawn.y_axis.title = (each or None for each in chart.titles)
     drawn.title = title
     names = next(column for column in table.columns if column.title == chart.under).format == TEXT
@@ -52,8 +56,8 @@ def _cells(table: Table, title: str, header: bool = False) -> Reference:
     )
 
 
-def _series(series: ChartSeries, values: Reference, count: int) -> Any:
-    drawn: Any = Drawn(values, title_from_data=True)
+def _series(series: ChartSeries, values: Reference, count: int, under: Reference | None) -> Any:
+    drawn: Any = Drawn(values, under, title_from_data=True)
     drawn.smooth = False
     line = LineProperties(
         solidFill=series.color,
@@ -82,7 +86,11 @@ def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
     y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill=looks.GRID, w=6350))
     x.crosses = "min"  # at the foot of the chart, not at 1
     x.tickLblPos = "low"
-    x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / chart.labels))
+    if chart.to_scale:
+        x.number_format, x.majorGridlines = "General", None
+        x.scaling.min, x.scaling.max = chart.to_scale
+    else:
+        x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / chart.labels))
     x.txPr, y.txPr = _small(rotation=-5_400_000 if names else 0), _small()
     for each in (x, y):
         each.graphicalProperties = GraphicalProperties(

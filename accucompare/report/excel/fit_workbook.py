@@ -81,7 +81,7 @@ def _curve(found: Fit) -> Table:
     titles = ("", f"{of} in float32, %", "relative L2 error (logarithmic)")
     chart = Chart(
         "A3", series if found.goal.rel_l2 else series[:2], CURVE_COLUMNS[0].title, titles,
-        size=(24, 14), labels=20, spanned=True,
+        size=(24, 14), labels=20, spanned=True, to_scale=(0, 100),
     )  # fmt: skip
     return Table(
         "Curve",

@@ -3,7 +3,7 @@
 const CHART_HEIGHT = 260;
 const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power)); // distances between lines of the x axis
 
-// series: {title, color, values, dashed, points, width}; place(index) is what the tooltip says, choose(index) what a click does.
+// series: {title, color, values, dashed, points, width}; named: what stands at 1, 2, … of the x axis; place(index) is what the tooltip says, choose(index) what a click does.
 class LineChart {
   constructor(box, xs, series, options = {}) {
     Object.assign(this, { box, xs, series, options });
@@ -36,9 +36,10 @@ class LineChart {
   }
 
   settings() {
-    const { logarithmic, bounds } = this.options;
+    const { logarithmic, bounds, named } = this.options;
     const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 }, font: "11px system-ui" };
     const powers = (plot, splits) => splits.map((value) => (value === null ? "" : exponent(value, 0)));
+    const name = (value) => ((each) => (each.length > 14 ? `${each.slice(0, 13)}…` : each))(named[value - 1] ?? "");
     const words = (plot, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(6)))));
     return {
       width: this.box.clientWidth || 600,
@@ -47,7 +48,7 @@ class LineChart {
       cursor: { y: false, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: false }, y: logarithmic ? { distr: 3, log: 10, range: bounds ? () => bounds : undefined } : {} },
       axes: [
-        { ...axis, size: 34, incrs: WHOLE, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value.toLocaleString("en-US") : "")) },
+        { ...axis, size: 34, space: named ? 90 : 50, incrs: WHOLE, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? (named ? name(value) : value.toLocaleString("en-US")) : "")) },
         { ...axis, size: 62, values: logarithmic ? powers : words, ...(logarithmic ? { splits: (plot, index, low, high) => lines(low, high) } : {}) },
       ],
       series: [{}, ...this.series.map((each) => this.line(each))],

@@ -53,6 +53,6 @@ class TrendPage {
     const place = (index) => ({ title: runs[index], lines: [`relative L2: ${told(error[index])}`, `x limit: ${told(over[index])}`] });
     this.caption.replaceChildren(make("b", { dir: "auto" }, this.head.layers[row]), " over the runs, logarithmic");
     this.chart?.destroy();
-    this.chart = new LineChart(this.box, runs.map((_, index) => index + 1), series, { logarithmic: true, place, height: 190, label: `errors of ${this.head.layers[row]}` });
+    this.chart = new LineChart(this.box, runs.map((_, index) => index + 1), series, { logarithmic: true, named: runs, place, height: 190, label: `errors of ${this.head.layers[row]}` });
   }
 }

@@ -82,6 +82,8 @@ class Chart:
         bounds: of the y axis; ``None`` for the values' range.
         spanned: whether lines go on where a value is missing.
         data: the table with the columns; ``None`` for the table beside the chart.
+        to_scale: the x axis' ends, where points lie in proportion to their values on it; ``None``
+            for one step from each row to the next.
     """
 
     at: str
@@ -94,6 +96,7 @@ class Chart:
     spanned: bool = False
     data: Table | None = None
     logarithmic: bool = True
+    to_scale: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def _print_since(console: Console, facts: TrendFacts) -> None:
 
 def _print_heat(console: Console, facts: TrendFacts) -> None:
     """The errors as multiples of their limits, of the layers and runs that fit."""
-    places = [place for place in listed_places(facts) if place.state is not PlaceState.OK]
+    plain = (PlaceState.OK, PlaceState.NEVER_COMPARED)
+    places = [place for place in listed_places(facts) if place.state not in plain]
     if not places:
         return
     name = min(_NAME, max(cell_len(place.layer) for place in places[:_MOST_LAYERS]))

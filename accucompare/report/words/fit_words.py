@@ -17,11 +17,12 @@ def fit_headline(found: Fit) -> str:
     if found.answer is FitAnswer.NOTHING_TO_KEEP:
         return f"nothing to keep in float32: {found.dtype} alone is off by {off_by(proof.error)}"
     if found.answer is FitAnswer.UNREACHABLE:
-        return f"out of reach: with everything in float32, it is off by {off_by(proof.error)}"
+        kept = "everything" if found.goal.budget is None else _budget(found)
+        return f"out of reach: with {kept} in float32, it is off by {off_by(proof.error)}"
     if found.answer is FitAnswer.BEST_FOR_BUDGET:
         return (
-            f"best for {share_in_words(found.goal.budget or 0)} of the {_SHARES[found.goal.by]}:"
-            f" off by {off_by(proof.error)} instead of {off_by(found.least.error)}"
+            f"best for {_budget(found)}: off by {off_by(proof.error)} instead of"
+            f" {off_by(found.least.error)}"
         )
     if not len(proof.kept):
         told = " and ".join(proof.switches)
@@ -43,7 +44,7 @@ def fit_facts_in_words(found: Fit) -> list[str]:
         f"judged: {', '.join(labels)}, by the relative L2 error against {found.golden}",
         f"run on {found.device}; nothing in float32 is off by {off_by(least.error)}",
     ]
-    everything = next((run for run in found.runs if run.kept.are_all), None)
+    everything = _everything(found)
     if everything is not None and everything is not proof:
         lines[-1] += f", everything in float32 by {off_by(everything.error)}"
     if found.answer is FitAnswer.FITS:
@@ -64,6 +65,9 @@ def fit_hint(found: Fit) -> str:
     if found.answer is FitAnswer.UNREACHABLE:
         if found.proof.failed:
             return f"it does not run in float32: {found.proof.failed}"
+        everything = _everything(found)
+        if everything is not None and math.isfinite(everything.error) and found.goal.budget:
+            return "ask for a larger share: what overflows costs more than this one"
         return (
             f"float32 on {found.device} is itself that far from golden: `accucompare locate"
             f" --device {found.device} --dtype float32 --golden {found.golden}` shows where"
@@ -77,6 +81,15 @@ def fit_hint(found: Fit) -> str:
     if failed:
         return f"{counted(len(failed), 'choice')} did not run: {failed[0].failed}"
     return ""
+
+
+def _budget(found: Fit) -> str:
+    return f"{share_in_words(found.goal.budget or 0)} of the {_SHARES[found.goal.by]}"
+
+
+def _everything(found: Fit) -> FitRun | None:
+    """The run with everything in float32."""
+    return next((run for run in found.runs if run.kept.are_all), None)
 
 
 def kept_in_words(kept: KeptPlaces) -> str:

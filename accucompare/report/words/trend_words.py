@@ -168,8 +168,9 @@ def trend_notes(facts: TrendFacts) -> list[str]:
     if len(fed) > 1:
         free = [run.name for run in facts.runs if not run.fed]
         notes.append(f"some runs are fed, and these are not: {first_few(free)}")
-    gone = facts.in_state(PlaceState.NOT_IN_NEWEST)
-    if gone and not facts.lost:
+    told = [] if facts.failing else facts.lost
+    gone = [each for each in facts.in_state(PlaceState.NOT_IN_NEWEST) if each not in told]
+    if gone:
         names = first_few([place.layer for place in gone])
         notes.append(f"{counted(len(gone), 'layer')} of earlier runs not in the newest: {names}")
     return notes
