@@ -65,7 +65,7 @@ EXEMPT = {
     "given_layouts._MOST_BYTES": "memory",
     "keeping_search": "how long a search takes, and what it tries; a run proves what is kept",
     "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
-    "golden_parts": "how much of a tensor is read to tell its layout",
+    "part_ways": "how much of a tensor is read to tell its layout",
     "masks.MOST_BROADCAST": "memory",
     "norms": "exact sums: which of two formulas loses fewer digits",
     "patterns": "the shape of an error",

@@ -15,6 +15,7 @@ from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS
 
 import accucompare as ac
 from accucompare.api import Comparison
+from accucompare.bundle.format import Role
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.decide import Answer
 from accucompare.errors import UsageError
@@ -57,7 +58,11 @@ class _Model(nn.Module):
 
 
 def plain() -> ac.Case:
-    return ac.Case(_Model(), torch.randn(5, 6))
+    return ac.Case(_Model().eval(), torch.randn(5, 6))
+
+
+def training() -> ac.Case:
+    return ac.Case(_Model(), torch.randn(5, 6), loss=lambda output: output.pow(3).mean())
 
 
 def dropping() -> ac.Case:
@@ -66,6 +71,53 @@ def dropping() -> ac.Case:
 
 def compiled_in_part() -> ac.Case:
     return ac.Case(_Model(compiled=True), torch.randn(5, 6))
+
+
+class _Shared(nn.Module):
+    """One layer that the model calls itself, and blocks call, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.LayerNorm(6)
+        self.norm, self.blocks = norm, nn.ModuleList([_Gated(), _Gated()])
+        for each in self.blocks:
+            each.act = nn.Sequential(norm, nn.Tanh())  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        for each in self.blocks:
+            x = x + each(x)
+        made: torch.Tensor = self.norm(x)
+        return made
+
+
+class _Drawing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.normal(0.0, 1.0, x.shape)
+
+
+def shared() -> ac.Case:
+    return ac.Case(_Shared(), torch.randn(5, 6), loss=lambda output: output.pow(3).mean())
+
+
+def drawing() -> ac.Case:
+    return ac.Case(nn.Sequential(_Gated(), _Drawing()), torch.randn(5, 6))
+
+
+def _too_large(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    return lambda *given: [1.01 * each for each in graph(*given)]
+
+
+def compiled_in_place() -> ac.Case:
+    model = _Model()
+    model.second.compile(backend=_too_large)
+    return ac.Case(model.eval(), torch.randn(5, 6))
+
+
+def compiled_forward() -> ac.Case:
+    model = _Model()
+    model.second.forward = torch.compile(model.second.forward, backend=_too_large)  # type: ignore[method-assign]
+    return ac.Case(model.eval(), torch.randn(5, 6))
 
 
 @pytest.fixture
@@ -172,6 +224,49 @@ def test_a_case_that_compiles_a_part_is_captured_at_that(tmp_path: Path) -> None
         assert compiled.regions["second"].graphs == 1
         assert {record.name for record in bundle.records()} >= {"first.act", "second"}
         assert "second.act" not in {record.name for record in bundle.records()}
+
+
+@pytest.mark.parametrize("case", ["compiled_in_place", "compiled_forward"])
+def test_a_part_that_is_compiled_has_the_backend_of_its_own(case: str, tmp_path: Path) -> None:
+    found = _located(f"{_HERE}:{case}", "own", tmp_path)
+    assert found.answer is Answer.BUG
+    assert found.culprits[0].name.startswith("second")
+
+
+def test_a_layer_that_the_model_and_its_blocks_call_is_no_fault(tmp_path: Path) -> None:
+    assert _located(f"{_HERE}:shared", "aot_eager", tmp_path).exit_code == 0
+
+
+def test_random_numbers_are_noticed_as_they_are_drawn(tmp_path: Path) -> None:
+    found = _located(f"{_HERE}:drawing", "aot_eager", tmp_path)
+    assert found.answer is Answer.NOT_SURE
+    assert found.compiled is not None
+    assert "draws random numbers" in found.compiled.eager["1"]
+
+
+@pytest.mark.parametrize(("case", "code"), [("plain", 2), ("training", 1)])
+def test_a_weight_that_compiled_code_overwrites(
+    case: str, code: int, backend: Callable[..., str], tmp_path: Path
+) -> None:
+    def overwriting(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+
+        def run(*given: Any) -> Any:
+            made = graph(*given)
+            for name, each in zip(names, given, strict=True):
+                if "bias" in name:
+                    each.data.add_(1.0)  # as a kernel does, which no version counts
+            return made
+
+        return run
+
+    found = _located(f"{_HERE}:{case}", backend(overwriting), tmp_path)
+    assert found.exit_code == code
+    if code == 1:
+        changed = [row.module for row in found.rows if row.record.role is Role.PARAM_CHANGED]
+        assert "first.inner" in changed
+    else:
+        assert "its compiled code has written into inner.bias" in found.conclusion
 
 
 def test_a_compiled_capture_is_compared_with_a_golden_that_saw_all(

@@ -14,6 +14,7 @@ from accucompare.cli.decode_command import device_of_locate, locate_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import examples
 from accucompare.cli.logs import announcer, told_later
+from accucompare.cli.option_types import PLACE
 from accucompare.cli.outputs import Outputs, finish, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 @option.out(
     "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's"
     " type]",
-    kind=option.PLACE,
+    kind=PLACE,
 )
 @option.of(AskedOfCapture)
 @option.with_baseline
@@ -271,7 +272,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.decode
 @option.golden()
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
-@option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
+@option.out("Directory or URL for bundles.", "locate", kind=PLACE)
 @option.of(LocateOptions)
 @option.ops
 @option.report("DIR")

@@ -9,6 +9,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, cli
 from accucompare.cli.help import examples
+from accucompare.cli.option_types import LOCAL
 from accucompare.cli.outputs import refuse_places, stem
 from accucompare.files import is_stdout
 from accucompare.selection import Viewer
@@ -32,7 +33,7 @@ _OPEN = {
         "accucompare export npu.json --to perfetto --out npu.trace.json",
     )
 )
-@click.argument("comparison", type=option.LOCAL)
+@click.argument("comparison", type=LOCAL)
 @option.viewer
 @option.out(
     "File to write; node data go beside it.  [default: reports/COMPARISON-VIEWER.json]",

@@ -10,6 +10,7 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.logs import announcer
+from accucompare.cli.option_types import PLACE
 from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports_to_write, stem
 from accucompare.errors import UsageError
 from accucompare.files import JSON_FILE, PYTHON_FILE
@@ -39,7 +40,7 @@ from accucompare.selection import FloatType
 @option.rel_l2
 @option.budget
 @option.of(FitOptions)
-@option.out("Directory or URL for bundles.", "fit", kind=option.PLACE)
+@option.out("Directory or URL for bundles.", "fit", kind=PLACE)
 @option.code
 @option.report("DIR")
 @option.json()

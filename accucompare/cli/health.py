@@ -11,6 +11,7 @@ from accucompare.asked import AskedOfCapture
 from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
+from accucompare.cli.option_types import LOCAL
 from accucompare.cli.outputs import is_page, logs_of, refuse_file, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 from accucompare.files import JSON_FILE
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         "cannot be read, or no step was watched.",
     )
 )
-@click.argument("log", type=option.LOCAL)
+@click.argument("log", type=LOCAL)
 @option.thresholds
 @option.threshold_file
 @option.json()

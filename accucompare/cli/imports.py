@@ -9,6 +9,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, cli
 from accucompare.cli.help import examples
+from accucompare.cli.option_types import LOCAL, PLACE
 from accucompare.errors import CaptureError
 from accucompare.places import Place
 from accucompare.selection import DumpFormat
@@ -29,8 +30,8 @@ _SHOWN = 5
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
-@click.argument("dump", type=option.LOCAL)
-@option.out("Directory or URL to write the bundle to.", required=True, kind=option.PLACE)
+@click.argument("dump", type=LOCAL)
+@option.out("Directory or URL to write the bundle to.", required=True, kind=PLACE)
 @option.dump_format
 @option.name_pattern
 @option.onnx_model

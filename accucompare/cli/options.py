@@ -4,18 +4,22 @@ have them. Parameters give what differs by command."""
 from __future__ import annotations
 
 import functools
-import math
-import re
 from collections.abc import Callable
 from dataclasses import Field, fields
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from accucompare.errors import UsageError
-from accucompare.places import Url, local, place_of
+from accucompare.cli.option_types import (
+    LOCAL,
+    PLACE,
+    FiniteRange,
+    LocalPath,
+    OneOf,
+    ReadBy,
+    SizeType,
+)
 from accucompare.selection import (
     DumpFormat,
     FloatType,
@@ -29,79 +33,6 @@ from accucompare.selection import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _OneOf(click.Choice):  # type: ignore[type-arg]  # generic only in newer versions
-    """One of an Enum's values, converted to that Enum."""
-
-    def __init__(self, kind: type[Enum], *but: Enum) -> None:
-        super().__init__([each.value for each in kind if each not in but])
-        self._kind = kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self._kind(super().convert(value, param, ctx))
-
-
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes such as 512MiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
-        if match is None or not float(match[1]):
-            self.fail(f"{value!r} is no size; write it as 512MiB or 1GiB", param, ctx)
-        return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
-
-
-class _Read(click.ParamType):  # type: ignore[type-arg]
-    """A text converted by a function, whose ValueError is the message."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._read(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _LocalPath(click.Path):
-    """A path of this machine."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            local(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _FloatRange(click.FloatRange):
-    """A range that excludes NaN and Inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is no finite number", param, ctx)
-        return number
-
-
-class _BundlePlace(click.Path):
-    """A directory, or a URL."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        place = place_of(value) if isinstance(value, str) else value
-        return place if isinstance(place, Url) else super().convert(place, param, ctx)
-
-
-#: Everything but bundles.
-LOCAL = _LocalPath(path_type=Path)
-PLACE = _BundlePlace(path_type=Path)
-
-
 #: Types of options made of fields, where default and range do not tell them.
 _TYPES: dict[str, Any] = {
     "as_layout": PLACE,
@@ -110,8 +41,8 @@ _TYPES: dict[str, Any] = {
     "layout_of": PLACE,
     "golden_python": click.Path(exists=True, dir_okay=False, path_type=Path),
     "kernel_dump": click.Path(path_type=Path, file_okay=False),
-    "roles": _Read("roles", RoleGroup.parse),
-    "steps": _Read("LIST", Steps.of),
+    "roles": ReadBy("roles", RoleGroup.parse),
+    "steps": ReadBy("LIST", Steps.of),
     "trace_steps": click.IntRange(0),
 }
 
@@ -140,9 +71,9 @@ def _made_of(told: Field[Any]) -> Callable[[F], F]:
     if about["shown"] is not None:
         given["metavar"] = about["shown"]
     if about["one_of"] is not None:
-        given["type"] = _OneOf(about["one_of"])
+        given["type"] = OneOf(about["one_of"])
     elif about["between"] is not None:
-        kind = _FloatRange if isinstance(default, float) else click.IntRange
+        kind = FiniteRange if isinstance(default, float) else click.IntRange
         given["type"] = kind(*about["between"])
     elif told.name in _TYPES:
         given["type"] = _TYPES[told.name]
@@ -208,7 +139,7 @@ def dtype(
     *but: FloatType,
     required: bool = False,
 ) -> Callable[[F], F]:
-    return click.option("--dtype", type=_OneOf(FloatType, *but), required=required, help=help)
+    return click.option("--dtype", type=OneOf(FloatType, *but), required=required, help=help)
 
 
 def repeat(help: str) -> Callable[[F], F]:
@@ -263,7 +194,7 @@ def overwrite(help: str) -> Callable[[F], F]:
 
 round_weights = click.option(
     "--round-weights",
-    type=_OneOf(RoundedType),
+    type=OneOf(RoundedType),
     help=(
         "First round weights, buffers and floating inputs to this type; they keep their dtype. "
         " [default: as in --like or --feed]"
@@ -287,7 +218,7 @@ baseline_tensors = click.option(
 )
 queue = click.option(
     "--queue",
-    type=_Size(),
+    type=SizeType(),
     default="1GiB",
     show_default=True,
     help="Most bytes of tensors that may wait to be written.",
@@ -370,7 +301,7 @@ layout = click.option(
 )
 accept = click.option(
     "--accept",
-    type=_OneOf(Standard),
+    type=OneOf(Standard),
     help=(
         "Judge two runs of training by a standard instead: losses and gradient norms decide the"
         " exit code, rows are shown only."
@@ -445,7 +376,7 @@ def _share(text: str) -> float:
 
 budget = click.option(
     "--budget",
-    type=_Read("SHARE", _share),
+    type=ReadBy("SHARE", _share),
     metavar="SHARE",
     help="In place of a tolerance: keep at most this share in float32, such as 10%.",
 )
@@ -465,7 +396,7 @@ parquet = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 # For export.
-viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
+viewer = click.option("--to", type=OneOf(Viewer), required=True, help="The viewer.")
 
 # For gradcheck.
 only_checked = click.option(
@@ -499,13 +430,13 @@ slices = click.option(
 )
 save = click.option(
     "--save",
-    type=_LocalPath(path_type=Path, dir_okay=False),
+    type=LocalPath(path_type=Path, dir_okay=False),
     metavar="NPY",
     help="Save the values; bfloat16 becomes float32.",
 )
 timeout = click.option(
     "--timeout",
-    type=_FloatRange(0, min_open=True, max=3600),
+    type=FiniteRange(0, min_open=True, max=3600),
     default=60,
     show_default=True,
     help="Seconds to wait for devices to answer.",
@@ -513,7 +444,7 @@ timeout = click.option(
 
 # For import.
 dump_format = click.option(
-    "--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]"
+    "--from", "format_name", type=OneOf(DumpFormat), help="The format.  [default: recognised]"
 )
 name_pattern = click.option(
     "--name-pattern",

@@ -11,6 +11,7 @@ from accucompare.asked import LocateOptions
 from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
+from accucompare.cli.option_types import PLACE
 from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports_to_write
 from accucompare.files import JSON_FILE
 from accucompare.places import Place
@@ -31,7 +32,7 @@ _LIMITS = ("atol", "rtol", "rel_l2", "cosine", "tolerances")
         "cannot be read, is of another model, or the newest is not sure.",
     ),
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=option.PLACE)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PLACE)
 @option.golden("What bundles are compared with.  [default: the first of them]")
 @option.against
 @option.baseline

@@ -16,6 +16,7 @@ from accucompare.asked import Arithmetic, AskedOfCapture, AskedOfWatch
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, TROUBLE, cli
 from accucompare.cli.help import examples, was_given
+from accucompare.cli.option_types import LOCAL
 from accucompare.cli.outputs import is_page, logs_of, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import (
     OF_CASES,
@@ -208,7 +209,7 @@ def _print_watched(
         "has no end, or a rank's log is missing.",
     )
 )
-@click.argument("log", type=option.LOCAL)
+@click.argument("log", type=LOCAL)
 @option.report("LOG-overflow")
 @option.quiet()
 def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:

@@ -18,7 +18,7 @@ from accucompare.compare.layouts import (
     without_parts,
 )
 from accucompare.compare.opened import Opened
-from accucompare.compare.origins import parameter_of
+from accucompare.compare.origins import not_fed, parameter_of
 from accucompare.compare.pairing import Renaming
 from accucompare.compare.preflight_facts import (
     About,
@@ -159,6 +159,15 @@ def with_layouts(
         for place, task in enumerate(tasks)
         for record in [task.pair.candidate]
     ]
+
+
+def outputs_fed_there_alone(opened: Opened, baseline: Bundle) -> set[tuple[int, str]]:
+    """Steps and modules of outputs that golden's did not replace in the candidate alone."""
+    theirs, ours = (
+        {(step, name) for _, step, name, _, role, _ in not_fed(each) if role == Role.OUTPUT.value}
+        for each in (opened.candidate.manifests, baseline.manifests)
+    )
+    return theirs - ours
 
 
 def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:

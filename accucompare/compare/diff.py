@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from accucompare.bundle.format import WRITTEN_ROLES, Key, Manifest, Record, Role
+from accucompare.bundle.format import UPDATE_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.across_ranks import (
     described_as_one,
     on_runs,
     on_stages,
+    outputs_fed_there_alone,
     weights_in_parts_of,
     with_layouts,
 )
@@ -29,7 +30,6 @@ from accucompare.compare.fusions import on_fusions, with_carried_sums
 from accucompare.compare.judging import (
     Beside,
     DiffRows,
-    RowsOfStep,
     Sides,
     but_plain,
     fail_left_terms,
@@ -38,7 +38,6 @@ from accucompare.compare.judging import (
     judge_own_means,
     judge_with,
     of_failing_steps,
-    of_ranks,
     open_beside,
     pass_used_terms,
     plain_count,
@@ -54,10 +53,7 @@ from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
 from accucompare.compare.opened import Opened, by_key, no_progress, open_sides, records_of
 from accucompare.compare.origins import (
     Culprit,
-    NotFed,
-    Trace,
     find_culprits,
-    not_fed,
     scaled_first,
     small_changes,
     unsteady,
@@ -82,11 +78,9 @@ from accucompare.compare.rows import (
     Row,
     Status,
     Task,
-    Verdict,
     explained,
     never_called,
     other_model,
-    row_of,
     with_options,
     with_parameters,
 )
@@ -102,6 +96,7 @@ from accucompare.compare.runs import (
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.tokens import PairedSides, PairedTokens, with_tokens
+from accucompare.compare.traced_rows import rows_in_order, rows_of_pairs, trace_of_sides
 from accucompare.compare.trust import ChosenBaseline, preflight_findings
 from accucompare.errors import BundleError
 from accucompare.places import Place
@@ -260,7 +255,8 @@ def _inside_of_region(pair: Pair, opened: Opened) -> bool:
     other = opened.candidate if pair.candidate is None else opened.golden
     compiled = other.manifest.options.compiled
     alone = pair.golden is None or pair.candidate is None
-    return alone and compiled is not None and compiled.hides(pair.record.name)
+    of_call = pair.record.role not in (*UPDATE_ROLES, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+    return alone and of_call and compiled is not None and compiled.hides(pair.record.name)
 
 
 def _assign(
@@ -292,7 +288,7 @@ def _assign(
     )
     tasks = with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
     if opened.candidate_ranks is not None and opened.fed and baseline.bundle is not None:
-        tasks = where_fed_alike(tasks, _outputs_fed_there_alone(opened, baseline.bundle))
+        tasks = where_fed_alike(tasks, outputs_fed_there_alone(opened, baseline.bundle))
     again, golden_again = (
         by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
@@ -345,7 +341,7 @@ def _judge(
             )
             judge_own_clipping(tasks, outcomes, clipping, judge)
     settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
-    origins = _origins(opened, paired.pairs)
+    origins = trace_of_sides(opened, paired.pairs)
     judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
     if baseline.bundle is not None and not opened.fed:
         outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
@@ -354,27 +350,12 @@ def _judge(
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
-        parts = _parts(paired.selected, outcomes, opened, origins)
+        parts = rows_in_order(paired.selected, outcomes, opened, origins)
         rows = DiffRows([*parts, uncalled])
     else:
-        own = with_options(_rows(paired.selected, outcomes, opened.damage, origins))
+        own = with_options(rows_of_pairs(paired.selected, outcomes, opened.damage, origins))
         rows = [*own, *uncalled]
     return vouched_for(rows, paired.parameters)
-
-
-def _parts(
-    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], opened: Opened, origins: Trace
-) -> Iterator[RowsOfStep | list[Row]]:
-    """The rows of pairs and of steps judged at once, in golden's execution order."""
-    steps = [(place, opened.at_once[place]) for place in sorted(opened.at_once)]
-    begin, damage = 0, opened.damage
-    for end, pair in enumerate(pairs):
-        while steps and steps[0][0] < (pair.record.rank, pair.record.step):
-            yield _rows(pairs[begin:end], outcomes[begin:end], damage, origins)
-            begin = end
-            yield steps.pop(0)[1].traced(origins.trace, damage)
-    yield _rows(pairs[begin:], outcomes[begin:], damage, origins)
-    yield from (step.traced(origins.trace, damage) for _, step in steps)
 
 
 def _findings(
@@ -475,45 +456,6 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _outputs_fed_there_alone(opened: Opened, baseline: Bundle) -> set[tuple[int, str]]:
-    """Steps and modules of outputs that golden's did not replace in the candidate alone."""
-    theirs, ours = (
-        {(step, name) for _, step, name, _, role, _ in not_fed(each) if role == Role.OUTPUT.value}
-        for each in (opened.candidate.manifests, baseline.manifests)
-    )
-    return theirs - ours
-
-
-def _origins(opened: Opened, pairs: list[Pair]) -> Trace:
-    golden, candidate, records = opened.golden, opened.candidate, opened.golden_records
-    steps = {(rank, entry.step) for rank, entry in golden.steps()} & {
-        (rank, entry.step) for rank, entry in candidate.steps()
-    }
-    if not candidate.manifest.fed:
-        return Trace(steps=steps)
-    # a root that was left out still has inputs
-    recorded = {record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)}
-    both = [
-        (pair.candidate.key, pair.golden.key)
-        for pair in pairs
-        if pair.golden is not None and pair.candidate is not None
-    ]
-    # the candidate's manifest has the candidate's names
-    places = {_place(own): _place(key) for own, key in opened.fusions.renamed.items()}
-    places |= {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}
-    names = {theirs.name: ours.name for theirs, ours in both}
-    values = {
-        places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:]))
-        for own in not_fed(candidate.manifests)
-        for at in [places.get(own, own)]
-    }
-    return Trace(True, values, recorded, steps)
-
-
-def _place(key: Key) -> NotFed:
-    return key.rank, key.step, key.name, key.call, key.role.value, key.path
-
-
 def _outcomes(
     sides: Sides,
     tasks: list[Task],
@@ -537,18 +479,6 @@ def _outcomes(
         for place, outcome in explain(sides.golden, sides.candidate, pairs).items():
             outcomes[place] = outcome
     return outcomes
-
-
-def _rows(
-    pairs: list[Pair], outcomes: list[PairOutcome | BundleError], damage: list[str], origins: Trace
-) -> list[Row]:
-
-    def traced(record: Record, verdict: Verdict) -> Verdict:
-        return of_ranks(origins.trace(record, verdict))
-
-    return [
-        row_of(pair, outcome, damage, traced) for pair, outcome in zip(pairs, outcomes, strict=True)
-    ]
 
 
 def _has_updates(compared: Iterable[Row]) -> bool:

@@ -103,3 +103,12 @@ def bits_of(values: torch.Tensor) -> tuple[Array, str] | None:
     """
     host = to_host(values.reshape(len(values), -1).contiguous())
     return None if host.array is None else (host.array, host.dtype)
+
+
+def as_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in another type; finite ones stay finite, as masks need it."""
+    if not dtype.is_floating_point or values.dtype == dtype:
+        return values.to(dtype)
+    limits = torch.finfo(dtype)
+    finite = torch.isfinite(values)
+    return torch.where(finite, values.clamp(limits.min, limits.max), values).to(dtype)

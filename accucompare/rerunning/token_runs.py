@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from accucompare.rerunning.token_places import (
     TOKENS_NAMES,
     Columns,
     TokenPlace,
+    as_type,
     bits_of,
     by_token,
     token_place,
@@ -138,10 +140,12 @@ class GoldenTokens:
         sizes = self.tokens, short.tokens
         outputs = False
         first: str | None = None
+        calls, fewer = ({key[:2] for key in run.values} for run in (self, short))
+        # called once for each token: a later run's first call is of another one
+        repeated = {name for name, _ in calls ^ fewer}
         for key, value in self.values.items():
-            other = short.values.get(key)
-            place = None
-            if other is not None:
+            other, place = short.values.get(key), None
+            if other is not None and key[0] not in repeated:
                 place = token_place(value.shape, other.shape, sizes, self.samples)
             if place is None or other is None:
                 continue
@@ -227,15 +231,17 @@ class FedTokens(_Listening):
         self._tokens: dict[str, set[int]] = {}
         self._whole_numbers: list[tuple[list[TokenDifference], int]] = []
         self._is_off = False
-        # by module: tokens that see other keys than golden's, which may do no harm
-        self._masks: dict[str, list[TokenDifference]] = {}
+        self._chosen: dict[str, Counter[str]] = {}
+        self._rounds_much = any(each.dtype.itemsize < 4 for each in model.parameters())
+        # by module: inputs that are not golden's, which may do no harm
+        self._suspects: dict[str, list[TokenDifference]] = {}
         self._has_others = False  # the call has other tokens than it was to have
 
     def begins(self) -> None:
         super().begins()
         self._number += 1
         self._has_others = False
-        self._masks.clear()
+        self._suspects.clear()
 
     @property
     def columns(self) -> Columns | None:
@@ -247,10 +253,13 @@ class FedTokens(_Listening):
         self._whole_numbers, self._is_off = [], False
         made = super().call_ended(call, output)
         for found, tokens in self._whole_numbers:
-            # a router's choices among nearly equal scores
-            if not self._is_off and len(found) <= max(1, MANY * tokens) and self._is_float(output):
+            # a router's choices among nearly equal scores: few, of all that it made
+            so_far = self._chosen.setdefault(call.name, Counter())
+            so_far.update(apart=len(found), of=tokens)
+            most = max(1, MANY * so_far["of"]) if self._rounds_much else 1
+            if not self._is_off and so_far["apart"] <= most and self._is_float(output):
                 self.choices += len(found)
-            else:
+            elif found:
                 self._note(found)
         return made
 
@@ -284,8 +293,16 @@ class FedTokens(_Listening):
         assert columns is not None
         real = columns.tokens[columns.tokens >= 0]
         at = np.asarray([[0, int(real.min()) if len(real) else 0]])
-        self._judge(call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at)
-        return _as_type(golden, value.dtype).to(value.device)
+        state = key[2] is Role.INPUT and not columns.first
+        found = self._judge(
+            call, key, golden.reshape(1, -1), value.detach().reshape(1, -1), at, notes=not state
+        )
+        if state and found:
+            # it may be a state, which the whole begins with: what the call makes of it will tell
+            self.left += 1
+            self._suspects.setdefault(call.name, []).extend(found)
+            return None
+        return as_type(golden, value.dtype).to(value.device)
 
     def _tokens_of(
         self, call: Call, key: _ValueKey, place: TokenPlace, columns: Columns, value: torch.Tensor
@@ -316,7 +333,7 @@ class FedTokens(_Listening):
         self._judge(call, key, ours, view[samples, places], where)
         if not call.name:
             self.seen_outputs.update(where[:, 1].tolist())
-        view[samples, places] = _as_type(ours, value.dtype).to(value.device)
+        view[samples, places] = as_type(ours, value.dtype).to(value.device)
         return copy
 
     def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
@@ -380,7 +397,7 @@ class FedTokens(_Listening):
             if keys[0] != keys[1]:
                 at = int(sample), token
                 found.append(self._difference(call, key, at, (np.inf, None, np.inf), keys))
-        self._masks[call.name] = found
+        self._suspects.setdefault(call.name, []).extend(found)
 
     def _judge(
         self,
@@ -389,18 +406,19 @@ class FedTokens(_Listening):
         golden: torch.Tensor,
         value: torch.Tensor,
         at: NDArray[np.int64],
-    ) -> None:
-        """Hold tokens against golden's. ``at``: sample and token of each."""
+        notes: bool = True,
+    ) -> list[TokenDifference]:
+        """Hold tokens against golden's; returns what is off. ``at``: sample and token of each."""
         ours, theirs = bits_of(golden), bits_of(value)
         if ours is None or theirs is None or ours[0].shape != theirs[0].shape:
             self.left += 1
-            return
+            return []
         errors = token_errors(ours[0], theirs[0], (ours[1], theirs[1]))
         if self._keeps:
             size = self.golden.samples, self.golden.tokens
             alone = self.golden.places[key].axis is None
             self.kept[key] = errors if alone else errors.spread((at[:, 0], at[:, 1]), size)
-            return
+            return []
         self.looked += 1
         rounding = self._rounding(key, at)
         over = over_limits(errors, rounding, ours[0].shape[1], theirs[1])
@@ -412,11 +430,12 @@ class FedTokens(_Listening):
             sizes = float(errors.rel_l2[place]), usual, float(over[place])
             found.append(self._difference(call, key, (int(at[place][0]), int(at[place][1])), sizes))
         exact = not DTYPES[theirs[1]].digits
-        if found and exact and key[2] is Role.OUTPUT:
+        if exact and key[2] is Role.OUTPUT:
             self._whole_numbers.append((found, len(at)))
-        elif found:
+        elif found and notes:
             self._is_off = True
             self._note(found)
+        return found
 
     def _rounding(self, key: _ValueKey, at: NDArray[np.int64]) -> TokenErrors | None:
         """What rounding made of these tokens."""
@@ -469,10 +488,14 @@ class FedTokens(_Listening):
             self.layers[place] = LayerDecoded(first, worst, len(tokens))
 
     def _causes(self, found: TokenDifference) -> list[TokenDifference]:
-        """The masks by which a module's own code made a token wrong."""
+        """The inputs by which a module's own code made a token wrong."""
         at = found.token, found.sample
-        masks = self._masks.get(found.maker, ())
-        return [each for each in masks if (each.token, each.sample) == at]
+        suspects = self._suspects.get(found.maker, ())
+        return [
+            each
+            for each in suspects
+            if each.token == at[0] and (each.sample == at[1] or each.keys is None)
+        ]
 
     @staticmethod
     def _is_float(output: Any) -> bool:
@@ -480,15 +503,6 @@ class FedTokens(_Listening):
             isinstance(part, torch.Tensor) and part.is_floating_point()
             for _, part in leaves(output)
         )
-
-
-def _as_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values in another type; finite ones stay finite, as masks need it."""
-    if not dtype.is_floating_point or values.dtype == dtype:
-        return values.to(dtype)
-    limits = torch.finfo(dtype)
-    finite = torch.isfinite(values)
-    return torch.where(finite, values.clamp(limits.min, limits.max), values).to(dtype)
 
 
 def _argument(module: nn.Module, path: str) -> str:

@@ -98,6 +98,42 @@ def test_tokens_in_a_row_are_goldens_batch(tmp_path: Path) -> None:
         assert comparison.exit_code == 0, name
 
 
+class Tables(nn.Module):
+    """Values of tokens, without a batch."""
+
+    def forward(self, tokens: int) -> torch.Tensor:
+        return torch.arange(float(tokens))[:, None] * torch.ones(3)
+
+
+class Tabled(nn.Module):
+    """A linear layer in two parts or in one, and tables."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.embed, self.tables = nn.Embedding(9, 4), Tables()
+        weights = torch.randn(6, 4)
+        parts = {"both": weights} if fused else {"a": weights[:3], "b": weights[3:]}
+        for name, own in parts.items():
+            setattr(self, name, nn.Linear(4, len(own), bias=False))
+            getattr(self, name).weight.data = own
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        made = self.both(x) if hasattr(self, "both") else torch.cat([self.a(x), self.b(x)], -1)
+        return made + self.tables(ids.shape[-1]).repeat(1, 2)
+
+
+def test_what_has_no_batch_is_not_given_one(tmp_path: Path) -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    for name, given in (("golden", ids), ("engine", ids[0])):
+        torch.manual_seed(0)
+        with torch.no_grad(), ac.capture(model := Tabled(name == "engine"), tmp_path / name):
+            model(given)
+    found = ac.diff(tmp_path / "golden", tmp_path / "engine")
+    assert reasons(found, "tables") == ["identical"]
+    assert found.exit_code == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("fault", "place"),

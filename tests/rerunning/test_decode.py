@@ -6,6 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,72 @@ class Both(Summing):
         return super().forward(tokens, before) + tokens.mean(1, keepdim=True)
 
 
+class Recurrent(nn.Module):
+    """Begins with a state of zeros, by a layer of torch and by a cell that is called by token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cell = nn.GRU(4, 4, batch_first=True), nn.GRUCell(4, 4)
+
+    def forward(self, tokens: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
+        none = tokens.new_zeros(1, len(tokens), 4)
+        of_layer, of_cell = (none, none[0]) if state is None else state
+        made, of_layer = self.layer(tokens, of_layer)
+        given = []
+        for each in made.unbind(1):
+            of_cell = self.cell(each, of_cell)
+            given.append(of_cell)
+        return torch.stack(given, 1), (of_layer, of_cell)
+
+
+class Routed(Summing):
+    """Returns choices with their scores; with a cache, it takes the next one for one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+
+    def forward(self, tokens: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        self.router.wrong = before is not None
+        made = super().forward(tokens, before)
+        scores, chosen = self.router(made)
+        return made * scores + chosen
+
+
+class Router(nn.Module):
+    wrong = False
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, chosen = x.max(-1, keepdim=True)
+        return scores, torch.cat([chosen[:1], (chosen[1:] + self.wrong) % 4])
+
+
+def routed() -> ac.Case:
+    return _case(Routed())
+
+
+def _recurrent(lost: int | None = None) -> ac.Case:
+    def decode(model: nn.Module, state: Any, tokens: torch.Tensor) -> Any:
+        return model(tokens, [each * (lost != at) for at, each in enumerate(state)])
+
+    def prefill(model: nn.Module, tokens: torch.Tensor) -> Any:
+        return model(tokens)
+
+    return ac.Case(Recurrent(), torch.randn(2, 7, 4), prefill=prefill, decode=decode)
+
+
+def recurrent() -> ac.Case:
+    return _recurrent()
+
+
+def without_state_of_layer() -> ac.Case:
+    return _recurrent(lost=0)
+
+
+def without_state_of_cell() -> ac.Case:
+    return _recurrent(lost=1)
+
+
 def _case(model: nn.Module, wrong: float = 0.0) -> ac.Case:
     def prefill(model: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return model(tokens), model.last  # type: ignore[return-value]
@@ -139,6 +206,23 @@ def test_a_cache_of_the_cases_own() -> None:
     found = check(f"{__name__}:right", steps=3)
     assert (found.exit_code, [each.way for each in found.outcomes]) == (0, [DecodeWay.TOKENS])
     assert {*found.not_looked_at.values()} == {NotDecodedWhy.OWN_PROTOCOL}
+
+
+def test_a_state_need_not_be_the_one_that_the_whole_begins_with() -> None:
+    assert check(f"{__name__}:recurrent", steps=3).exit_code == 0
+
+
+@pytest.mark.parametrize("lost", ["without_state_of_layer", "without_state_of_cell"])
+def test_a_state_that_is_lost(lost: str) -> None:
+    first = check(f"{__name__}:{lost}", steps=3).first
+    assert first is not None
+    assert (first.token, first.maker) == (4, "")
+
+
+def test_choices_that_differ_at_each_token_are_not_nearly_equal() -> None:
+    first = check(f"{__name__}:routed", steps=3).first
+    assert first is not None
+    assert first.maker == "router"
 
 
 def test_a_fault_of_the_cases_own_cache() -> None:

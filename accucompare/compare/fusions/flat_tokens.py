@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from accucompare.bundle.format import (
     Box,
     GlobalRecord,
@@ -11,6 +13,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.pairing import Pair
 
 _OF_CALLS = (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.GRAD_INPUT, Role.GRAD_OUTPUT)
 
@@ -31,6 +34,18 @@ def as_batches(golden: Manifest, own: Manifest, records: list[Record]) -> list[R
             if theirs is not None and {len(mine), len(theirs)} == {1, 2}:
                 forms[int(step)] = mine, theirs
     return [_formed(each, *forms[each.step]) if each.step in forms else each for each in records]
+
+
+def with_own_form(pair: Pair) -> Pair:
+    """The pair, with the candidate's value as it was captured if golden's has that shape: what both
+    have by token alone, such as rotary tables, is of no batch."""
+    golden, own = pair.golden, pair.candidate
+    if golden is None or not isinstance(own, GlobalRecord) or golden.shape == own.shape:
+        return pair
+    (term, *others) = own.boxes[0].terms
+    if others or not is_as_captured(own) or term.shape != golden.shape:
+        return pair
+    return replace(pair, candidate=replace(term, name=own.name, path=own.path))
 
 
 def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> Record:

@@ -23,7 +23,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms
+from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms, with_own_form
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
 from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
@@ -161,8 +161,8 @@ class Fusions:
         parts = {name: layer for layer in split for name in layer.parts}
         shares = {*parts, *(layer.whole for layer in split)}
         others = self.other_functions([pair.golden for pair in pairs if pair.golden is not None])
-        found, unknown = list(pairs), dict[int, PairRemark]()
-        for place, pair in enumerate(pairs if self._layers else ()):
+        found, unknown = [*map(with_own_form, pairs)], dict[int, PairRemark]()
+        for place, pair in enumerate(found if self._layers else ()):
             record, theirs = pair.record, pair.candidate
             if record.role is Role.GRAD_INPUT and record.name in shares:
                 unknown[place] = ShareOfSum(record.name not in parts)

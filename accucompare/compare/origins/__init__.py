@@ -1,7 +1,7 @@
 """Where a wrong value was made, and what its error shows."""
 
 from accucompare.compare.origins import unsteady
-from accucompare.compare.origins.culprits import STRUCTURAL, find_culprits, is_of_glue, scaled_first
+from accucompare.compare.origins.culprits import find_culprits, is_of_glue, scaled_first
 from accucompare.compare.origins.describing import (
     are_masks,
     differing_choices,
@@ -11,6 +11,7 @@ from accucompare.compare.origins.describing import (
 from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.origins.outside_changes import small_changes
 from accucompare.compare.origins.producers import with_producers
+from accucompare.compare.origins.row_culprits import STRUCTURAL
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.terms import PARAMETER_GRADIENTS, Terms

@@ -14,53 +14,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
-from accucompare.bundle.format import (
-    GRADIENT_ROLES,
-    SERIES_ROLES,
-    TRAINING_ROLES,
-    UPDATE_ROLES,
-    GlobalRecord,
-    Record,
-    Role,
-)
-from accucompare.compare.constants import ALIKE, CLEAR, MANY, SMALLEST_JUMP
-from accucompare.compare.judging import is_noise
-from accucompare.compare.limits import differing
-from accucompare.compare.origins.describing import are_masks, is_choice
+from accucompare.bundle.format import SERIES_ROLES, TRAINING_ROLES, GlobalRecord, Role
+from accucompare.compare.constants import ALIKE, CLEAR
+from accucompare.compare.origins.describing import is_choice
+from accucompare.compare.origins.jumps import by_jump
 from accucompare.compare.origins.lost import once_for_an_update, where_cut, with_effect
-from accucompare.compare.origins.module_calls import (
-    CallKey,
-    call_of,
-    caller_of,
-    parameter_of,
-    receiver_of,
-    source_of,
+from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of
+from accucompare.compare.origins.row_culprits import (
+    OPERATOR,
+    STRUCTURAL,
+    culprit_of_row,
+    excess_of,
+    operator_culprits,
+    own_error,
+    step_of_culprit,
 )
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.rows import (
-    UNMATCHED,
-    Reason,
-    Row,
-    Status,
-    blame,
-    is_buffer,
-    is_operator,
-    one_sided_writes,
-    owner_of,
-)
-
-#: Reasons of another structure, not of other numbers. Such culprits come after those of errors.
-STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
+from accucompare.compare.rows import UNMATCHED, Reason, Row, Status, is_operator, one_sided_writes
 
 #: What sorts culprits of a fed candidate.
 _Rank = tuple[int, bool, bool, int, bool, float, bool, bool, int, float]
-
-#: The site of an operator's culprit.
-OPERATOR = "operator"
 
 
 def find_culprits(
@@ -81,23 +58,25 @@ def find_culprits(
         for row in rows
         if row.record is not None and row.record.parent is not None
     }
-    operators = _operators(all_rows) if len(rows) < len(all_rows) else []
+    operators = operator_culprits(all_rows) if len(rows) < len(all_rows) else []
     written = {id(row) for row in one_sided_writes(rows)}
-    own = [row for row in rows if id(row) in written or _own_error(row)]
+    own = [row for row in rows if id(row) in written or own_error(row)]
     if fed:
-        culprits = _ranked([*operators, *(_culprit(row, children) for row in own)], _off(rows))
+        culprits = _ranked(
+            [*operators, *(culprit_of_row(row, children) for row in own)], _off(rows)
+        )
     elif has_baseline:
-        of_series = (_culprit(row, children) for row in own if _is_told(row))
-        of_writes = (_culprit(row, children) for row in own if id(row) in written)
-        culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
+        of_series = (culprit_of_row(row, children) for row in own if _is_told(row))
+        of_writes = (culprit_of_row(row, children) for row in own if id(row) in written)
+        culprits = [*of_series, *by_jump(rows, children), *operators, *of_writes]
     else:
-        culprits = [*(_culprit(row, children) for row in own), *operators]
+        culprits = [*(culprit_of_row(row, children) for row in own), *operators]
         # otherwise in execution order
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))
     if not has_baseline and not updated:
         culprits = _of_most_steps_first(culprits, fed)
     culprits = where_cut(
-        once_for_an_update(culprits, rows), rows, lambda row: _culprit(row, children)
+        once_for_an_update(culprits, rows), rows, lambda row: culprit_of_row(row, children)
     )
     if updated and (fed or has_baseline):
         culprits = _first_in_time(culprits)
@@ -106,8 +85,10 @@ def find_culprits(
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
     """The same order within a step; the first step with a clear error first, earlier ones last."""
-    first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
-    return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
+    first = min((step_of_culprit(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
+    return sorted(
+        culprits, key=lambda culprit: (step_of_culprit(culprit) < first, step_of_culprit(culprit))
+    )
 
 
 def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
@@ -163,125 +144,12 @@ def _of(culprit: Culprit) -> CallKey:
     return record.rank, record.step, culprit.name, culprit.call
 
 
-def _operators(rows: list[Row]) -> list[Culprit]:
-    by_row = blame(rows)
-    culprits = []
-    for row in rows:
-        if id(row) in by_row and _own_error(row) and row.record is not None:
-            blamed, record = by_row[id(row)], row.record
-            call = (
-                record.parent
-                if record.role is Role.INPUT and record.parent is not None
-                else (record.name, record.call)
-            )
-            culprit = Culprit(
-                *call,
-                OPERATOR,
-                "",
-                row,
-                _excess(row),
-                row.reason,
-                seen_in=blamed.hints,
-                operator=blamed.operator,
-            )
-            culprits.append(replace(culprit, difference=blamed.difference))
-    return culprits
-
-
-_MADE_HERE = (
-    Reason.INTRODUCED,
-    Reason.GLUE,
-    Reason.SHAPE,
-    Reason.DTYPE,
-    Reason.UNREDUCED,
-    Reason.RANKS_DISAGREE,
-)
-
-
-def _own_error(row: Row) -> bool:
-    """Whether a row shows an error made there."""
-    if not _may_be_culprit(row):
-        return False
-    if row.reason is Reason.NON_FINITE or row.lost:
-        return row.verdict.begins
-    return row.reason in _MADE_HERE
-
-
-def _may_be_culprit(row: Row) -> bool:
-    """Whether a row fails by a module or glue, not by inputs, noise, or being one-sided."""
-    if (
-        row.status is not Status.FAIL
-        or (row.reason in UNMATCHED and not row.lost)
-        or row.record is None
-    ):
-        return False
-    if row.record.role is Role.INPUT and row.record.parent is None:
-        return False
-    return row.metrics is None or not is_noise(row.metrics, row.noise)
-
-
 def _is_told(row: Row) -> bool:
     """Whether a row is of a step's number, or of what an optimizer was told."""
     record = row.record
     if record is None:
         return False
     return record.role in SERIES_ROLES or (record.is_of_group and not record.shape)
-
-
-def _culprit(row: Row, children: set[CallKey | None], jump: float | None = None) -> Culprit:
-    record = row.record
-    assert record is not None
-    if record.role is Role.COMPUTED_BUFFER:
-        return Culprit(
-            record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump
-        )
-    if is_buffer(record):
-        return Culprit(
-            record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump
-        )
-    if record.role is Role.INPUT:
-        assert record.parent is not None
-        reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
-        return Culprit(*record.parent, "glue", record.name, row, _excess(row), reason, jump=jump)
-    if record.role is Role.GRAD_OUTPUT:
-        site, parent, before = (
-            ("glue", record.parent, record.name)
-            if record.parent is not None
-            else ("module", ("", 0), "")
-        )
-        return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
-    if record.role in (*UPDATE_ROLES, *SERIES_ROLES):
-        return Culprit(
-            record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump
-        )
-    site = "glue" if call_of(record) in children else "module"
-    reason = (
-        row.reason
-        if row.reason is not Reason.INHERITED
-        else Reason.GLUE
-        if site == "glue"
-        else Reason.INTRODUCED
-    )
-    return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
-
-
-def _excess(row: Row) -> float:
-    """An error as a multiple of the baseline's, or else of its limit. Other shapes come last."""
-    if row.lost:
-        return math.inf
-    if row.reason in (Reason.SHAPE, Reason.DTYPE):
-        return 0.0
-    if are_masks(row):
-        return math.inf
-    if is_choice(row):
-        return (
-            math.inf
-            if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared
-            else 1.0
-        )
-    if row.verdict.excess is not None:
-        return row.verdict.excess
-    return row.verdict.over_limit if row.verdict.over_limit is not None else 0.0
 
 
 def _off(rows: Iterable[Row]) -> set[CallKey]:
@@ -379,102 +247,6 @@ def is_of_glue(culprit: Culprit) -> bool:
     return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
 
 
-def _by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]:
-    """The rows over their limit, ranked by their excess relative to that of what went in."""
-    largest: dict[
-        Hashable, float
-    ] = {}  # the largest excess of what goes on, by who goes on with it
-    culprits, backward = list[Culprit](), list[Culprit]()
-    for row in _outer_first(rows):
-        record = row.record
-        if record is None or record.role in SERIES_ROLES:
-            continue
-        of_backward = record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost
-        if record.role in TRAINING_ROLES and not of_backward:
-            continue
-        made_of, goes_to = _flow(record)
-        jump = _jump(row, max(1.0, *(largest.get(each, 0.0) for each in made_of)))
-        still_wrong = record.role in (Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
-        passed_on = still_wrong and row.reason is Reason.INHERITED
-        if _may_be_culprit(row) and jump is not None and not passed_on:
-            (backward if of_backward else culprits).append(_culprit(row, children, jump))
-        # after another choice values may be entirely different without an error of the code
-        choice = is_choice(row)
-        if goes_to is not None and (choice or row.verdict.excess is not None or is_buffer(record)):
-            size = math.inf if choice else _excess(row)
-            largest[goes_to] = max(largest.get(goes_to, 0.0), size)
-    culprits.sort(
-        key=lambda culprit: (
-            culprit.reason in STRUCTURAL,
-            culprit.site != "buffer",
-            -(culprit.jump or 0.0),
-        )
-    )
-    backward.sort(key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
-    begun = _step(backward[0]) if backward else math.inf
-    # later steps have weights made of wrong gradients
-    kept = [culprit for culprit in culprits if _step(culprit) <= begun]
-    changed = [
-        culprit
-        for culprit in backward
-        if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun
-    ]
-    return [*changed, *kept] or backward
-
-
-def _outer_first(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, but of gradients that arrive one after the other the outer modules' first: a module
-    may return what its last child does, and the child's is then recorded first."""
-    for arrives, group in itertools.groupby(rows, _arrives):
-        yield from sorted(group, key=lambda row: _depth(row.module) if arrives else 0)
-
-
-def _depth(name: str) -> int:
-    return len(name.split(".")) if name else 0
-
-
-def _arrives(row: Row) -> bool:
-    return row.record is not None and row.record.role is Role.GRAD_OUTPUT
-
-
-def _step(culprit: Culprit) -> int:
-    assert culprit.row.record is not None
-    return culprit.row.record.step
-
-
-def _behind(culprit: Culprit) -> bool:
-    """Whether its backward follows the loss: the gradient may also be the last inner module's."""
-    return culprit.stage is not Stage.LOSS
-
-
-def _flow(record: Record) -> tuple[tuple[Hashable, ...], Hashable | None]:
-    """Whose values a value was made of, and who goes on with it: forward or backward of a call, a
-    module's buffers, a parameter's gradient."""
-    source, receiver = source_of(record), receiver_of(record)
-    gradient = record.rank, record.step, parameter_of(record)
-    if record.role is Role.PARAM_GRAD:
-        return (gradient,), None
-    if record.role in TRAINING_ROLES:
-        return ((source, True),), gradient if record.role is Role.CALL_GRAD else (receiver, True)
-    if is_buffer(record):
-        buffers = record.rank, owner_of(record)
-        return ((source, False), buffers), buffers
-    made_of = ((source, False), (source or ())[::2])
-    return made_of, None if receiver is None else (receiver, False)
-
-
-def _jump(row: Row, before: float) -> float | None:
-    """A row's excess relative to that of what went in; ``None`` if its error was passed on."""
-    if row.reason in (Reason.SHAPE, Reason.DTYPE):
-        return 0.0
-    if row.reason is Reason.NON_FINITE or row.lost:
-        return math.inf if row.verdict.begins else None
-    if is_choice(row):
-        return None if row.reason is Reason.INHERITED else _excess(row)
-    jump = 0.0 if math.isinf(before) else _excess(row) / before
-    return jump if jump >= SMALLEST_JUMP else None
-
-
 def scaled_first(
     culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False
 ) -> list[Culprit]:
@@ -486,7 +258,7 @@ def scaled_first(
     if scaled is None:
         return culprits
     row = scaled.row
-    first = Culprit("", 0, "module", "", row, _excess(row), row.reason, scaled=scaled)
+    first = Culprit("", 0, "module", "", row, excess_of(row), row.reason, scaled=scaled)
 
     def shows_it(culprit: Culprit) -> bool:
         record = culprit.row.record
@@ -498,7 +270,7 @@ def scaled_first(
     own = fed and scaled.of_loss is None  # if so, an error of the loss is one beside the factor
 
     def comes_before(culprit: Culprit) -> bool:
-        same_step = own and culprit.stage is Stage.LOSS and _step(culprit) == scaled.step
+        same_step = own and culprit.stage is Stage.LOSS and step_of_culprit(culprit) == scaled.step
         return same_step and _is_clear(culprit)
 
     before = [comes_before(culprit) for culprit in others]

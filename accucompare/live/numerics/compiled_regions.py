@@ -21,6 +21,7 @@ from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.errors import UsageError
 from accucompare.live.modules import Modules, class_of, unwrapped
 from accucompare.live.numerics.regions import ModuleTree
+from accucompare.live.numerics.side_effects import BeforeCall, draws_of
 from accucompare.live.operators import without_dispatch
 from accucompare.selection import Selection
 from accucompare.text import first_few
@@ -105,6 +106,10 @@ class DrawsError(Exception):
     """A region draws random numbers, which compiled code draws otherwise."""
 
 
+class OverwritesError(Exception):
+    """A region's compiled code has written into a weight, and no operator of the model does."""
+
+
 @dataclass(eq=False)
 class _Region:
     """A region while it is installed.
@@ -112,7 +117,7 @@ class _Region:
     Attributes:
         forward: the module's own.
         run: compiled, when the region is first called.
-        own: the wrapper by which the model itself compiles it, if any.
+        own: how the model itself compiles it, or a module around it.
     """
 
     name: str
@@ -148,13 +153,21 @@ class CompiledRegions:
         self._name = backend
         self._backend = None if backend in (None, OWN) else _backend_of(str(backend))
         self._regions: dict[str, _Region] = {}
-        self._wrappers = _own_wrappers(modules)
+        self._wrappers = _own_wrappers(modules)  # by the module's id
         self._eager: dict[str, str] = {}
         self._aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._see: Callable[[list[str]], None] = lambda names: None
         self._stack = contextlib.ExitStack()
-        self._planned = self._chosen(tuple(asked))
-        modules.hidden = self._outline.inside(self._planned)
+        planned = self._chosen(tuple(asked))
+        inside = self._outline.inside(planned)
+        # what regions use and the model calls elsewhere, too: no region, and not seen anywhere
+        shared = {
+            first
+            for alias, first in modules.aliases.items()
+            if first not in inside and any(alias.startswith(f"{name}.") for name in planned)
+        }
+        self._planned = [name for name in planned if name not in shared]
+        modules.hidden = inside | shared | self._outline.inside(shared)
 
     def _chosen(self, asked: tuple[str, ...]) -> list[str]:
         named = self._modules.named
@@ -220,7 +233,7 @@ class CompiledRegions:
     def _put_on(self, name: str) -> None:
         module = self._modules.named[name]
         region = _Region(name, module, module.forward, "forward" in vars(module))
-        region.own = self._wrappers.get(id(module)) if self._name == OWN else None
+        region.own = self._own_of(name) if self._name == OWN else None
         self._regions[name] = region
         if self._name is None:
             return
@@ -230,6 +243,13 @@ class CompiledRegions:
             return self._run(region, args, kwargs)
 
         module.forward = forward
+
+    def _own_of(self, name: str) -> Any:
+        """How the model compiles a module, or the innermost one around it; ``None`` if unknown."""
+        around = name
+        while (found := self._wrappers.get(id(self._modules.named[around]))) is None and around:
+            around = around.rpartition(".")[0]
+        return found
 
     def _take_off(self, region: _Region) -> None:
         if region.had_forward:
@@ -248,6 +268,7 @@ class CompiledRegions:
             with self._aside():
                 region.run = self._compiled(region, args, kwargs)
         failure: Exception | None = None
+        before = BeforeCall(region.module, first, args, kwargs)
         with self._aside(), _disable_current_modes(), _Watched(region), _compiling_stance():
             try:
                 result = without_dispatch(region.run, *args, **kwargs)
@@ -255,7 +276,12 @@ class CompiledRegions:
                 if not first:
                     raise
                 failure = error
+        if failure is None and before.has_drawn and not _probes:
+            failure = DrawsError("it draws random numbers, which compiled code draws anew")
+        if failure is None and (name := before.overwritten) is not None:
+            failure = OverwritesError(f"its compiled code has written into {name}")
         if failure is not None:
+            before.restore()
             self._split(region, failure)
             return region.forward(*args, **kwargs)  # raises, too, if the model itself is at fault
         if first and not _was_compiled(region):
@@ -274,8 +300,8 @@ class CompiledRegions:
         key = (class_of(region.module), *_shapes(region.module.state_dict(keep_vars=True)))
         key = (*key, *_shapes((args, kwargs)), *map(id, _probes))
         run.__code__ = region.code = _code_of(run.__code__, key)
-        if region.own is not None and hasattr(region.own, "dynamo_ctx"):
-            compiled: Callable[..., Any] = region.own.dynamo_ctx(run)
+        if region.own is not None:
+            compiled: Callable[..., Any] = region.own(run)
             return compiled
         return torch.compile(run, backend=self._backend or _backend_of("inductor"))
 
@@ -333,7 +359,7 @@ def _without_draws(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if _running and _probes:
             return _probes[-1].look_at(graph, compile_graph(copy.deepcopy(graph), inputs))
-        if _running and (drawn := next(_draws(graph), None)):
+        if _running and (drawn := next(draws_of(graph), None)):
             raise DrawsError(f"it draws random numbers ({drawn}), which compiled code draws anew")
         return compile_graph(graph, inputs, **options)
 
@@ -361,40 +387,25 @@ def _backend_of(name: str) -> Callable[..., Any]:
     return _without_draws(found)
 
 
-#: Parts of names of functions that draw random numbers.
-_RANDOM = ("rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
-
-
-def _draws(graph: torch.fx.GraphModule) -> Iterator[str]:
-    """The functions of a graph that draw random numbers."""
-    parts = [each for each in graph.modules() if isinstance(each, torch.fx.GraphModule)]
-    for node in [node for part in parts for node in part.graph.nodes]:
-        if node.op not in ("call_function", "call_method"):
-            continue
-        name = node.target if isinstance(node.target, str) else _name_of(node.target)
-        if "dropout" in name or "rrelu" in name:
-            rate = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
-            trains = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
-            if rate and trains:
-                yield name
-        elif name == "scaled_dot_product_attention":
-            if node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0):
-                yield name
-        elif any(part in name for part in _RANDOM):
-            yield name
-
-
-def _name_of(target: Any) -> str:
-    return str(getattr(target, "__name__", target))
-
-
 def _own_wrappers(modules: Modules) -> dict[int, Any]:
-    """What compiles a module by the model's own will, by the module's id."""
-    found = {id(unwrapped(each)): each for each in modules.wrappers if hasattr(each, "dynamo_ctx")}
+    """How a model itself compiles modules, by the modules' ids: ``torch.compile(module)``,
+    ``module.compile()``, a compiled ``forward``."""
+    found = {id(unwrapped(each)): _context_of(each) for each in modules.wrappers}
     for module in modules.named.values():
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            found.setdefault(id(module), module)
-    return found
+        own = getattr(module, "_compiled_call_impl", None) or getattr(module, "forward", None)
+        found.setdefault(id(module), _context_of(getattr(own, "__func__", own)))
+    return {key: context for key, context in found.items() if context is not None}
+
+
+def _context_of(compiled: Any) -> Any:
+    """With which backend and options ``torch.compile`` made something; ``None`` if it did not."""
+    from torch._dynamo.eval_frame import OptimizeContext
+
+    held = [getattr(compiled, "dynamo_ctx", None)]
+    for cell in getattr(compiled, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    return next((each for each in held if isinstance(each, OptimizeContext)), None)
 
 
 _codes: dict[Any, CodeType] = {}
@@ -468,7 +479,11 @@ def _metrics_after(last: Any) -> list[Any]:
 def _reason(error: Exception) -> str:
     inner = getattr(error, "inner_exception", None) or error
     text = _one_line(str(inner)) or type(inner).__name__
-    return text if isinstance(inner, DrawsError) else f"{type(inner).__name__}: {text}"
+    return (
+        text
+        if isinstance(inner, (DrawsError, OverwritesError))
+        else f"{type(inner).__name__}: {text}"
+    )
 
 
 def _condition(reason: str) -> str:

@@ -5,7 +5,12 @@ from accucompare.live.operators.dispatch import Inside, without_dispatch
 from accucompare.live.operators.entrances import running_steps
 from accucompare.live.operators.fallbacks import noting_fallbacks
 from accucompare.live.operators.operator_calls import CallMode, calls_models, is_caller, source_line
-from accucompare.live.operators.random_state import RandomState, random_state_kept
+from accucompare.live.operators.random_state import (
+    RandomState,
+    get_state,
+    random_state_kept,
+    set_state,
+)
 from accucompare.live.operators.randomness import Draws, matched_randomness
 from accucompare.live.operators.schemas import (
     LEFT_OUT,
@@ -31,6 +36,7 @@ __all__ = [
     "calls_models",
     "differentiated",
     "entrances",
+    "get_state",
     "is_caller",
     "is_plain",
     "known_of",
@@ -38,6 +44,7 @@ __all__ = [
     "noting_fallbacks",
     "random_state_kept",
     "running_steps",
+    "set_state",
     "source_line",
     "without_dispatch",
 ]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from accucompare.bundle.format import Role, Shard
 from accucompare.live.autograd import Span
+from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
+from accucompare.live.values import leaves
 from accucompare.recorder.feeding import Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
@@ -39,3 +44,21 @@ class RecordedCall(Call):
     in_second_run: bool = field(default=False, init=False)
     placed: dict[str, Any] | None = field(default=None, init=False)
     gradients: dict[tuple[Role, str], Shard] | None = field(default=None, init=False)
+
+    def keep_placements(self, layouts: Layouts, output: Any) -> None:
+        """Note which distributed tensors the plain parts of the output are local parts of."""
+        placed, self.placed = self.placed, None
+        if placed:
+            for path, part in leaves(output):
+                if path in placed:
+                    layouts.keep(part, placed[path])
+
+    def note_gradients(
+        self, layouts: Layouts, role: Role, parts: Iterable[tuple[str, Any]]
+    ) -> None:
+        """Note how the gradients of plain inputs or outputs lie on the ranks."""
+        for path, part in parts:
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                shard = layouts.of_gradient(part)
+                if shard is not None:
+                    self.gradients = {**(self.gradients or {}), (role, path): shard}

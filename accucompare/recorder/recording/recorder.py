@@ -16,7 +16,6 @@ from accucompare.bundle.writing import Lease
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
-from accucompare.live.layouts import Layouts
 from accucompare.live.modules import (
     AroundSecondRun,
     Call,
@@ -226,8 +225,8 @@ class Recorder(Listener[RecordedCall]):
                 self._outermost.add(call.name)
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
-        if self._layouts is not None:
-            self._note_gradients(self._layouts, call, Role.GRAD_INPUT, given)
+        if self._layouts is not None and self._backward is not None:
+            call.note_gradients(self._layouts, Role.GRAD_INPUT, given)
         if not call.in_second_run:
             if self._buffers is not None and (caller := self.caller(call)) is not None:
                 self._buffers.calls(caller, call.name)
@@ -256,12 +255,9 @@ class Recorder(Listener[RecordedCall]):
 
     def call_ended(self, call: RecordedCall, output: Any) -> Any:
         if self._layouts is not None:
-            placed, call.placed = call.placed, None
-            if placed:
-                for path, part in leaves(output):
-                    if path in placed:
-                        self._layouts.keep(part, placed[path])
-            self._note_gradients(self._layouts, call, Role.GRAD_OUTPUT, leaves(output))
+            call.keep_placements(self._layouts, output)
+            if self._backward is not None:
+                call.note_gradients(self._layouts, Role.GRAD_OUTPUT, leaves(output))
         given: dict[str, Any] = {}
         if call.arguments is not None:
             given = dict(call.arguments.now())
@@ -434,18 +430,6 @@ class Recorder(Listener[RecordedCall]):
 
     def lend(self, nbytes: int) -> Array:
         return self._writer.lend(nbytes, devices.backend("cpu").host_memory)
-
-    def _note_gradients(
-        self, layouts: Layouts, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]
-    ) -> None:
-        """Note how the gradients of a call's plain inputs or outputs lie on the ranks."""
-        if self._backward is None:
-            return
-        for path, part in parts:
-            if isinstance(part, torch.Tensor) and part.requires_grad:
-                shard = layouts.of_gradient(part)
-                if shard is not None:
-                    call.gradients = {**(call.gradients or {}), (role, path): shard}
 
     def _record_gradient(
         self, call: RecordedCall, role: Role, path: str, grad: torch.Tensor

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,17 +31,14 @@ from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, l
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
-from accucompare.recorder.recording.main_grad import MAIN_GRAD, MAIN_PARAMETER, gradient_of
+from accucompare.recorder.recording.main_grad import MAIN_GRAD, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
+from accucompare.recorder.recording.stepped_copies import groups_in_order, stepped_instead
 from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
-
-
-#: What tells Megatron's groups of parameters apart.
-_OF_MEGATRON = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 
 
 @dataclass
@@ -257,22 +252,7 @@ class Updates:
         """An optimizer steps copies or parts of parameters, as Megatron's do: take these instead.
 
         The parameters that a distributed one steps on other ranks only are none of this rank's."""
-        given = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        if any(id(tensor) in self.parameters for tensor in given):
-            return
-        found: dict[int, torch.Tensor] = {}
-        copies = {
-            id(copied): key
-            for key, each in self.parameters.items()
-            if (copied := getattr(each.tensor, MAIN_PARAMETER, None)) is not None
-        }
-        starts = sorted((each.tensor.data_ptr(), key) for key, each in self.parameters.items())
-        for tensor in given:
-            at = bisect.bisect(starts, (tensor.data_ptr(), math.inf)) - 1
-            key = copies.get(id(tensor), starts[at][1] if at >= 0 else 0)
-            own = self.parameters.get(key)
-            if own is not None and (id(tensor) in copies or _shares(tensor, own.tensor)):
-                found[key] = tensor
+        found = stepped_instead(optimizer, self.parameters)
         if not found:
             return
         kept: dict[int, Parameter] = {}
@@ -402,7 +382,7 @@ class Updates:
 
     def _groups(self, optimizer: Any) -> None:
         """Record the numbers of the parameter groups: learning rates, betas and others."""
-        for number, group in enumerate(_in_order(optimizer.param_groups)):
+        for number, group in enumerate(groups_in_order(optimizer.param_groups)):
             options = {
                 name: value
                 for name, value in group.items()
@@ -536,17 +516,3 @@ class Updates:
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
         self._sink.add_update(parameter.owner, number, role, path, value, how)
-
-
-def _in_order(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """An optimizer's groups; Megatron's ranks have theirs in orders of their own."""
-    if not all(_OF_MEGATRON[0] in group for group in groups):
-        return groups
-    return sorted(groups, key=lambda group: [repr(group.get(name)) for name in _OF_MEGATRON])
-
-
-def _shares(part: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether a flat tensor is part of a parameter's memory."""
-    start = part.data_ptr() - whole.data_ptr()
-    size = part.numel() * part.element_size()
-    return part.dtype == whole.dtype and 0 <= start <= whole.nbytes - size

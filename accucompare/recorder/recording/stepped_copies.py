@@ -1,0 +1,51 @@
+"""Megatron's optimizers step copies or parts of parameters; and have groups in their own orders."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accucompare.live.autograd import Parameter
+from accucompare.recorder.recording.main_grad import MAIN_PARAMETER
+
+#: What tells Megatron's groups of parameters apart.
+_OF_MEGATRON = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+
+
+def stepped_instead(optimizer: Any, parameters: Mapping[int, Parameter]) -> dict[int, torch.Tensor]:
+    """What an optimizer that steps none of the parameters steps in their place, by their ids."""
+    given = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    if any(id(tensor) in parameters for tensor in given):
+        return {}
+    found: dict[int, torch.Tensor] = {}
+    copies = {
+        id(copied): key
+        for key, each in parameters.items()
+        if (copied := getattr(each.tensor, MAIN_PARAMETER, None)) is not None
+    }
+    starts = sorted((each.tensor.data_ptr(), key) for key, each in parameters.items())
+    for tensor in given:
+        at = bisect.bisect(starts, (tensor.data_ptr(), math.inf)) - 1
+        key = copies.get(id(tensor), starts[at][1] if at >= 0 else 0)
+        own = parameters.get(key)
+        if own is not None and (id(tensor) in copies or _shares(tensor, own.tensor)):
+            found[key] = tensor
+    return found
+
+
+def groups_in_order(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """An optimizer's groups; Megatron's ranks have theirs in orders of their own."""
+    if not all(_OF_MEGATRON[0] in group for group in groups):
+        return groups
+    return sorted(groups, key=lambda group: [repr(group.get(name)) for name in _OF_MEGATRON])
+
+
+def _shares(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether a flat tensor is part of a parameter's memory."""
+    start = part.data_ptr() - whole.data_ptr()
+    size = part.numel() * part.element_size()
+    return part.dtype == whole.dtype and 0 <= start <= whole.nbytes - size
