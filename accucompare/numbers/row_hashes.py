@@ -57,6 +57,8 @@ class RowHashes:
 def merged(words: _Words, block: int, wanted: int) -> _Words:
     """The numbers of runs of ``wanted`` rows, of those of ``block``; their count is divisible."""
     times = wanted // block
+    if times == 1:
+        return words
     powers = np.array([pow(_BASE, number * block, 1 << 64) for number in range(times)], np.uint64)
     found: _Words = (words.reshape(-1, times) * powers).sum(axis=1, dtype=np.uint64)
     return found

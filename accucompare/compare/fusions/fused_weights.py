@@ -96,9 +96,11 @@ class _Weights:
     def __init__(self, entries: Mapping[str, _Entry]) -> None:
         self.entries = entries
         self.views: dict[int, list[_View]] = defaultdict(list)  # by width
+        self.types: dict[int, set[str]] = defaultdict(set)  # by width
         for name in entries:
             for view, width in self._views(name):
                 self.views[width].append(view)
+                self.types[width].add(entries[name]["dtype"])
         self._indices: dict[tuple[int, str, int], dict[int, list[tuple[_View, int]]]] = {}
 
     @classmethod
@@ -177,7 +179,9 @@ def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> It
         block = view.entry.get("block")
         if not isinstance(block, int):
             continue
-        for dtype in view.entry.get("digests", ()):
+        # of one type, or the finer one rounded to the coarser
+        types = {mine.entries[name]["dtype"], *others.types[width]}
+        for dtype in [each for each in view.entry.get("digests", ()) if each in types]:
             runs = _walk(view, _numbers(view, dtype, block), others.index(width, dtype, block))
             if runs is None:
                 continue
