@@ -275,3 +275,43 @@ def test_a_manifest_holds_no_long_list_of_a_weights_rows(tmp_path: Path) -> None
         model(torch.ones(1, 2))
     parameters = ac.open_bundle(tmp_path / "odd").manifest.model["parameters"]
     assert "rows" not in parameters["0.weight"]
+
+
+class Block(nn.Module):
+    """Adds to its residual; apart, it gives both on, and the next one adds them."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.norm, self.fc, self.apart = nn.LayerNorm(6), nn.Linear(6, 6), apart
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        x = x if residual is None else x + residual
+        made = self.fc(self.norm(x))
+        return (made, x) if self.apart else x + made
+
+
+class Blocks(nn.Module):
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block(apart) for _ in range(3))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given: Any = x
+        for layer in self.layers:
+            given = layer(*given) if isinstance(given, tuple) else layer(given)
+        return self.head(given[0] + given[1] if isinstance(given, tuple) else given)
+
+
+def test_gradients_of_a_residual_carried_apart_are_those_of_the_sum(tmp_path: Path) -> None:
+    for name in ("golden", "own"):
+        model = Blocks(apart=name == "own")
+        with ac.capture(model, tmp_path / name):
+            model(torch.ones(2, 5, 6).cumsum(1)).pow(2).mean().backward()
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "own")
+    assert comparison.exit_code == 0
+    gradients = [row for row in comparison.rows if row.record.role.value == "grad_output"]
+    assert {row.status.value for row in gradients} == {"pass"}
+    terms = [row for row in gradients if row.record.name == "layers.1"]
+    assert len(terms) == 2

@@ -13,12 +13,15 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Box, GlobalRecord, Key, Layout, LayoutEvidence, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
-from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
+from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, viewed
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
 #: The most calls of a class that are looked at for a sum.
 _MOST_TRIED = 8
+
+#: The role of a value's gradient.
+_GRADIENT = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 #: A call's values: step, name, call, role.
 _Values = tuple[int, str, int, Role]
@@ -89,7 +92,41 @@ def with_carried_sums(
             found[place] = each.of(pairs[place])
             gone.add(each.place)
     classes = list(dict.fromkeys(kind[:2] for kind in proved))
-    return [pair for place, pair in enumerate(found) if place not in gone], classes
+    kept = [pair for place, pair in enumerate(found) if place not in gone]
+    return _with_gradients(kept, [each for each in sums.values() if each.kind in proved]), classes
+
+
+def _with_gradients(pairs: list[Pair], sums: Sequence[_Sum]) -> list[Pair]:
+    """The pairs, with the gradient of each term beside that of the sum: they are equal."""
+    places: tuple[dict[Key, int], dict[Key, int]] = ({}, {})
+    for place, pair in enumerate(pairs if sums else ()):
+        for known, record in zip(places, (pair.golden, pair.candidate), strict=True):
+            if record is not None and record.role in _GRADIENT.values():
+                known[record.key] = place
+    found: list[Pair | None] = [*pairs]
+    for each in sums:
+        wholes, terms = places[::-1] if each.of_golden else places
+        role = _GRADIENT[each.one.role]
+        at = wholes.get(each.whole.key._replace(role=role))
+        if at is None:
+            continue
+        whole = pairs[at].candidate if each.of_golden else pairs[at].golden
+        for term in (each.one, each.other):
+            own = terms.get(term.key._replace(role=role))
+            if whole is None or own is None or own == at:
+                continue
+            record = pairs[own].golden if each.of_golden else pairs[own].candidate
+            beside = pairs[own].candidate if each.of_golden else pairs[own].golden
+            if record is None or beside is not None or record.shape != whole.shape:
+                continue
+            if found[at] is pairs[at] and None in (pairs[at].golden, pairs[at].candidate):
+                found[own], own, value = None, at, whole  # the sum's has no partner yet
+            else:
+                (plain,), _ = plain_terms(whole)
+                value = replace(viewed(plain, whole.shape), path=record.path)
+            sides = (record, value) if each.of_golden else (value, record)
+            found[own] = replace(pairs[own], golden=sides[0], candidate=sides[1])
+    return [pair for pair in found if pair is not None]
 
 
 def _sums(pairs: Sequence[Pair], of_golden: bool) -> dict[int, _Sum]:
@@ -121,6 +158,8 @@ def added_like(
     if not isinstance(golden, GlobalRecord) or golden.evidence is not LayoutEvidence.VALUES:
         return record
     terms = [records.get(each.key) for each in golden.boxes[0].terms]
+    if len(terms) == 1 and record is None:  # the gradient of a term
+        return terms[0]
     if len(terms) != 2 or terms[0] is None or terms[1] is None:
         return record
     return sum_of_terms(terms[0], terms[1])

@@ -56,10 +56,11 @@ def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> R
         or shape[: len(mine)] != mine
     ):
         return record
-    return _viewed(record, (*theirs, *shape[len(mine) :]))
+    return viewed(record, (*theirs, *shape[len(mine) :]))
 
 
-def _viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:
+def viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:
+    """A record as it was captured, read in another shape or under another path."""
     fields = {each: getattr(record, each) for each in Record.__struct_fields__}
     edges = tuple((0, length) for length in shape)
     box = Box((0,) * len(shape), (record,), where=edges, form=shape)

@@ -12,6 +12,8 @@ from accucompare.compare.pairing.renames import Renaming, Signatures, rename
 
 #: The most unmatched names for which the nearest name is searched.
 _NEAREST_FOR = 500
+#: What is known by an argument of a call.
+OF_INPUTS = (Role.INPUT, Role.GRAD_INPUT)
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -101,7 +103,7 @@ def by_argument(
     renamings: Sequence[Renaming],
     signatures: tuple[Signatures, Signatures],
 ) -> dict[Key, Record]:
-    """The candidate's inputs, by golden's keys, that are the same argument of one call.
+    """The candidate's inputs and their gradients, by golden's keys: the same argument of one call.
 
     One side has it at ``0``, the other at ``hidden_states``.
 
@@ -112,11 +114,11 @@ def by_argument(
     theirs = {
         _by_name(record, signatures[1], signatures[0]): record
         for record in candidate
-        if record.role is Role.INPUT
+        if record.role in OF_INPUTS
     }
     partners: dict[Key, Record] = {}
     for record in golden:
-        if not theirs or record.role is not Role.INPUT:
+        if not theirs or record.role not in OF_INPUTS:
             continue
         key = _by_name(record, *signatures)
         for place in (_renamed(key, renamings), key):

@@ -13,14 +13,13 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import Imported, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing.align import Pair
+from accucompare.compare.pairing.align import OF_INPUTS, Pair
 from accucompare.compare.remarks import BareRemark, DumpGap, NotInDump, PairRemark, SameParameter
 from accucompare.numbers import Statistics
 
 #: Paths of a single output in a dump that does not tell a tensor from a tuple of one.
 _ALONE, _FIRST = "", "0"
 _OF_OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
-_OF_INPUTS = (Role.INPUT, Role.GRAD_INPUT)
 
 _Call = tuple[int, int, str, int]
 _Values = tuple[str, tuple[int, ...], str | Statistics]
@@ -33,7 +32,7 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     name of a call's only input."""
     paths: dict[tuple[_Call, Role], set[str]] = {}
     for record in others:
-        if record.role in (*_OF_OUTPUTS, *_OF_INPUTS) and record.layout is not Layout.OPAQUE:
+        if record.role in (*_OF_OUTPUTS, *OF_INPUTS) and record.layout is not Layout.OPAQUE:
             paths.setdefault((_call(record), record.role), set()).add(record.path)
 
     def path_of(record: Record) -> str:

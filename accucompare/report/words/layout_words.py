@@ -43,7 +43,8 @@ def _of_one_rank(record: GlobalRecord) -> str:
     names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
     if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
         paths = [term.path or "its value" for term in record.boxes[0].terms]
-        what = f"sum of {' and '.join(paths if len(names) == 1 else map(display_name, names))}"
+        every = " and ".join(paths if len(names) == 1 else map(display_name, names))
+        what = every if len(paths) == 1 else f"sum of {every}"
     elif len(names) == 1:
         what = f"part of {display_name(names[0])}"
     else:
