@@ -178,6 +178,7 @@ class Updates:
                     self._give(each, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER), 0)
             elif (
                 self._layouts is None  # of several ranks they may be unreduced
+                and not self._series.skipped
                 and grad is not None
                 and self._recorded.get(key) != gradient_state(each.tensor)
             ):
