@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks.figures import machine
 from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Refactor
+from benchmarks.history_environments import Environment
 from benchmarks.history_report import missed, sums, table, wrong
 from benchmarks.history_trial import Trial, run
 
@@ -45,11 +46,11 @@ def main() -> int:
         progress.print(f"{time.monotonic() - began:4.0f} s  {doing}", style="dim", highlight=False)
 
     pairs = {pair.name: pair for pair in options.only}
-    for environment in {
-        each.name: each for pair in options.only for each in pair.environments
-    }.values():
-        say(environment.name)
+    environments = {each.name: each for pair in options.only for each in pair.environments}
+
+    def make(environment: Environment) -> None:
         environment.make()
+        say(environment.name)
 
     def tried(pair: Bug | Refactor) -> Trial:
         trial = run(pair, say)
@@ -58,6 +59,7 @@ def main() -> int:
         return trial
 
     with ThreadPoolExecutor(options.workers) as pool:
+        list(pool.map(make, environments.values()))
         trials = list(pool.map(tried, options.only))
     console.print(table(trials, pairs))
     summed = sums(trials, pairs)
