@@ -45,7 +45,7 @@ def export(comparison: Path, to: Viewer, out: Path | None, quiet: bool) -> int:
 
     COMPARISON is what `accucompare diff --json` wrote. Model Explorer shows the model as a graph,
     in which failing layers stand out; Perfetto shows golden and candidate as two tracks in
-    execution order. Modules that were never called are in neither."""
+    execution order. Neither shows modules that were never called."""
     out = (
         out
         if out is not None

@@ -21,12 +21,11 @@ _SHOWN = 5
 @cli.command(
     "import",
     epilog=examples(
-        "accucompare import dump/ --out npu                          # which tool's dump it is, is"
-        " seen",
+        "accucompare import dump/ --out npu                          # the tool is recognised",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
         "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
-        "accucompare import outputs.json --onnx model.onnx --out onnx # which module computes a"
-        " value, by the model that Polygraphy ran",
+        "accucompare import outputs.json --onnx model.onnx --out onnx # the model says which module"
+        " computes what",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )

@@ -20,7 +20,7 @@ from accucompare.files import JSON_FILE
         "accucompare invariance model.py --bitwise               # for those who need equal bits",
         "accucompare invariance model.py --json invariance.json --quiet",
         "",
-        "Exit code: 0 invariant, or by rounding; 1 more than rounding; 2 trouble: one sample only,"
+        "Exit code: 0 no change, or by rounding; 1 more than rounding; 2 trouble: one sample only,"
         " random numbers,",
         "BatchNorm in training mode, or no output of the model could be compared.",
     )
@@ -36,7 +36,7 @@ from accucompare.files import JSON_FILE
 def invariance(
     case: str | None, device: str, json_path: Path | None, quiet: bool, **options: Any
 ) -> int:
-    """Run the samples of CASE in other batches: does a layer's result depend on those?
+    """Run the samples of CASE in other batches: does a layer's result depend on them?
 
     The first inputs of CASE are a batch of two or more samples. They are run as they are; then
     alone, at other places, in smaller and larger batches, after another batch, with other padding

@@ -53,8 +53,8 @@ def repeat_command(
     """Run CASE, or a script, several times: does it agree with itself?
 
     Each run is from scratch, under one seed, and keeps digests only. It shows the first value, in
-    execution order, that has not the same bits in all runs: its layer, step, rank and device, and
-    how often it is odd. The step of a case is then replayed from its saved state and inputs, until
+    execution order, whose bits differ between runs: its layer, step, rank and device, and in how
+    many runs it is odd. The step of a case is then replayed from its saved state and inputs, until
     it disagrees with itself.
 
     A script's seeds and flags are left alone unless --seed or --deterministic is given."""
