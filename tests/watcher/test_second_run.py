@@ -602,7 +602,7 @@ def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_bla
     )
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
     assert said(found.notes[0]).startswith(
-        "the step was not run again: its parameters were others than when the watch began"
+        "the step was not run again: its parameters were not those of when the watch began"
     )
 
 
