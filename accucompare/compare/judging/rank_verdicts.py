@@ -179,9 +179,9 @@ def pass_used_terms(
             call = record.rank, record.step, record.name, record.call
             failed = outcome.verdict.status is Status.FAIL
             wrong[call] = failed or wrong.get(call, False)
-        if record.role in (Role.INPUT, Role.OUTPUT) and outcome.summed is not None:
-            if not fed or _is_reduced_here(outcome):
-                terms.append(place)
+        is_sum = outcome.summed is not None and (not fed or _is_reduced_here(outcome))
+        if record.role in (Role.INPUT, Role.OUTPUT) and is_sum:
+            terms.append(place)
     for place in terms:
         task, outcome = tasks[place], outcomes[place]
         assert isinstance(outcome, PairOutcome)
