@@ -332,7 +332,7 @@ def _judge(
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judge_with, sides)
-        pass_used_terms(tasks, outcomes, judge)
+        pass_used_terms(tasks, outcomes, judge, opened.fed)
         judge_own_means(tasks, outcomes, judge)
         fail_left_terms(tasks, outcomes, judge)
         if opened.candidate_ranks is not None:
