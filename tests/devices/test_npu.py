@@ -737,7 +737,7 @@ def test_an_operator_that_fails_is_told_with_its_module(tmp_path: Path) -> None:
 
 
 def test_graph_mode_is_a_backend_by_name(tmp_path: Path) -> None:
-    """By torch_npu's own backend ``npu``: sound, and with an operator that graphs compute wrongly."""
+    """By torch_npu's own backend ``npu``: sound, and with an operator that is wrong in graphs."""
     (tmp_path / "model.py").write_text(
         "import torch\nfrom torch import nn\nfrom accucompare import Case\n"
         "def case():\n"
