@@ -30,8 +30,7 @@ from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.cluster import cluster as running
 from accucompare.compare.cluster import parcels, worker
 from accucompare.compare.cluster.cluster import open_cluster
-from accucompare.compare.cluster.parcels import Parcel
-from accucompare.compare.cluster.worker import Job, Located, judge_parcel
+from accucompare.compare.cluster.worker import Job, Located, Parcel, judge_parcel
 from accucompare.errors import ClusterError, RecordError, UsageError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES

@@ -13,7 +13,7 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
 from accucompare.compare.judging.closer_looks import look_closer
 from accucompare.compare.judging.estimates import can_estimate
-from accucompare.compare.judging.given import is_rounded
+from accucompare.compare.judging.handed_on import is_rounded
 from accucompare.compare.judging.judge import (
     judge_pair,
     judge_without_data,

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from accucompare.bundle.format import (
+    GROUP_OF,
     NODE_ROLES,
     TRAINING_ROLES,
     WAYS_OF_UPDATING,
     WRITTEN_ROLES,
+    Options,
     Record,
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import Pair, not_asked, of_dumps
+from accucompare.compare.pairing import Pair, of_dumps
 from accucompare.compare.remarks import (
     BareRemark,
     NeverCalled,
+    NotAsked,
     NotOnSide,
     OneSideWhy,
     OtherOptimizerState,
@@ -24,7 +27,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
-from accucompare.selection import Selection
+from accucompare.selection import Selection, Steps
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
@@ -181,3 +184,14 @@ def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> lis
             remark = NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
             rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, remarks=(remark,)), module=name))
     return rows
+
+
+def not_asked(pair: Pair, golden: Options, candidate: Options) -> NotAsked | None:
+    """Why a side was not asked for an unpaired record (``--roles``, ``--steps``), if so."""
+    record, group = pair.record, GROUP_OF.get(pair.record.role)
+    asked = golden if pair.golden is None else candidate
+    if asked.roles is not None and group is not None and group not in asked.roles:
+        return NotAsked(pair.golden is None, "--roles", ",".join(asked.roles))
+    if asked.chosen_steps is not None and record.step not in asked.chosen_steps:
+        return NotAsked(pair.golden is None, "--steps", str(Steps.held(asked.chosen_steps)))
+    return None
