@@ -6,7 +6,6 @@ from accucompare.compare.trends.place_trends import (
     PlaceTrend,
     SeenRow,
     errors_by_layer,
-    places_of,
 )
 from accucompare.compare.trends.trend_facts import (
     BEST,
@@ -35,5 +34,4 @@ __all__ = [
     "TrendRun",
     "errors_by_layer",
     "of_other_models",
-    "places_of",
 ]
