@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from accucompare.bundle.format import (
-    Box,
+    UNKNOWN_CONTENT,
     GlobalRecord,
     Key,
     Layout,
@@ -19,6 +19,7 @@ from accucompare.bundle.format import (
     Manifest,
     Record,
     Role,
+    whole_box,
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
@@ -71,12 +72,8 @@ def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> R
 
 def viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:
     """A record as it was captured, read in another shape or under another path."""
-    fields = {each: getattr(record, each) for each in Record.__struct_fields__}
-    edges = tuple((0, length) for length in shape)
-    box = Box((0,) * len(shape), (record,), where=edges, form=shape)
-    return GlobalRecord(
-        **{**fields, "shape": shape, "boxes": (box,), "evidence": LayoutEvidence.VALUES}
-    )
+    box = whole_box((record,), shape, shape)
+    return GlobalRecord.of(record, [box], shape=shape, evidence=LayoutEvidence.VALUES)
 
 
 def plain_terms(*records: Record) -> tuple[tuple[Record, ...], tuple[int, ...]]:
@@ -259,16 +256,7 @@ def _values(record: Record) -> _Values:
 
 
 def sum_of_terms(one: Record, other: Record) -> GlobalRecord:
-    fields = {each: getattr(one, each) for each in Record.__struct_fields__}
-    held = None not in (one.member, other.member)
-    edges = tuple((0, length) for length in one.shape)
+    member = None if None in (one.member, other.member) else one.member
     terms, form = plain_terms(one, other)
-    fields |= {
-        "digest": None,
-        "statistics": None,
-        "sketch": None,
-        "member": one.member if held else None,
-        "boxes": (Box((0,) * len(one.shape), terms, where=edges, form=form),),
-        "evidence": LayoutEvidence.VALUES,
-    }
-    return GlobalRecord(**fields)
+    box, shown = whole_box(terms, one.shape, form), LayoutEvidence.VALUES
+    return GlobalRecord.of(one, [box], member=member, evidence=shown, **UNKNOWN_CONTENT)

@@ -9,20 +9,8 @@ import numpy as np
 
 from accucompare.bundle.format import DEVICE_DIGEST, Key, Record, Role
 from accucompare.compare.constants import FEWEST_DROPPED
-from accucompare.compare.invariants.rank_facts import (
-    BatchApart,
-    BatchTwice,
-    ChangedBetween,
-    MasksAlike,
-    MasksApart,
-    NotSeen,
-    NotSeenWhy,
-    OutputsApart,
-    PartsApart,
-    RankPlace,
-    ReplicasApart,
-    Tally,
-)
+from accucompare.compare.invariants import rank_facts as facts
+from accucompare.compare.invariants.rank_facts import NotSeen, NotSeenWhy, RankPlace, Tally
 from accucompare.compare.invariants.run_of_ranks import (
     ByRank,
     RunOfRanks,
@@ -47,7 +35,7 @@ def check_start(run: RunOfRanks, tally: Tally) -> None:
             tally.see()
             if not run.fills(group):
                 place = place_of_record(record, tuple(sorted(group)))
-                tally.fail(PartsApart(record.shard.shape), place)
+                tally.fail(facts.PartsApart(record.shard.shape), place)
     tally.left += len(run.by_hand)
     if run.by_hand:
         tally.unseen = NotSeen(NotSeenWhy.NO_LAYOUT)
@@ -69,7 +57,7 @@ def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         # replicas that were changed apart are found by their values
         if set(group) != set(held) and not run.replicas(held):
             tally.see(step.number)
-            tally.fail(ChangedBetween(), place_of_record(record, tuple(sorted(group))))
+            tally.fail(facts.ChangedBetween(), place_of_record(record, tuple(sorted(group))))
 
 
 def check_given_gradients(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
@@ -112,7 +100,7 @@ def _replicas(run: RunOfRanks, group: ByRank, tally: Tally, step: int | None) ->
         if ranks := apart(held):
             first = alike[min(held.keys() - set(ranks) or held.keys())]
             other = next(alike[rank] for rank in ranks if held[rank] != held[first.rank])
-            fact = ReplicasApart(run.distance(first, other))
+            fact = facts.ReplicasApart(run.distance(first, other))
             tally.fail(fact, place_of_record(other, ranks))
 
 
@@ -133,7 +121,7 @@ def check_tied(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         )
         tally.see(step.number)
         if ranks:
-            fact = ReplicasApart(run.distance(first[ranks[0]], group[ranks[0]]))
+            fact = facts.ReplicasApart(run.distance(first[ranks[0]], group[ranks[0]]))
             tally.fail(fact, place_of_record(group[ranks[0]], ranks))
 
 
@@ -168,7 +156,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
             if len({run.place(rank, run.data) for rank in ranks}) > 1
         }
         for ranks in sorted(twice):
-            tally.fail(BatchTwice(), RankPlace("", step.number, role, 0, ranks))
+            tally.fail(facts.BatchTwice(), RankPlace("", step.number, role, 0, ranks))
     if run.same_batch:
         groups: dict[tuple[int, ...], dict[int, Hashable]] = {}
         others = run.mesh.without(run.same_batch)
@@ -177,7 +165,7 @@ def check_batches(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         for group in groups.values():
             tally.see(step.number)
             if ranks := apart(group):
-                tally.fail(BatchApart(), RankPlace("", step.number, role, 0, ranks))
+                tally.fail(facts.BatchApart(), RankPlace("", step.number, role, 0, ranks))
 
 
 def check_calls(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
@@ -245,7 +233,7 @@ def _gave(
                 (pair for pair in pairs if pair[0].digest != pair[1].digest),
                 (made[first][0], made[other][0]),
             )
-            fact = OutputsApart(run.distance(ours, theirs), backward)
+            fact = facts.OutputsApart(run.distance(ours, theirs), backward)
             tally.fail(fact, place_of_record(theirs, off))
             return True
     return False
@@ -385,6 +373,6 @@ def _masks(run: RunOfRanks, tally: Tally, calls: list[tuple[Record, Record]], sa
     ranks = tuple(record.rank for _, record in calls)
     place = place_of_record(calls[1][1], ranks)
     if same and unlike:
-        tally.fail(MasksApart(unlike / both), place)
+        tally.fail(facts.MasksApart(unlike / both), place)
     elif not same and not unlike:
-        tally.fail(MasksAlike(both), place)
+        tally.fail(facts.MasksAlike(both), place)

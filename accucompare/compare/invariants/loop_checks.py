@@ -9,18 +9,13 @@ from typing import Any
 from accucompare.bundle.format import Manifest, Role, StepSeries
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import SAME_NUMBER, SAME_NUMBER_OF_HALVES, SAME_RATE
+from accucompare.compare.invariants import rank_facts as facts
 from accucompare.compare.invariants.gradient_checks import clip_factor, clipped_by
 from accucompare.compare.invariants.rank_facts import (
     LoopNumber,
-    NormUneven,
     NotSeen,
     NotSeenWhy,
-    NumberApart,
-    RankCheck,
-    RankOutcome,
     RankPlace,
-    RankStatus,
-    SettingApart,
     Tally,
 )
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks, apart, by_value
@@ -31,7 +26,7 @@ from accucompare.devices import is_a_librarys
 _OWN = ("RANK", "VISIBLE_DEVICES", "MASTER_", "TORCHELASTIC_", "PROCID", "LOCALID", "HOST", "NODE")
 
 
-def check_complete(bundle: Bundle) -> RankOutcome:
+def check_complete(bundle: Bundle) -> facts.RankOutcome:
     """Whether every rank and every step of each is there."""
     steps = {
         rank: {entry.step for entry in manifest.steps}
@@ -48,15 +43,17 @@ def check_complete(bundle: Bundle) -> RankOutcome:
         unseen = NotSeen(NotSeenWhy.ENDED_EARLY, tuple(sorted(early)))
     if unseen is not None:
         place = RankPlace(ranks=unseen.ranks)
-        return RankOutcome(RankCheck.COMPLETE, RankStatus.NOT_LOOKED_AT, unseen, place)
-    tally = Tally(RankCheck.COMPLETE, NotSeenWhy.NO_RECORDS)
+        return facts.RankOutcome(
+            facts.RankCheck.COMPLETE, facts.RankStatus.NOT_LOOKED_AT, unseen, place
+        )
+    tally = Tally(facts.RankCheck.COMPLETE, NotSeenWhy.NO_RECORDS)
     tally.looked, tally.steps = len(steps), every
     return tally.outcome()
 
 
-def check_settings(bundle: Bundle) -> RankOutcome:
+def check_settings(bundle: Bundle) -> facts.RankOutcome:
     """Whether versions, flags, variables, libraries and code are the same on all ranks."""
-    tally = Tally(RankCheck.SETTINGS, NotSeenWhy.NO_RECORDS)
+    tally = Tally(facts.RankCheck.SETTINGS, NotSeenWhy.NO_RECORDS)
     tables = {rank: dict(_settings(manifest)) for rank, manifest in bundle.manifests.items()}
     names = dict.fromkeys(name for table in tables.values() for name in table)
     for kind, name in names:
@@ -67,7 +64,7 @@ def check_settings(bundle: Bundle) -> RankOutcome:
             continue
         tally.see()
         if ranks := apart(held):
-            tally.fail(SettingApart(kind, name, by_value(held)), RankPlace(ranks=ranks))
+            tally.fail(facts.SettingApart(kind, name, by_value(held)), RankPlace(ranks=ranks))
     return tally.outcome()
 
 
@@ -127,7 +124,7 @@ def _same(tally: Tally, step: int, what: _Number, held: dict[int, Any], limit: f
     first = held[min(held)]
     alike = {rank: first if _near(value, first, limit) else value for rank, value in held.items()}
     if ranks := apart(alike):
-        tally.fail(NumberApart(*what, by_value(alike)), RankPlace("", step, None, 0, ranks))
+        tally.fail(facts.NumberApart(*what, by_value(alike)), RankPlace("", step, None, 0, ranks))
 
 
 def _near(value: Any, first: Any, limit: float) -> bool:
@@ -183,7 +180,7 @@ class ClippedNorms:
             tally.see(step)
         low, high = min(self.norms.values()), max(self.norms.values())
         if high - low > (SAME_NUMBER_OF_HALVES if self.halves else SAME_NUMBER) * high:
-            fact = NormUneven(low, high, len(self.norms))
+            fact = facts.NormUneven(low, high, len(self.norms))
             usual = sorted(self.norms.values())[len(self.norms) // 2]
             step = max(self.norms, key=lambda each: abs(self.norms[each] - usual))
             tally.fail(fact, RankPlace("", step, Role.PARAM_GRAD.value))

@@ -15,16 +15,9 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import remarks
 from accucompare.compare.pairing import Pair, of_dumps
-from accucompare.compare.remarks import (
-    BareRemark,
-    NeverCalled,
-    NotAsked,
-    NotOnSide,
-    OneSideWhy,
-    OtherOptimizerState,
-    PairRemark,
-)
+from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy, PairRemark
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.selection import Selection, Steps
@@ -153,7 +146,7 @@ def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | No
     """Why one side lacks optimizer state: another class, or a setting (``AdamW.0.foreach``)."""
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
-        return OtherOptimizerState(*classes)
+        return remarks.OtherOptimizerState(*classes)
     if (
         not record.name
         and record.role is Role.STATE_BEFORE
@@ -181,17 +174,17 @@ def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> lis
     for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
         on_sides = [name in names for names in idle]
         if any(on_sides) and selection.allows(name):
-            remark = NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
+            remark = remarks.NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
             rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, remarks=(remark,)), module=name))
     return rows
 
 
-def not_asked(pair: Pair, golden: Options, candidate: Options) -> NotAsked | None:
+def not_asked(pair: Pair, golden: Options, candidate: Options) -> remarks.NotAsked | None:
     """Why a side was not asked for an unpaired record (``--roles``, ``--steps``), if so."""
     record, group = pair.record, GROUP_OF.get(pair.record.role)
     asked = golden if pair.golden is None else candidate
     if asked.roles is not None and group is not None and group not in asked.roles:
-        return NotAsked(pair.golden is None, "--roles", ",".join(asked.roles))
+        return remarks.NotAsked(pair.golden is None, "--roles", ",".join(asked.roles))
     if asked.chosen_steps is not None and record.step not in asked.chosen_steps:
-        return NotAsked(pair.golden is None, "--steps", str(Steps.held(asked.chosen_steps)))
+        return remarks.NotAsked(pair.golden is None, "--steps", str(Steps.held(asked.chosen_steps)))
     return None
