@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -26,7 +28,7 @@ _CELL = 6  # characters of a cell of the heat map
 _NAME = 36  # characters of a layer there
 
 
-def print_trend(facts: TrendFacts, reports: list[str], quiet: bool = False) -> None:
+def print_trend(facts: TrendFacts, quiet: bool = False, reports: Sequence[Path] = ()) -> None:
     """Print the answer, the runs, since when layers fail, and the heat map; only the answer if
     ``quiet``."""
     console = open_console()
