@@ -296,6 +296,8 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
+    " several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
