@@ -245,7 +245,8 @@ class Archive:
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
             raise RecordError(
-                f"{self.path}: member {name!r} is too large to be read whole; one of ours is not"
+                f"{self.path}: member {name!r} is too large to be read whole; accucompare"
+                " writes none so large"
             )
         found = np.empty(member.shape, member.dtype)
         self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
