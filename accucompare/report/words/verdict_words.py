@@ -325,7 +325,7 @@ def _of_ranks(remark: PairRemark) -> str:
     match remark:
         case remarks.PartsMissing(ranks, lacking) if lacking:
             without = ranks_in_words(lacking)
-            return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
+            return f"{ranks_in_words(ranks)} recorded it; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.NotRecordedOn(ranks):
