@@ -1,4 +1,4 @@
-"""Megatron's optimizers step copies or parts of parameters; and have groups in their own orders."""
+"""Megatron's optimizers, which step copies or parts of parameters, and order groups by themselves."""
 
 from __future__ import annotations
 
