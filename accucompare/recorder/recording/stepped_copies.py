@@ -1,4 +1,4 @@
-"""Megatron's optimizers, which step copies or parts of parameters, and order groups by themselves."""
+"""Megatron's optimizers: they step copies or parts of parameters, and order their groups."""
 
 from __future__ import annotations
 
