@@ -297,7 +297,7 @@ def _judge(
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judging.judge_with, sides)
-        judging.pass_used_terms(tasks, outcomes, judge)
+        judging.pass_used_terms(tasks, outcomes, judge, opened.fed)
         judging.judge_own_means(tasks, outcomes, judge)
         judging.fail_left_terms(tasks, outcomes, judge)
         if opened.candidate_ranks is not None:

@@ -72,7 +72,7 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         ranks = bundle.manifest.ranks
         if ranks < 2:
             raise UsageError(
-                f"{path}: was captured on one rank, and ranks are held against each other; compare"
+                f"{path}: was captured on one rank, so there are no ranks to compare; compare"
                 " it with another bundle: accucompare diff"
             )
         outcomes = [check_complete(bundle), check_settings(bundle)]

@@ -120,7 +120,10 @@ def _judged(sides: Sides, task: Task) -> PairOutcome | BundleError:
     if task.unknown is not None and not isinstance(task.unknown, remarks.NotRecordedOn):
         reason = _WHY_UNKNOWN.get(type(task.unknown), Reason.NOT_COMPARABLE)
         if isinstance(task.unknown, remarks.PartsMissing) and task.unknown.lacking:
-            reason = Reason.RANKS_DISAGREE
+            lost = Verdict(
+                Reason.RANKS_DISAGREE, over_limit=math.inf, remarks=(task.unknown,), evident=True
+            )
+            return PairOutcome(None, lost)
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):

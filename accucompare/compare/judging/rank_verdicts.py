@@ -72,6 +72,7 @@ def _settled(
     right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
     of_call = candidate.role in (*GRADIENT_ROLES, Role.INPUT, Role.OUTPUT)  # may be terms
     of_call = of_call and candidate.dtype != "bool"  # a mask that one rank lost is no term
+    terms = None
     for summed in (
         with_sums(candidate, task.means)
         if of_call or (right is None and candidate.dtype != "bool")
@@ -84,7 +85,10 @@ def _settled(
             own = task.means and (not candidate.shape or _counts_tokens(candidate))
             if gradient or own:
                 return _remarked(replace(found, arranged=summed), remark)
-            return replace(_failed(worst, remark), summed=summed)
+            if right is None:
+                return replace(_failed(worst, remark), summed=summed)
+            terms = terms or summed  # or what the other ranks lost: they hold zeros
+    worst = replace(worst, summed=terms)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
         return _failed(worst, remarks.RanksDiffer(ranks, off))
@@ -144,7 +148,10 @@ def _failed(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
 
 
 def pass_used_terms(
-    tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    judge: RejudgeTask,
+    fed: bool = False,
 ) -> None:
     """Pass values that ranks hold as terms of a sum, if what is computed of them is right.
 
@@ -152,6 +159,8 @@ def pass_used_terms(
 
     Args:
         judge: judges a task with another tensor in the candidate's place.
+        fed: whether calls were given golden's values. A value of which a rank holds all was then
+            given to each rank whole: what is computed of it is right where no sum is made.
     """
     wrong: dict[_Call | None, bool] = {}
     terms = []
@@ -163,9 +172,8 @@ def pass_used_terms(
             call = record.rank, record.step, record.name, record.call
             failed = outcome.verdict.status is Status.FAIL
             wrong[call] = failed or wrong.get(call, False)
-        if record.role in (Role.INPUT, Role.OUTPUT) and any(
-            isinstance(remark, remarks.ReducedHere) for remark in outcome.verdict.remarks
-        ):
+        is_sum = outcome.summed is not None and (not fed or _is_reduced_here(outcome))
+        if record.role in (Role.INPUT, Role.OUTPUT) and is_sum:
             terms.append(place)
     for place in terms:
         task, outcome = tasks[place], outcomes[place]
@@ -176,7 +184,9 @@ def pass_used_terms(
             continue
         if wrong.get((record.rank, record.step, *called)) is False:
             found = replace(judge(task, summed), arranged=summed)
-            outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+            outcomes[place] = _remarked(
+                found, remarks.ReducedHere(summed.reduced, tuple(summed.ranks))
+            )
 
 
 def fail_left_terms(

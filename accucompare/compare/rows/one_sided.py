@@ -37,6 +37,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     dumps = of_dumps(golden, candidate, pairs)
     options = golden.manifest.options, candidate.manifest.options
     cast = _cast(pairs)
+    taking = _taking(golden, candidate, pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -48,6 +49,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
+            or _not_left(pair, taking)
             or _no_gradient(pair)
             or _not_trained(pair.record, untrained)
             or _not_run(pair, steps)
@@ -109,6 +111,29 @@ def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark |
     if pair.record.role is not Role.CALL_GRAD or other.manifest.options.call_grads:
         return None
     return NotOnSide(OneSideWhy.FLAT_PARAMETERS, lacks_golden)
+
+
+def _taking(
+    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
+) -> tuple[set[int] | None, set[int] | None]:
+    """The steps in which golden, and the candidate, have gradients of parameters, if it records
+    only those that an update takes."""
+    records = [pair for pair in pairs if pair.record.role is Role.PARAM_GRAD]
+    golden_steps = {pair.golden.step for pair in records if pair.golden is not None}
+    steps = {pair.candidate.step for pair in records if pair.candidate is not None}
+    return (
+        None if golden.manifest.options.left_grads else golden_steps,
+        None if candidate.manifest.options.left_grads else steps,
+    )
+
+
+def _not_left(pair: Pair, taking: tuple[set[int] | None, set[int] | None]) -> PairRemark | None:
+    """Why a side has no gradients of parameters in a step without an update."""
+    lacks_golden = pair.golden is None
+    steps = taking[0 if lacks_golden else 1]
+    if pair.record.role is not Role.PARAM_GRAD or steps is None or pair.record.step in steps:
+        return None
+    return NotOnSide(OneSideWhy.NO_UPDATE, lacks_golden)
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:

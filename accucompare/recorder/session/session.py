@@ -171,7 +171,7 @@ class Session:
     def end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
-        series = recorder.end_step()
+        series = recorder.end_step(failed=error is not None)
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

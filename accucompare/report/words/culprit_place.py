@@ -155,7 +155,11 @@ def scaled_words(scaled: ScaledGradients) -> str:
     return f"{factor} of golden's (spread {spread}): {causes}{begins}"
 
 
-_BEGINS = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}
+_BEGINS = {
+    True: "; the loss already gives them so",
+    False: "; what the loss gives is right",
+    None: "",
+}
 
 
 _CAUSES = {
