@@ -189,7 +189,7 @@ def load_safetensors(path: Path, entry: dict[str, Any]) -> LoadedItem:
     """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
     dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
     return LoadedItem(
-        _read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name
+        read_at(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name
     )
 
 
@@ -342,7 +342,8 @@ def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
         ) from None
 
 
-def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
+def read_at(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """So many elements of a file from an offset. Raises UnreadableError if it cannot be read."""
     try:
         found: Array = np.fromfile(path, dtype, count, offset=offset)
     except (OSError, MemoryError) as error:

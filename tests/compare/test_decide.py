@@ -17,8 +17,8 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.limits import LimitsInForce, Tolerance
+from accucompare.compare.limits.golden_baselines import Suggestion
 from accucompare.compare.limits.provenance import OtherCode
-from accucompare.compare.limits.suggested_baseline import Suggestion
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.preflight_facts import (
     About,

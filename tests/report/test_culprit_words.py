@@ -18,7 +18,7 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
 from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits.baseline import excess_limit
-from accucompare.compare.limits.smallest_limit import SmallestLimit
+from accucompare.compare.limits.tolerance import SmallestLimit
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.result import Side

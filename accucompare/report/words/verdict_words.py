@@ -296,6 +296,8 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
+    " several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
@@ -328,7 +330,7 @@ def _of_ranks(remark: PairRemark) -> str:
     match remark:
         case remarks.PartsMissing(ranks, lacking) if lacking:
             without = ranks_in_words(lacking)
-            return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
+            return f"{ranks_in_words(ranks)} recorded it; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.NotRecordedOn(ranks):
