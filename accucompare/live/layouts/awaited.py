@@ -23,7 +23,7 @@ class Awaited:
         self._library: Any = sys.modules.get(_LIBRARY)
         # by the address of a storage
         self._acts: dict[int, list[Callable[[], object]]] = {}
-        self._filled: dict[int, StorageWeakRef] = {}
+        self._filled: dict[int, Any] = {}  # weak references
 
     def install(self) -> None:
         if self._library is not None:
@@ -62,7 +62,7 @@ class Awaited:
         return functools.partial(self._waited, getattr(tensor, "elem", tensor).untyped_storage())
 
     def _waited(self, storage: Any, result: Any) -> None:
-        self._filled[storage._cdata] = StorageWeakRef(storage)
+        self._filled[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._act(storage._cdata)
 
     def _act(self, place: int) -> None:
