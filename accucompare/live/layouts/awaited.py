@@ -62,7 +62,7 @@ class Awaited:
         return functools.partial(self._waited, getattr(tensor, "elem", tensor).untyped_storage())
 
     def _waited(self, storage: Any, result: Any) -> None:
-        self._filled[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._filled[storage._cdata] = StorageWeakRef(storage)
         self._act(storage._cdata)
 
     def _act(self, place: int) -> None:
