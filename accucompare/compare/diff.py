@@ -69,6 +69,7 @@ from accucompare.compare.pairing import (
     pair_records,
     propose,
     signatures_of,
+    with_gradients_given_back,
 )
 from accucompare.compare.preflight_facts import About, PreflightFinding
 from accucompare.compare.result import Result, Side
@@ -239,6 +240,7 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = with_gradients_given_back(pairs)
     pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
