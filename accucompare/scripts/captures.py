@@ -223,6 +223,7 @@ def locate_compiled_script(
     level = CompiledLevel(compiled, found.passed)
     whole_model = "" in tried.regions
     why = "a script's graphs are not searched; its model in a case is (locate CASE --compile)"
+    why = why if found.exit_code == 1 else ""
     return replace(found, compiled=CompiledFound(backend, (level,), whole_model, no_operator=why))
 
 

@@ -340,7 +340,8 @@ class _Watched:
             return
         _compiled_codes.add(self._region.code)
         region, facts = self._region, self._region.facts
-        why = [_condition(each.recompile_reason) for each in found if each.recompile_reason]
+        reasons = [getattr(each, "recompile_reason", None) for each in found]  # from torch 2.7 on
+        why = [_condition(each) for each in reasons if each]
         broke = _graph_breaks() - self._breaks
         region.facts = RegionFacts(
             facts.graphs + sum(bool(each.graph_op_count and not each.fail_type) for each in found),

@@ -33,8 +33,7 @@ NOT_DECODED = {
     NotDecodedWhy.SHORT: "the sequence is too short; give a longer one, or a smaller --decode",
     NotDecodedWhy.NO_GENERATE: "the model does not generate from tokens",
     NotDecodedWhy.QUANTIZED: (
-        "generate() has a quantized cache (cache_implementation), which rounds on purpose; the other"
-        " runs have the model's own"
+        "generate() has a quantized cache (cache_implementation), which rounds on purpose"
     ),
 }
 
