@@ -15,15 +15,15 @@ from accucompare.live.modules import Modules, unwrapped
 OWN = "own"
 
 #: Makes code of a graph and its inputs.
-Backend = Callable[..., Any]
+GraphCompiler = Callable[..., Any]
 
 
-def backend_named(name: str) -> Backend:
+def backend_named(name: str) -> GraphCompiler:
     """The backend of this name. UsageError if there is none."""
     import torch._dynamo
 
     try:
-        found: Backend = torch._dynamo.lookup_backend(name)
+        found: GraphCompiler = torch._dynamo.lookup_backend(name)
     except Exception as error:
         known = sorted(torch._dynamo.list_backends(exclude_tags=()))
         raise UsageError(
@@ -44,7 +44,7 @@ def own_wrappers(modules: Modules) -> dict[int, Any]:
     return {key: context for key, context in found.items() if context is not None}
 
 
-def backend_in(context: Any) -> Backend:
+def backend_in(context: Any) -> GraphCompiler:
     """The backend of what ``own_wrappers`` finds."""
     found = context.callback
     for inner in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):  # until torch 2.7

@@ -20,7 +20,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.errors import UsageError
 from accucompare.live.modules import Modules, class_of
-from accucompare.live.numerics.backends import OWN, Backend, backend_in, backend_named, own_wrappers
+from accucompare.live.numerics.backends import (
+    OWN,
+    GraphCompiler,
+    backend_in,
+    backend_named,
+    own_wrappers,
+)
 from accucompare.live.numerics.regions import ModuleTree
 from accucompare.live.numerics.side_effects import BeforeCall, draws_of
 from accucompare.live.operators import without_dispatch
@@ -49,7 +55,9 @@ class Probe:
 
     graphs: list[ProbedGraph] = field(default_factory=list)
 
-    def look_at(self, graph: torch.fx.GraphModule, inputs: Any, backend: Backend) -> Backend:
+    def look_at(
+        self, graph: torch.fx.GraphModule, inputs: Any, backend: GraphCompiler
+    ) -> GraphCompiler:
         kept = ProbedGraph(copy.deepcopy(graph), backend)
         self.graphs.append(kept)
         run = backend(copy.deepcopy(graph), inputs)
@@ -67,7 +75,7 @@ class ProbedGraph:
     """A graph as a backend was given it, and copies of its first inputs."""
 
     graph: torch.fx.GraphModule
-    backend: Backend
+    backend: GraphCompiler
     inputs: list[Any] | None = None
 
 
@@ -91,7 +99,7 @@ def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def compiled_alone(graph: torch.fx.GraphModule, backend: Backend) -> Callable[..., Any]:
+def compiled_alone(graph: torch.fx.GraphModule, backend: GraphCompiler) -> Callable[..., Any]:
     """A graph compiled as it is by a backend."""
     compiled = torch.compile(graph, backend=backend)
 
@@ -357,7 +365,7 @@ _running: list[_Region] = []
 
 
 @functools.cache  # compiled code is kept by its backend
-def _without_draws(compile_graph: Backend) -> Backend:
+def _without_draws(compile_graph: GraphCompiler) -> GraphCompiler:
     """A backend that refuses graphs that draw random numbers."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
