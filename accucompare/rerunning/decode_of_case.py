@@ -92,7 +92,11 @@ def check_decode(
 
 @dataclass
 class _DecodeRuns:
-    """The runs of one case, each built anew."""
+    """The runs of one case, each built anew.
+
+    A model may keep what a run leaves behind where no copy and no restored state reaches it: in a
+    closure, or in a module of its own that a patched ``forward`` holds.
+    """
 
     target: str | None
     device: torch.device
