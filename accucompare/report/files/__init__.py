@@ -17,6 +17,7 @@ from accucompare.report.files.written_comparison import (
     Written,
     WrittenMetrics,
     WrittenRow,
+    WrittenSide,
     read_written,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "Written",
     "WrittenMetrics",
     "WrittenRow",
+    "WrittenSide",
     "passes",
     "read_written",
     "require_pyarrow",
