@@ -384,16 +384,15 @@ class _Fitting:
         return [self._outputs[int(place)] for place in dict.fromkeys(places.round())]
 
     def _terms_by_runs(self, why: str = "") -> ErrorTerms:
-        """Without derivatives: a run for each block, and for each kind of modules, with all else in
-        float32. A module's error is what both tell."""
+        """Without derivatives: a run for each part of the model, and for each kind of modules, with
+        all else in float32. A module's error is what both tell."""
         told = f"; no derivatives: {why}" if why else ""
         self._setup.announce(
-            f"each block, and each kind of layers, alone in the lower type, all else in"
+            f"parts of the model, and kinds of layers, alone in the lower type, all else in"
             f" float32{told}"
         )
         tree = self._tree
-        blocks, outer = tree.blocks(self._cost)
-        groupings = [[*map(tree.inside, blocks), outer], tree.kinds]
+        groupings = tree.parts(self._cost), tree.kinds
         known: dict[bytes, float] = {}
         errors: list[list[float]] = []
         for groups in groupings:

@@ -145,8 +145,7 @@ def test_a_run_tells_of_choices_that_are_off_by_the_same(tree: CalledTree) -> No
 def test_runs_of_blocks_and_of_kinds_tell_which_module_is_off(tree: CalledTree) -> None:
     own = np.full(len(tree), 1e-4)
     own[tree.numbers["layers.1.norm"]] = 5e-3
-    blocks, outer = tree.blocks(np.ones(len(tree)))
-    groupings = [[*map(tree.inside, blocks), outer], tree.kinds]
+    groupings = [tree.parts(np.ones(len(tree))), tree.kinds]
     errors = [[float(np.linalg.norm(own[[*group]])) for group in way] for way in groupings]
     (found,) = ErrorTerms.of_runs(tree, groupings, errors).squares
     assert np.sqrt(found[LOW, tree.numbers["layers.1.norm"]]) == pytest.approx(5e-3, rel=0.05)

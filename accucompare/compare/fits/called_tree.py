@@ -16,8 +16,8 @@ from accucompare.compare.fits.fit_facts import KeptPlaces
 
 #: A block is expanded into the modules in it if it costs more than this share of the model.
 LARGEST_BLOCK = 1 / 6
-#: Kinds of modules by name, of which each is run alone.
-MOST_KINDS = 12
+#: Parts, and kinds of modules by name, of which each is run alone.
+MOST_PARTS, MOST_KINDS = 8, 12
 #: Containers without a forward of their own.
 _LISTS = ("ModuleList", "ModuleDict")
 
@@ -153,6 +153,13 @@ class CalledTree:
             else:
                 blocks.append(number)
         return blocks, outer
+
+    def parts(self, cost: NDArray[np.float64]) -> list[list[int]]:
+        """All modules in few groups: what is around blocks, and blocks, some in a row together."""
+        blocks, outer = self.blocks(cost)
+        size = -(-len(blocks) // MOST_PARTS)
+        rows = [blocks[at : at + size] for at in range(0, len(blocks), size or 1)]
+        return [outer, *([each for block in row for each in self.inside(block)] for row in rows)]
 
     def mask(self, wholes: Iterable[int], own: Iterable[int] = ()) -> Mask:
         """Which modules' own code is kept, if some are whole and of others the own code is."""

@@ -32,7 +32,7 @@ _FITTED_TIMES = 20
 _MOST_AT_ONCE = 1 << 23
 
 
-class Estimates(NamedTuple):
+class TermEstimates(NamedTuple):
     """Of some choices, without any run.
 
     Attributes:
@@ -106,7 +106,7 @@ class ErrorTerms:
         products[0, :, :, 0] = np.sqrt(found) * np.sqrt([[1.0], [AT_DOORS], [AT_DOORS]])
         return cls(tree, products, np.array([1]), np.array([False]))
 
-    def estimates(self, kept: Mask, weights: NDArray[np.float64] | None = None) -> Estimates:
+    def estimates(self, kept: Mask, weights: NDArray[np.float64] | None = None) -> TermEstimates:
         """How far off each choice should be.
 
         Args:
@@ -119,9 +119,9 @@ class ErrorTerms:
             self._estimates(kept[start : start + size], others)
             for start in range(0, len(kept), size)
         ]
-        return Estimates(*map(np.concatenate, zip(*parts, strict=True)))
+        return TermEstimates(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _estimates(self, kept: Mask, others: NDArray[np.float64]) -> Estimates:
+    def _estimates(self, kept: Mask, others: NDArray[np.float64]) -> TermEstimates:
         active = self.active(kept)
         flat, flat_squares = (
             active.reshape(len(kept), -1),
@@ -138,7 +138,7 @@ class ErrorTerms:
         for number in np.flatnonzero(self.exact):
             together = np.einsum("ctm,tmd->cd", active, self._finite[number])
             sums[:, number] = np.square(together).sum(-1)
-        return Estimates(np.sqrt(sums.max(-1)), overlaps, alone)
+        return TermEstimates(np.sqrt(sums.max(-1)), overlaps, alone)
 
     def weights(self, kept: Mask) -> NDArray[np.float64]:
         """The share of each term in the squared error of the worst output, of one choice."""

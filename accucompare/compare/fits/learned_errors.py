@@ -25,7 +25,7 @@ MISLED = 4.0
 _NOTHING = 1e-100
 
 
-class Expected(NamedTuple):
+class ExpectedErrors(NamedTuple):
     """Logarithms of squared errors of choices, and their standard deviations."""
 
     logs: NDArray[np.float64]
@@ -60,11 +60,11 @@ class LearnedErrors:
             expected = self.expected(kept[None])
             off = (2 * math.log(error) - expected.logs[0]) / expected.deviations[0]
             self._surprises.append(float(off))
-            self.misled |= abs(off) > MISLED
+            self.misled |= bool(abs(off) > MISLED)
         self._weights = np.vstack([self._weights, self._terms.weights(kept)])
         self._ratios.append(2 * math.log(error / estimate))
 
-    def expected(self, kept: Mask) -> Expected:
+    def expected(self, kept: Mask) -> ExpectedErrors:
         """Of masks of shape (choices, modules)."""
         found = self._terms.estimates(kept, self._weights)
         logs = 2 * np.log(np.maximum(found.errors, _NOTHING))
@@ -74,7 +74,9 @@ class LearnedErrors:
             logs += shared @ self._solved(np.array(self._ratios))
             variances -= (shared * self._solved(shared.T).T).sum(-1)
         surprise = np.mean(np.square(self._surprises)) if self._surprises else 1.0
-        return Expected(logs, np.sqrt(np.maximum(variances, RUN_VARIANCE) * max(1.0, surprise)))
+        return ExpectedErrors(
+            logs, np.sqrt(np.maximum(variances, RUN_VARIANCE) * max(1.0, surprise))
+        )
 
     def corrected_terms(self) -> ErrorTerms:
         """The terms, each as much larger as runs make likely."""
