@@ -794,7 +794,7 @@ def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(
     code = (
         "import torch, accucompare as ac, net_to_move\nwith"
         " ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot',"
-        " quiet=True) as watch:\n    watch_me = watch._explainer._modules.named['']\n   "
+        " quiet=True) as watch:\n    watch_me = watch._explainer.modules.named['']\n   "
         " watch_me(torch.ones(1, 2))\n    watch.step()\n"
     )
     assert with_torch()(code, cwd=project, variables=os.environ).returncode == 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle, open_bundle
@@ -23,7 +25,7 @@ from accucompare.version import __version__
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A task, with a number in place of its limits: most tasks share them."""
+    """A task's first fields, with a number in place of its limits: most tasks share them."""
 
     pair: Pair
     limits: int
@@ -63,18 +65,7 @@ _OUTCOMES = msgspec.msgpack.Decoder(list[PairOutcome])
 def pack_tasks(tasks: list[Task]) -> Parcel:
     limits: dict[Tolerance, int] = {}
     sent = [
-        _Sent(
-            task.pair,
-            limits.setdefault(task.tolerance, len(limits)),
-            task.baseline,
-            task.repeat,
-            task.by_rounding,
-            task.golden_repeat,
-            task.before,
-            task.given_to_both,
-            task.proof,
-            task.rounded,
-        )
+        _Sent(task.pair, limits.setdefault(task.tolerance, len(limits)), *astuple(task)[2:10])
         for task in tasks
     ]
     return Parcel(tuple(limits), _ENCODER.encode(sent))
@@ -82,18 +73,7 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
 
 def unpack_tasks(parcel: Parcel) -> list[Task]:
     return [
-        Task(
-            sent.pair,
-            parcel.limits[sent.limits],
-            sent.baseline,
-            sent.repeat,
-            sent.by_rounding,
-            sent.golden_repeat,
-            sent.before,
-            sent.given_to_both,
-            sent.proof,
-            sent.rounded,
-        )
+        Task(sent.pair, parcel.limits[sent.limits], *astuple(sent)[2:])
         for sent in _TASKS.decode(parcel.tasks)
     ]
 
@@ -221,21 +201,11 @@ def _opened(job: Job) -> Sides:
     with _opening:
         if job.token not in _sides:
             check_same(f"worker {_own_address()}", introduce(), job.client)
-            opened = {name: _open(place) for name, place in job.bundles.items()}
+            opened: dict[str, Any] = {"baseline": None, "repeat": None}
+            opened |= {name: _open(place) for name, place in job.bundles.items()}
             while len(_sides) >= _JOBS_HELD:
                 del _sides[next(iter(_sides))]
-            _sides[job.token] = Sides(
-                opened["golden"],
-                opened["candidate"],
-                opened.get("baseline"),
-                opened.get("repeat"),
-                job.verify,
-                job.keep_going,
-                opened.get("golden_repeat"),
-                opened.get("proof"),
-                opened.get("proof_again"),
-                opened.get("rounded"),
-            )
+            _sides[job.token] = Sides(**opened, verify=job.verify, keep_going=job.keep_going)
         return _sides[job.token]
 
 
