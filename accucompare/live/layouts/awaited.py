@@ -23,7 +23,7 @@ class Awaited:
         self._library: Any = sys.modules.get(_LIBRARY)
         # by the address of a storage
         self._acts: dict[int, list[Callable[[], object]]] = {}
-        self._filled: dict[int, StorageWeakRef] = {}
+        self._filled: dict[int, Any] = {}  # weak references
 
     def install(self) -> None:
         if self._library is not None:

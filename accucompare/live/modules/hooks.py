@@ -105,7 +105,7 @@ class Listener(Generic[_C]):
         """A forward has returned; the user's hooks have not run yet."""
 
     def forward_made(self, call: _C, output: Any) -> None:
-        """The same, but the call goes on: the hooks that come now are still of its own."""
+        """Likewise, but the call still runs while the user's hooks do."""
 
     def call_ended(self, call: _C, output: Any) -> Any:
         """A call ends. Returns what replaces its output, or ``None``."""

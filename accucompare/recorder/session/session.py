@@ -112,7 +112,7 @@ class Session:
         recorder.listening = steps is None or steps.has(recorder.step)
 
     def wake(self) -> None:
-        """Put the hooks on, first or after ``rest``. From now on compiled code runs eagerly.
+        """Put the hooks on, at first or after ``rest``. From now on compiled code runs eagerly.
 
         Not inside an optimizer's hook: PyTorch is then iterating over the hooks that this adds to.
         """

@@ -183,7 +183,7 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
     """The shape of its error, one statement each."""
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
-    ranks = wrong_on(culprit.row)
+    ranks = wrong_on(culprit.row, culprit.wrong)
     match culprit.shape:
         case ErrorShape():
             return (*ranks, *shape_words(culprit.shape))
