@@ -43,6 +43,7 @@ def observe(
     scaler: Any,
     steps: Steps | None,
     first: int,
+    others: list[str],
 ) -> Observation:
     """Begin to observe a model. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
@@ -51,6 +52,7 @@ def observe(
         scaler: probably scales its losses; ``None`` for none.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
+        others: models that might have been chosen, too.
     """
     _log_nothing()
     own = {id(parameter) for parameter in model.parameters()}
@@ -59,7 +61,7 @@ def observe(
     training = Training.of(Loop(holding, scaler=scaler))
     if plan.action is Action.WATCH:
         return _Watching(plan, model, training)
-    return _Capturing(plan, model, training, steps, first)
+    return _Capturing(plan, model, training, steps, first, others)
 
 
 def _log_nothing() -> None:
@@ -71,7 +73,13 @@ def _log_nothing() -> None:
 
 class _Capturing:
     def __init__(
-        self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int
+        self,
+        plan: Plan,
+        model: nn.Module,
+        training: Training,
+        steps: Steps | None,
+        first: int,
+        others: list[str],
     ) -> None:
         from accucompare.recorder.capture_options import CaptureOptions
         from accucompare.recorder.session import Within, recording
@@ -81,6 +89,7 @@ class _Capturing:
         )
         made = {
             "script": True,
+            "other_models": others,
             **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}),
         }
         within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)
