@@ -315,7 +315,7 @@ def _identical(result: Result) -> bool:
 def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
     training = result.training
     if _identical(result):
-        if result.uncompared or _parts_alone(result):
+        if result.uncompared or any(_out_of_sight(result)):
             return Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)
         return Answer.IDENTICAL, (BareFact.IDENTICAL,)
     if result.by_user:
@@ -365,8 +365,7 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         yield facts.SeriesOnly(result.steps_judged)
     elif any(manifest.options.loss for manifest in sides) and not result.has_gradients:
         yield BareFact.FORWARD_ONLY
-    if _parts_alone(result):
-        yield BareFact.PARTS_ALONE
+    yield from _out_of_sight(result)
     if replaced := result.candidate.manifest.options.replaced:
         yield facts.WeightsReplaced(tuple(replaced))
     if overruled := result.candidate.manifest.options.overruled:
@@ -386,11 +385,14 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         yield facts.BuffersNotRecorded(golden=unrecorded[0])
 
 
-def _parts_alone(result: Result) -> bool:
-    """Whether only parts of the model were called, so that nothing shows its own code's errors."""
+def _out_of_sight(result: Result) -> Iterator[BareFact]:
+    """Code of the model that no record tells of."""
     sides = result.golden.manifest, result.candidate.manifest
     never = any("" in (side.model.get("not_called") or ()) for side in sides)
-    return never and bool(result.compared) and not result.has_gradients
+    if never and result.compared and not result.has_gradients:
+        yield BareFact.PARTS_ALONE
+    if result.candidate.manifest.options.eager:
+        yield BareFact.NOT_COMPILED
 
 
 def _not_compared(result: Result) -> Iterator[Fact]:
@@ -432,7 +434,7 @@ def _not_compared(result: Result) -> Iterator[Fact]:
 
 def _poorly_compared(result: Result) -> Iterator[Fact]:
     """What an all-clear covers by less than all values and a proved baseline."""
-    if result.by_statistics and result.baseline is not None:
+    if result.by_statistics:
         yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
     if result.by_sketch:
         yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)

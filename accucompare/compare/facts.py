@@ -36,6 +36,7 @@ class BareFact(Enum):
     ROUNDING_BY_FIXED_LIMITS = auto()
     FORWARD_ONLY = auto()  # the case has a loss, and no gradient was compared
     PARTS_ALONE = auto()  # only parts of the model were called, and no gradient was compared
+    NOT_COMPILED = auto()  # the candidate's compiled code ran eagerly
     BY_HASHES = auto()
     GOLDEN_MADE_HERE = auto()
 

@@ -161,6 +161,7 @@ class Options(msgspec.Struct, frozen=True):
         run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
             older bundles.
         compiled: the regions that it ran as one; not in older bundles.
+        eager: whether the model's own compiled code ran eagerly.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
     """
@@ -190,6 +191,7 @@ class Options(msgspec.Struct, frozen=True):
     fallback: Fallback | None = None
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
+    eager: bool = False
     overruled: tuple[str, ...] = ()
     unplaced_draws: Count = 0
     script: bool = False

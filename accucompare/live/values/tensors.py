@@ -333,7 +333,7 @@ def tensor_of(value: Any) -> torch.Tensor | None:
     if not isinstance(value, (np.ndarray, np.generic)):
         return None
     try:
-        return torch.from_numpy(np.array(value, order="C"))
+        return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
     except TypeError:  # strings, objects
         return None
 

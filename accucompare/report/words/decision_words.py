@@ -131,6 +131,9 @@ _BARE = {
     BareFact.PARTS_ALONE: (
         "only parts of the model were called: its own code around them was not seen"
     ),
+    BareFact.NOT_COMPILED: (
+        "the candidate's compiled code ran eagerly (--compile own captures it as it runs)"
+    ),
     BareFact.BY_HASHES: (
         "by hashes of another tool: no values were read, and those of other values may be equal"
     ),
