@@ -62,6 +62,7 @@ EXEMPT = {
     "gradient_checks": "how a gradient that is wrong is described",
     "marginals": "the shape of an error",
     "given_layouts._MOST_BYTES": "memory",
+    "learned_errors": "what is tried next; a run proves what is kept",
     "keeping_search": "how long a search takes, and what it tries; a run proves what is kept",
     "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
     "part_ways": "how much of a tensor is read to tell its layout",

@@ -18,17 +18,8 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.dump_files import size_of
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.dump_files import UnreadableError, size_of
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
 

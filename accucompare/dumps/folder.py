@@ -15,6 +15,7 @@ from typing import Any
 
 from accucompare.bundle.format import GRADIENT_ROLES, Role
 from accucompare.dumps.dump_files import (
+    UnreadableError,
     inside,
     load_npy,
     load_npz,
@@ -25,16 +26,7 @@ from accucompare.dumps.dump_files import (
     safetensors_index,
     tensors_in_pt,
 )
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.name_pattern import DEFAULT_PATTERN, ROLES, NamePattern, PlaceInName
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat

@@ -17,6 +17,7 @@ from typing import Any
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.dump_files import (
+    UnreadableError,
     as_shape,
     inside,
     is_scalar,
@@ -26,16 +27,7 @@ from accucompare.dumps.dump_files import (
     safetensors_index,
     scalar,
 )
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 from accucompare.text import printable

@@ -18,17 +18,9 @@ from accucompare.bundle.writing import (
     prepare_directory,
     refuse_directory,
 )
+from accucompare.dumps.dump_files import UnreadableError
 from accucompare.dumps.formats import format_of
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place

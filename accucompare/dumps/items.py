@@ -65,10 +65,6 @@ class NotImported:
     why: str
 
 
-class UnreadableError(Exception):
-    """An item's values cannot be read: which file, and why. The others are imported."""
-
-
 @dataclass(frozen=True)
 class ItemPart:
     """One step of one rank.

@@ -17,18 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.dump_files import load_pt, of_tensor
+from accucompare.dumps.dump_files import UnreadableError, load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 

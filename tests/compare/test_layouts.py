@@ -67,6 +67,21 @@ def compared(
     return ac.diff(write(tmp_path / "one", golden, mode=mode), out)
 
 
+def compared_fed(
+    tmp_path: Path,
+    golden: Sequence[Item],
+    candidate: Sequence[Item],
+    mesh: dict[str, int] | None = None,
+) -> ac.Comparison:
+    """As ``compared``, of two ranks whose calls were given golden's values."""
+    free = compared(tmp_path, golden, candidate, mesh)
+    identity = ac.open_bundle(free.golden.path).identity()
+    feed = {"golden": "one", "identity": identity, "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), file)
+    return ac.diff(free.golden.path, free.candidate.path)
+
+
 def row(comparison: ac.Comparison, name: str = "fc") -> Row:
     (found,) = [each for each in comparison.rows if each.module == name]
     return found
@@ -377,6 +392,44 @@ def test_terms_of_a_sum_that_was_not_made_are_unreduced(tmp_path: Path) -> None:
     assert ReducedHere("sum", (0, 1)) in found.verdict.remarks
 
 
+def test_fed_a_missing_sum_comes_before_larger_errors_and_a_wrong_sum_after_them(
+    tmp_path: Path,
+) -> None:
+    shard = Shard((6, 8), (0, 0), "sum", ("tp",), ("tp",))
+    names = ("sum", "own", "unreduced")
+    golden = [item(name, VALUES) for name in names]
+    parts = held("sum", [VALUES - OTHER, 2 * OTHER], [shard, shard])
+    parts += held("own", [1e3 * VALUES, 1e3 * VALUES])
+    parts += held("unreduced", [VALUES - OTHER / 9, OTHER / 9])
+    found = compared_fed(tmp_path, golden, parts, {"tp": 2}).culprits
+    assert [culprit.name for culprit in found] == ["unreduced", "own", "sum"]
+
+
+def test_fed_the_gradient_of_a_wrong_loss_comes_before_its_value(tmp_path: Path) -> None:
+    fields = {"role": "grad_output", "parent": None}
+    series = [StepSeries(0, losses=(1.0,))]
+    one = write(tmp_path / "one", [item("", VALUES, **fields)], series=series)
+    parts = held("", [VALUES, 1.001 * VALUES], **fields)
+    ranks = write(tmp_path / "ranks", parts, ranks=2, series=[StepSeries(0, losses=(9.0,))])
+    feed = {"golden": "one", "identity": ac.open_bundle(one).identity(), "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(ranks, lambda made: made["capture"].update(feed=feed), file)
+    first, second = ac.diff(one, ranks).culprits
+    assert [each.row.record.role.value for each in (first, second)] == ["grad_output", "loss"]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("moe.experts", True), ("moe.seen", False)])
+def test_counts_of_experts_tokens_are_terms_where_ranks_have_rows_of_their_own(
+    tmp_path: Path, name: str, passes: bool
+) -> None:
+    counts = np.array([[2, 1], [1, 2]])
+    ranks = with_batch([(0, 0, (0, 1, 2)), (1, 0, (3, 4, 5))])
+    ranks += held(name, counts, role="input", path="1")
+    one = [*ONE, item(name, counts.sum(0), role="input", path="1")]
+    found = row(compared(tmp_path, one, ranks, {"dp": 2}), name)
+    assert (found.status is Status.PASS) is passes
+
+
 def test_terms_that_the_caller_adds_up_pass(tmp_path: Path) -> None:
     golden = [item(values=VALUES), item("", VALUES, parent=None)]
     parts = held("fc", [VALUES - OTHER, OTHER]) + held("", [VALUES, VALUES], parent=None)
@@ -390,12 +443,8 @@ def test_what_one_rank_holds_whole_and_the_other_lost_is_a_term_where_a_sum_is_m
     golden = [item(values=VALUES, role="input", path="0"), item(values=VALUES)]
     parts = held("fc", [VALUES, 0 * VALUES], role="input", path="0")
     parts += held("fc", [after * VALUES, after * VALUES])
-    free = compared(tmp_path, golden, parts)
-    identity = ac.open_bundle(free.golden.path).identity()
-    feed = {"golden": "one", "identity": identity, "not_fed": []} if fed else None
-    for rank in ("manifest.json", "rank1/manifest.json"):
-        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), rank)
-    found = ac.diff(free.golden.path, free.candidate.path).rows[0]
+    comparison = (compared_fed if fed else compared)(tmp_path, golden, parts)
+    found = comparison.rows[0]
     if after == 1.0 and not fed:  # fed, a sum would be twice golden's
         assert found.status is Status.PASS
     else:
