@@ -21,6 +21,7 @@ from accucompare.compare.remarks import (
     PartsMissing,
     RanksDiffer,
     ReducedHere,
+    SumUnknown,
     Swapped,
     TimesRanks,
 )
@@ -51,10 +52,11 @@ def compared(
     golden: Sequence[Item],
     candidate: Sequence[Item],
     mesh: dict[str, int] | None = None,
+    mode: Mode = Mode.TENSORS,
 ) -> ac.Comparison:
     """The comparison of one device's records with those of two or four ranks."""
     ranks = 1 + max(each.record.rank for each in candidate)
-    out = write(tmp_path / "ranks", candidate, ranks=ranks)
+    out = write(tmp_path / "ranks", candidate, ranks=ranks, mode=mode)
     for rank in range(ranks):
         left, place = rank, {}
         for dimension, size in reversed((mesh or {}).items()):
@@ -62,7 +64,7 @@ def compared(
             place = {dimension: [index, size], **place}
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
         edit_manifest(out, lambda manifest, place=place: manifest.update(mesh=place), name)
-    return ac.diff(write(tmp_path / "one", golden), out)
+    return ac.diff(write(tmp_path / "one", golden, mode=mode), out)
 
 
 def compared_fed(
@@ -287,6 +289,40 @@ def test_digests_of_parts_are_no_pass(tmp_path: Path) -> None:
     comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)]), out)
     assert row(comparison).reason is Reason.NOT_COMPARABLE
     assert comparison.exit_code == 2
+
+
+LARGE, TERM = np.random.default_rng(2).standard_normal((2, 60, 200)).astype("f4")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_sketches_of_recorded_parts_add_up(tmp_path: Path, right: bool) -> None:
+    parts = [np.ascontiguousarray(each) for each in np.split(LARGE, [70], 1)]
+    if not right:  # which no statistics tell
+        parts[1] = np.ascontiguousarray(parts[1][::-1])
+    shards = [Shard((60, 200), (0, at), mesh=("tp",)) for at in (0, 70)]
+    candidate = held("fc", parts, shards)
+    found = row(compared(tmp_path, [item(values=LARGE)], candidate, {"tp": 2}, Mode.SKETCH))
+    assert found.metrics is not None
+    assert found.metrics.deviation > 0
+    assert (found.status is Status.PASS) is right
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "reason"),
+    [
+        (Mode.SKETCH, True, Reason.OK),
+        (Mode.SKETCH, False, Reason.INTRODUCED),
+        (Mode.STATS, True, Reason.NOT_COMPARABLE),
+    ],
+)
+def test_sketches_of_terms_add_up(tmp_path: Path, mode: Mode, right: bool, reason: Reason) -> None:
+    fields = {"role": "call_grad", "path": "weight"}
+    parts = held("fc", [2 * LARGE - TERM, TERM if right else 1.1 * TERM], **fields)
+    golden = [item(values=LARGE, **fields)]
+    found = row(compared(tmp_path, golden, parts, {"dp": 2}, mode))
+    assert found.reason is reason
+    if mode is Mode.STATS:
+        assert SumUnknown((0, 1)) in found.verdict.remarks
 
 
 def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
@@ -557,7 +593,10 @@ def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code != 0
 
 
-def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [Mode.TENSORS, Mode.STATS])
+def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(
+    tmp_path: Path, mode: Mode
+) -> None:
     def side(cut: list[tuple[int, int, range]], times: int) -> list[Item]:
         items = with_batch(cut)
         for rank, _, rows in cut:
@@ -566,7 +605,7 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
         return items
 
     one, two = side([(0, 0, range(6))], 1), side([(0, 0, range(3)), (1, 0, range(3, 6))], 2)
-    comparison = compared(tmp_path, one, two, {"dp": 2})
+    comparison = compared(tmp_path, one, two, {"dp": 2}, mode)
     (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
     assert found.status.value == "pass"
     assert TimesRanks(2) in found.verdict.remarks
