@@ -104,6 +104,26 @@ def test_a_wrong_row_is_seen_whatever_the_order(tmp_path: Path) -> None:
     assert comparison.culprits[0].name == "moe.experts.0"
 
 
+def test_weighted_rows_of_every_expert_are_no_tokens_rows(tmp_path: Path) -> None:
+    """Llama 4 gives each expert all tokens times their scores, most of which are 0, and few 1."""
+
+    def weighted(tokens: np.ndarray) -> list[Item]:
+        scores = np.array([[0.9, 0.8, 0.7, 0.6, 0.5, 1.0], [0] * 6, [0] * 6], "f4")
+        rows = (scores[:, :, None] * tokens).reshape(-1, tokens.shape[-1])
+        name, parent = "moe.experts", ("moe", 0)
+        return [
+            item("moe", tokens, role="input", path="0", parent=("", 0)),
+            item(name, rows, role="input", path="0", parent=parent),
+            item(name, 2 * rows, parent=parent),
+        ]
+
+    assert compared(tmp_path / "same", weighted(TOKENS), weighted(TOKENS)).exit_code == 0
+    comparison = compared(tmp_path / "near", weighted(TOKENS), weighted(close(TOKENS)))
+    assert comparison.exit_code == 0
+    elements = {row.metrics.elements for row in rows_of(comparison, "moe.experts") if row.metrics}
+    assert elements == {72}
+
+
 def test_the_order_of_tokens_counts_where_golden_kept_it(tmp_path: Path) -> None:
     """A shared expert has all tokens as the model has them."""
 

@@ -144,6 +144,8 @@ class Options(msgspec.Struct, frozen=True):
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
+        left_grads: whether it holds gradients that no update took; of several ranks, and in older
+            bundles, it does not.
         call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
         backward: whether it holds gradients.
@@ -180,6 +182,7 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False
+    left_grads: bool = False
     call_grads: bool = True
     round_feed: str | None = None
     loss: bool | None = None

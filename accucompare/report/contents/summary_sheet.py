@@ -22,7 +22,6 @@ from accucompare.report.table import (
     SCIENTIFIC,
     Column,
     Line,
-    Look,
     Overview,
     Page,
     SheetItem,
@@ -56,7 +55,9 @@ _MOST_CULPRITS = 20
 #: Begins the line with the date, which alone tells two reports of the same bundles apart.
 _MADE = "report made"
 _SHADE = "FFF3F4F6"
-_ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top")
+_ALARM = looks.Look(
+    bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top"
+)
 
 
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
@@ -154,7 +155,7 @@ def _short(place: str, most: int = 120) -> str:
 
 
 def _fact(
-    name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0
+    name: str, value: str, look: looks.Look = looks.BOLD, link: str = "", per_line: int = 0
 ) -> Line:
     """A name and its value; ``per_line``: characters after which the value wraps."""
     return Line(
@@ -164,7 +165,7 @@ def _fact(
     )
 
 
-def _wide(value: str, look: Look, link: str = "", height: float = 0) -> Line:
+def _wide(value: str, look: looks.Look, link: str = "", height: float = 0) -> Line:
     """A text over all columns."""
     return Line([SheetItem(value, look, link)], spread=0, height=height)
 
@@ -319,7 +320,9 @@ def _height(message: str, characters: int) -> float:
 
 
 def _counts(comparison: Result) -> Iterator[Line]:
-    def line(name: str, count: int, note: str, look: Look, plain: Look = looks.CELL) -> Line:
+    def line(
+        name: str, count: int, note: str, look: looks.Look, plain: looks.Look = looks.CELL
+    ) -> Line:
         number = plain._replace(align="right", format=COUNT)
         return Line(
             [

@@ -8,23 +8,14 @@ from collections.abc import Callable, Iterator
 from accucompare.compare.result import Result
 from accucompare.compare.runs import Apart, Quantity, StepPair, TrainingResult, value_of
 from accucompare.report.table import (
-    AMBER,
-    BOLD,
     COUNT,
     GENERAL,
-    GREEN,
-    MUTED_TEXT,
-    PALE_RED,
-    PLAIN_LOOK,
-    RED,
     SCIENTIFIC,
-    SECTION,
     TEXT,
     Chart,
     ChartSeries,
     Column,
     Line,
-    Look,
     SheetItem,
     Table,
     Value,
@@ -68,7 +59,7 @@ def training(comparison: Result) -> list[Table]:
             *table_lines(
                 columns,
                 comparison.acceptance.rules,
-                fill=lambda met: "" if met.passed else PALE_RED,
+                fill=lambda met: "" if met.passed else looks.PALE_RED,
             ),
         ]
     columns = step_columns(found)
@@ -84,32 +75,32 @@ def training(comparison: Result) -> list[Table]:
         fill=lambda pair: _fill(found, pair),
         charts=_charts(found, data, letter),
         pages_wide=2,
-        tab=GREEN if found.parting is None else RED,
+        tab=looks.GREEN if found.parting is None else looks.RED,
     )
     return [table, data]
 
 
-def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, Look]]:
-    yield words.steps_sentence(comparison) or words.FED_STEPS, SECTION
+def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, looks.Look]]:
+    yield words.steps_sentence(comparison) or words.FED_STEPS, looks.SECTION
     if comparison.acceptance is not None:
         yield (
             (
                 f"The candidate {words.acceptance_sentence(comparison.acceptance)}"
                 f" ({words.STANDARD_SOURCES[comparison.acceptance.standard]})"
             ),
-            BOLD,
+            looks.BOLD,
         )
     for line in words.settings(found):
-        yield line, PLAIN_LOOK
+        yield line, looks.PLAIN_LOOK
     for line in words.details(comparison, found):
-        yield line, MUTED_TEXT
+        yield line, looks.MUTED_TEXT
 
 
 def _fill(found: TrainingResult, pair: StepPair) -> str:
     parting = found.parting
     if parting is not None and (parting.rank, parting.step) == (pair.rank, pair.step):
-        return PALE_RED
-    return AMBER if any(apart.over for _, apart in pair.numbers) else ""
+        return looks.PALE_RED
+    return looks.AMBER if any(apart.over for _, apart in pair.numbers) else ""
 
 
 def _side(side: str, quantity: Quantity) -> _Get:

@@ -16,18 +16,13 @@ from accucompare.report.contents import (
 )
 from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import (
-    BOLD,
-    CAPTION,
-    GREEN,
-    PALE_GREEN,
-    RED,
-    SECTION,
     Chart,
     ChartSeries,
     Line,
     Page,
     SheetItem,
     Table,
+    heading_lines,
     looks,
 )
 from accucompare.report.words import fit_code, fit_words
@@ -39,20 +34,20 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
     """Write the sheets Runs, Curve, Blocks and Code, and return the path. ReportError if it cannot
     be written."""
     EXCEL_FILE.refuse_other(path)
-    tab = RED if found.answer is FitAnswer.UNREACHABLE else GREEN
+    tab = looks.RED if found.answer is FitAnswer.UNREACHABLE else looks.GREEN
     lines = [*fit_words.fit_facts_in_words(found), *filter(None, [fit_words.fit_hint(found)])]
     runs = Table(
         "Fit",
         fit_run_columns(found),
         list(found.runs),
         heading=[
-            Line([SheetItem(fit_words.fit_headline(found), SECTION)], height=26),
+            *heading_lines(fit_words.fit_headline(found)),
             *(Line([SheetItem(line)]) for line in lines),
-            Line([SheetItem("Keep in float32", BOLD)]),
+            Line([SheetItem("Keep in float32", looks.BOLD)]),
             *(Line([SheetItem(f"    {name}")]) for name in found.kept.whole),
             *(Line([SheetItem(f"    {display_name(name)}: own code")]) for name in found.kept.own),
         ],
-        fill=lambda run: PALE_GREEN if run is found.proof else "",
+        fill=lambda run: looks.PALE_GREEN if run is found.proof else "",
         tab=tab,
     )
     blocks = Table(
@@ -60,9 +55,7 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
         PLACE_COLUMNS,
         shown_places(found),
         "Nothing was estimated.",
-        heading=[
-            Line([SheetItem("Where the error comes from, nothing in float32", SECTION)], height=26)
-        ],
+        heading=heading_lines("Where the error comes from, nothing in float32"),
         frozen=1,
     )
     code = [Line([SheetItem(line)]) for line in fit_code.fit_code(found).splitlines()]
@@ -88,8 +81,10 @@ def _curve(found: Fit) -> Table:
         CURVE_COLUMNS,
         curve_rows(found),
         heading=[
-            Line([SheetItem("The error against the share in float32", SECTION)], height=26),
-            Line([SheetItem("Points are runs; the line is the estimate.", CAPTION)], spread=0),
+            *heading_lines("The error against the share in float32"),
+            Line(
+                [SheetItem("Points are runs; the line is the estimate.", looks.CAPTION)], spread=0
+            ),
         ],
         space=1 + _CHART_LINES,
         charts=[chart],

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import Checklist, CheckStatus, Health
-from accucompare.report.table import AMBER, GREEN, PALE_RED, RED, SECTION, Line, SheetItem, Table
+from accucompare.report.table import Line, SheetItem, Table, looks
 from accucompare.report.watch_files.log_tables import checks_table
 from accucompare.report.watched import headline, norm_sheets
 
 _TABS = {
-    CheckStatus.FAIL: RED,
-    CheckStatus.WARN: AMBER,
-    CheckStatus.PASS: GREEN,
+    CheckStatus.FAIL: looks.RED,
+    CheckStatus.WARN: looks.AMBER,
+    CheckStatus.PASS: looks.GREEN,
     CheckStatus.NOT_LOOKED_AT: "",
 }
-_FILLS = {CheckStatus.FAIL: PALE_RED, CheckStatus.WARN: AMBER}
+_FILLS = {CheckStatus.FAIL: looks.PALE_RED, CheckStatus.WARN: looks.AMBER}
 
 
 def health_sheet(ranks: Ranks, health: Health) -> Table:
@@ -28,7 +28,7 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
     return Table(
         "Health",
         *checks_table(ranks, health),
-        heading=[Line([SheetItem(f"The checklist: {headline(health)}", SECTION)])],
+        heading=[Line([SheetItem(f"The checklist: {headline(health)}", looks.SECTION)])],
         frozen=3,
         fill=fill,
         tab=_TABS[health.status],

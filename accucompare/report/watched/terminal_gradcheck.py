@@ -9,13 +9,9 @@ from accucompare.findings.checklist import CheckStatus
 from accucompare.findings.differences import FunctionGradients, GradientCheck
 from accucompare.report.console import open_console
 from accucompare.report.watch_words import printable_value, said
+from accucompare.report.watched.terminal_health import STATES
 
-_STYLES = {
-    CheckStatus.FAIL: "bold red",
-    CheckStatus.WARN: "yellow",
-    CheckStatus.PASS: "green",
-    CheckStatus.NOT_LOOKED_AT: "bright_black",
-}
+_ORDER = (CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.NOT_LOOKED_AT)
 _MODULES_SHOWN = 3
 _NONE = (
     "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives"
@@ -30,15 +26,7 @@ _ON_PURPOSE = (
 def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
     """Print the verdict, and unless ``quiet`` each custom Function in each form of its calls."""
     console = open_console()
-    counts = {
-        status: len(found.of(status))
-        for status in (
-            CheckStatus.PASS,
-            CheckStatus.WARN,
-            CheckStatus.FAIL,
-            CheckStatus.NOT_LOOKED_AT,
-        )
-    }
+    counts = {status: len(found.of(status)) for status in _ORDER}
     words = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
     names = len({each.name for each in found.functions})
     forms = f" in {len(found.functions):,} forms of calls" if len(found.functions) > names else ""
@@ -47,20 +35,18 @@ def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
         if found.functions
         else _NONE
     )
-    console.print(
-        Text.assemble((found.status.value, _STYLES[found.status]), f"  {what}"), soft_wrap=True
-    )
+    console.answer(found.status.value, STATES[found.status][1], what)
     if quiet:
         return
     for each in found.functions:
-        console.print(_line(each), soft_wrap=True)
+        console.say(_line(each))
     if counts[CheckStatus.FAIL]:
-        console.print(Text(_ON_PURPOSE, "bright_black"), soft_wrap=True)
+        console.say(_ON_PURPOSE, "bright_black")
 
 
 def _line(each: FunctionGradients) -> Text:
     status = each.outcome.status
-    line = Text(f"  {status.value:<13} ", _STYLES[status])
+    line = Text(f"  {status.value:<13} ", STATES[status][1])
     line.append(printable_value(each.name, 80), "bold" if status is CheckStatus.FAIL else "")
     if each.modules:
         more = (
