@@ -33,7 +33,7 @@ from accucompare.selection import FloatType
 @option.golden("The trusted bundle of the same case, in float32.", required=True)
 @option.device()
 @option.dtype(
-    "What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
+    "What everything else computes in; float32 for a device that rounds operands (HF32, TF32).",
     FloatType.FLOAT64,
     required=True,
 )

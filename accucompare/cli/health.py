@@ -98,10 +98,10 @@ def gradcheck(
 ) -> int:
     """Check the backward of each custom Function of CASE.
 
-    Against finite differences: every custom autograd Function (torch.autograd.Function, or
-    torch.library's) that the first forward and the loss apply is called again on the CPU in
-    float64, with the arguments that it was given there. A wrong backward is found without any
-    reference, argument by argument. CASE is as for `accucompare watch`."""
+    Every custom autograd Function (torch.autograd.Function, or torch.library's) of the first
+    forward and the loss is called again on the CPU in float64, with the arguments that it was given
+    there, and its backward is compared with finite differences, argument by argument. CASE is
+    as for `accucompare watch`."""
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch

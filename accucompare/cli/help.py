@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis decode budget by"
+            "model arm lists force batch_axis decode compile regions budget by"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "invariance": (
             "runs_alone",
-            "Run the samples of CASE in other batches: does a layer's result depend on those?",
+            "Run the samples of CASE in other batches: does a layer's result depend on them?",
         ),
         "repeat": (
             "runs_alone",

@@ -23,12 +23,11 @@ _SHOWN = 5
 @cli.command(
     "import",
     epilog=examples(
-        "accucompare import dump/ --out npu                          # which tool's dump it is, is"
-        " seen",
+        "accucompare import dump/ --out npu                          # the tool is recognised",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
         "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
-        "accucompare import outputs.json --onnx model.onnx --out onnx # which module computes a"
-        " value, by the model that Polygraphy ran",
+        "accucompare import outputs.json --onnx model.onnx --out onnx # the model says which module"
+        " computes what",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
@@ -119,7 +118,7 @@ def export(comparison: Path, to: Viewer, out: Path | None, quiet: bool) -> int:
 
     COMPARISON is what `accucompare diff --json` wrote. Model Explorer shows the model as a graph,
     in which failing layers stand out; Perfetto shows golden and candidate as two tracks in
-    execution order. Modules that were never called are in neither."""
+    execution order. Neither shows modules that were never called."""
     out = (
         out
         if out is not None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         "accucompare invariance model.py --bitwise               # for those who need equal bits",
         "accucompare invariance model.py --json invariance.json --quiet",
         "",
-        "Exit code: 0 invariant, or by rounding; 1 more than rounding; 2 trouble: one sample only,"
+        "Exit code: 0 no change, or by rounding; 1 more than rounding; 2 trouble: one sample only,"
         " random numbers,",
         "BatchNorm in training mode, or no output of the model could be compared.",
     )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def invariance(
     case: str | None, device: str, json_path: Path | None, quiet: bool, **options: Any
 ) -> int:
-    """Run the samples of CASE in other batches: does a layer's result depend on those?
+    """Run the samples of CASE in other batches: does a layer's result depend on them?
 
     The first inputs of CASE are a batch of two or more samples. They are run as they are; then
     alone, at other places, in smaller and larger batches, after another batch, with other padding
@@ -96,8 +96,8 @@ def repeat_command(
     """Run CASE, or a script, several times: does it agree with itself?
 
     Each run is from scratch, under one seed, and keeps digests only. It shows the first value, in
-    execution order, that has not the same bits in all runs: its layer, step, rank and device, and
-    how often it is odd. The step of a case is then replayed from its saved state and inputs, until
+    execution order, whose bits differ between runs: its layer, step, rank and device, and in how
+    many runs it is odd. The step of a case is then replayed from its saved state and inputs, until
     it disagrees with itself.
 
     A script's seeds and flags are left alone unless --seed or --deterministic is given."""

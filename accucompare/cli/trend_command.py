@@ -56,9 +56,9 @@ def trend_command(
 ) -> int:
     """Put the runs of one model in a row: since when does each layer fail?
 
-    A RUN is a bundle, the JSON of a comparison, or a folder that holds such; the oldest comes
-    first, and a folder's own are ordered by the time of their capture. Bundles are compared with
-    the first of them, or with --golden; limits, --map, --only and --skip are for these.
+    A RUN is a bundle, the JSON of a comparison, or a folder of these. Give the oldest first; a
+    folder's runs are ordered by the time of their capture. Bundles are compared with the first
+    bundle, or with --golden; limits, --map, --only and --skip apply to them.
 
     It shows the first run in which each layer fell out (it was ok before, and fails since), its
     error before and after, and a heat map of layers by runs."""

@@ -9,6 +9,7 @@ import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import preflight_facts as facts
 from accucompare.compare.layouts import (
     NameEvidence,
     RankRecords,
@@ -20,15 +21,7 @@ from accucompare.compare.layouts import (
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import not_fed, parameter_of
 from accucompare.compare.pairing import Renaming
-from accucompare.compare.preflight_facts import (
-    About,
-    BesideGolden,
-    LeadsNowhere,
-    NamesPutBack,
-    OddMicrobatches,
-    PreflightFinding,
-    SeveralRuns,
-)
+from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.rows import Row, Task
 
 
@@ -74,7 +67,7 @@ def on_runs(opened: Opened) -> Iterator[PreflightFinding]:
         for rank, manifest in sorted(() if ranks is None else ranks.manifests.items()):
             runs.setdefault(manifest.options.run, []).append(rank)
         if len(runs) > 1:
-            yield PreflightFinding(SeveralRuns(side, tuple(map(tuple, runs.values()))))
+            yield PreflightFinding(facts.SeveralRuns(side, tuple(map(tuple, runs.values()))))
 
 
 def on_stages(
@@ -109,10 +102,10 @@ def on_stages(
         places.setdefault(what, []).append((each.rank, each.step))
     first = named.holders.begins.get("", frozenset())
     return [
-        *(PreflightFinding(LeadsNowhere(each.text), serious=False) for each in unused),
+        *(PreflightFinding(facts.LeadsNowhere(each.text), serious=False) for each in unused),
         *(
             PreflightFinding(
-                OddMicrobatches(
+                facts.OddMicrobatches(
                     tuple(sorted({rank for rank, _ in held})),
                     tuple(sorted({step for _, step in held})),
                     doubled,
@@ -131,7 +124,7 @@ def on_stages(
             for (doubled, dropped, order), held in places.items()
         ),
         *(
-            PreflightFinding(NamesPutBack(tuple(ranks), names, evidence), serious=False)
+            PreflightFinding(facts.NamesPutBack(tuple(ranks), names, evidence), serious=False)
             for (evidence, names), ranks in alike.items()
         ),
     ]
@@ -143,7 +136,11 @@ def with_layouts(
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown and not unified.means:
         return tasks
-    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
+    made_as = None if baseline is None else baseline.manifest.options.as_layout
+    # no baseline of their own layout, which adds up as many terms
+    alone = baseline is not None and (
+        made_as is None or ranks is None or made_as.mesh != ranks.mesh.sizes
+    )
     return [
         msgspec.structs.replace(
             task,
@@ -168,9 +165,3 @@ def outputs_fed_there_alone(opened: Opened, baseline: Bundle) -> set[tuple[int, 
         for each in (opened.candidate.manifests, baseline.manifests)
     )
     return theirs - ours
-
-
-def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
-    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
-    made_as = baseline.manifest.options.as_layout
-    return made_as is not None and made_as.mesh == ranks.mesh.sizes

@@ -7,7 +7,7 @@ about golden, not the candidate.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import msgspec
 
@@ -412,49 +412,7 @@ class BaselineDtype(_Fact, frozen=True):
     dtype: str
 
 
-PairRemark: TypeAlias = (
-    PartsMissing
-    | NotRecordedOn
-    | UnknownLayout
-    | TokensElsewhere
-    | RowsAlike
-    | RoutedOtherwise
-    | AfterRouting
-    | CalledInParts
-    | RanksDiffer
-    | ReducedHere
-    | Swapped
-    | TimesRanks
-    | ShareOfSum
-    | OtherFunction
-    | OwnClipping
-    | Interleaved
-    | BareRemark
-    | NotInDump
-    | SameParameter
-    | NotAsked
-    | ByRounding
-    | NotOnSide
-    | OtherOptimizerState
-    | NeverCalled
-    | Saturated
-    | NoneMayDiffer
-    | OtherMasks
-    | NoRelativeLimit
-    | BeyondLikeBaseline
-    | MissingCast
-    | ChoicesApart
-    | ChoicesChanged
-    | RunsApart
-    | FewCarryNorm
-    | BeyondLastPlace
-    | OneFactor
-    | NoReference
-    | NotReproduced
-    | FreeUpdates
-    | LeavesAsItIs
-    | RoundedAway
-    | Unreadable
-    | BaselineShape
-    | BaselineDtype
-)
+if TYPE_CHECKING:
+    PairRemark: TypeAlias = BareRemark | _Fact
+else:  # msgspec reads the tags of all classes
+    PairRemark = Union[(BareRemark, *_Fact.__subclasses__())]

@@ -119,7 +119,12 @@ class Result:
     def broadcast(self) -> list[Row]:
         """The rows that one side broadcasts earlier than the other."""
         return [
-            row for row in but_plain(self.rows) if row.status is Status.PASS and _is_broadcast(row)
+            row
+            for row in but_plain(self.rows)
+            if row.status is Status.PASS
+            and row.golden is not None
+            and row.candidate is not None
+            and row.golden.shape != row.candidate.shape
         ]
 
     @cached_property
@@ -324,14 +329,6 @@ class Result:
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
         return [row for row in but_plain(self.rows) if row.reason in UNMATCHED]
-
-
-def _is_broadcast(row: Row) -> bool:
-    return (
-        row.golden is not None
-        and row.candidate is not None
-        and row.golden.shape != row.candidate.shape
-    )
 
 
 def _values_kept(row: Row) -> bool:

@@ -77,7 +77,7 @@ def check_invariance(
     bitwise: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> InvarianceCheck:
-    """Compute a case's samples alone, and in other batches: does a layer's result depend on those?
+    """Compute a case's samples alone, and in other batches: does a layer's result depend on them?
 
     The case's first inputs are run as they are; then each run has some of their samples: one alone,
     at other places, in smaller and larger batches, after another batch on the same model, with
@@ -91,7 +91,7 @@ def check_invariance(
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
         dtype: what to compute in, by default the case's own type.
         seed: of weights and inputs.
-        batch_axis: the axis of the inputs in which they have their samples.
+        batch_axis: the axis of the inputs along which their samples lie.
         bitwise: whether changed bits fail, too.
         progress: called with the runs done, and all.
 

@@ -139,6 +139,18 @@ def test_a_rank_without_the_last_update_that_others_made_is_named(
     assert found.verdict.remarks == (PartsMissing((0,), (1,)),)
 
 
+def test_a_rank_that_has_frozen_what_others_train_is_named(tmp_path: Path) -> None:
+    fields = {"path": "weight"}
+    parts = held("fc", [VALUES, VALUES], role="param_before", **fields)
+    golden = [item(values=VALUES, role=role, **fields) for role in ("param_before", "param_grad")]
+    grads = held("fc", [VALUES, VALUES], role="param_grad", **fields)
+    assert compared(tmp_path / "both", golden, parts + grads, {"tp": 2}).passed
+    comparison = compared(tmp_path / "one", golden, parts + grads[:1], {"tp": 2})
+    (culprit,) = comparison.culprits
+    assert culprit.row.verdict.remarks == (PartsMissing((0,), (1,)),)
+    assert comparison.exit_code == 1
+
+
 def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None:
     series = [StepSeries(0, losses=(1.0,), updates=1, lr={"AdamW.0": 0.1})]
     parts = [item(values=VALUES, rank=rank) for rank in range(3)]
@@ -335,6 +347,25 @@ def test_terms_that_the_caller_adds_up_pass(tmp_path: Path) -> None:
     assert row(compared(tmp_path, golden, parts)).status.value == "pass"
 
 
+@pytest.mark.parametrize(("after", "fed"), [(1.0, False), (1.0, True), (2.0, False)])
+def test_what_one_rank_holds_whole_and_the_other_lost_is_a_term_where_a_sum_is_made(
+    tmp_path: Path, after: float, fed: bool
+) -> None:
+    golden = [item(values=VALUES, role="input", path="0"), item(values=VALUES)]
+    parts = held("fc", [VALUES, 0 * VALUES], role="input", path="0")
+    parts += held("fc", [after * VALUES, after * VALUES])
+    free = compared(tmp_path, golden, parts)
+    identity = ac.open_bundle(free.golden.path).identity()
+    feed = {"golden": "one", "identity": identity, "not_fed": []} if fed else None
+    for rank in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), rank)
+    found = ac.diff(free.golden.path, free.candidate.path).rows[0]
+    if after == 1.0 and not fed:  # fed, a sum would be twice golden's
+        assert found.status is Status.PASS
+    else:
+        assert found.verdict.remarks == (RanksDiffer((0, 1), (1,)),)
+
+
 def test_a_gradient_of_a_call_may_be_a_term_of_the_mean(tmp_path: Path) -> None:
     fields = {"role": "call_grad", "path": "weight"}
     parts = held("fc", [2 * VALUES - OTHER, OTHER], **fields)
@@ -356,13 +387,15 @@ def test_swapped_parts_are_told(tmp_path: Path) -> None:
     assert Swapped((1, 0)) in found.verdict.remarks
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 2, 2)], ids=["gate and up", "query, key, value"])
-def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    layers = np.split(VALUES, np.cumsum(sizes)[:-1], 1)
-    parts = [
-        np.concatenate([np.split(layer, 2, 1)[rank] for layer in layers], 1) for rank in (0, 1)
-    ]
-    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2}))
+@pytest.mark.parametrize("first", [1, 2], ids=["one head each", "two heads and one"])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1, 1)], ids=["gate and up", "query, key, value"])
+def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...], first: int) -> None:
+    heads = first + 1
+    whole = np.random.default_rng(2).standard_normal((6, heads * sum(sizes))).astype("f4")
+    layers = np.split(whole, heads * np.cumsum(sizes)[:-1], 1)
+    cut = [np.split(layer, [first * size], 1) for layer, size in zip(layers, sizes, strict=True)]
+    parts = [np.concatenate([layer[rank] for layer in cut], 1) for rank in (0, 1)]
+    found = row(compared(tmp_path, [item(values=whole)], held("fc", parts), {"tp": 2}))
     assert found.status.value == "pass"
     assert Interleaved(len(sizes)) in found.verdict.remarks
 

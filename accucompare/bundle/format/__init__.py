@@ -12,11 +12,13 @@ from accucompare.bundle.format.capture_facts import (
     Unfed,
 )
 from accucompare.bundle.format.global_records import (
+    UNKNOWN_CONTENT,
     Addends,
     Box,
     GlobalRecord,
     LayoutEvidence,
     row_width,
+    whole_box,
 )
 from accucompare.bundle.format.manifest import (
     BASELINES,
@@ -86,6 +88,7 @@ __all__ = [
     "SHARDS_NEED",
     "STATE_ROLES",
     "TRAINING_ROLES",
+    "UNKNOWN_CONTENT",
     "UPDATE_ROLES",
     "WAYS_OF_UPDATING",
     "WRAPPER_NAMES",
@@ -127,5 +130,6 @@ __all__ = [
     "same_line",
     "sketch_of_part",
     "stamp_of",
+    "whole_box",
     "zip_records",
 ]

@@ -64,7 +64,6 @@ _NPY_HEADER = re.compile(
 _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # ours takes 128 bytes; a longer one is no honest header
 _HEAD = 512  # bytes read of a member to find its data: both headers of any member of ours
-_HEAD_LIMIT = 1 << 18  # both headers of any member
 _GAP = 1 << 14  # bytes between two members that are cheaper to read than to skip
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
@@ -237,7 +236,8 @@ class Archive:
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
             raise RecordError(
-                f"{self.path}: member {name!r} is too large to be read whole; one of ours is not"
+                f"{self.path}: member {name!r} is too large to be read whole; accucompare"
+                " writes none so large"
             )
         found = np.empty(member.shape, member.dtype)
         self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
@@ -308,7 +308,7 @@ class Archive:
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
         if end > len(head):
-            head = self._read(_HEAD_LIMIT, offset)
+            head = self._read(start + _NPY_PREFIX + _NPY_HEADER_LIMIT, offset)
             start, end = _npy_header_place(head)
         if not head.startswith(encoded, zips.LOCAL_HEADER.size):
             raise _DamageError("is damaged (its local header has another name)")

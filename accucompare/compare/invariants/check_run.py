@@ -6,9 +6,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from accucompare.bundle.reading import open_bundle
-from accucompare.compare.invariants.call_checks import check_batches, check_calls, check_dropout
+from accucompare.compare.invariants.call_checks import (
+    check_batches,
+    check_calls,
+    check_dropout,
+    check_given_gradients,
+    check_layouts,
+    check_start,
+    check_tied,
+    check_updates,
+    check_weights,
+)
 from accucompare.compare.invariants.gradient_checks import check_reduction
-from accucompare.compare.invariants.loop_checks import ClippedNorms, check_loop
+from accucompare.compare.invariants.loop_checks import (
+    ClippedNorms,
+    check_complete,
+    check_loop,
+    check_settings,
+)
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
     NotSeenWhy,
@@ -17,15 +32,6 @@ from accucompare.compare.invariants.rank_facts import (
     Tally,
 )
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks
-from accucompare.compare.invariants.setup_checks import check_complete, check_settings
-from accucompare.compare.invariants.weight_checks import (
-    check_given_gradients,
-    check_layouts,
-    check_start,
-    check_tied,
-    check_updates,
-    check_weights,
-)
 from accucompare.errors import UsageError
 from accucompare.places import Place
 
@@ -66,7 +72,7 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         ranks = bundle.manifest.ranks
         if ranks < 2:
             raise UsageError(
-                f"{path}: was captured on one rank, and ranks are held against each other; compare"
+                f"{path}: was captured on one rank, so there are no ranks to compare; compare"
                 " it with another bundle: accucompare diff"
             )
         outcomes = [check_complete(bundle), check_settings(bundle)]

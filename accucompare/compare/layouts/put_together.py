@@ -142,24 +142,26 @@ def interleaved(
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
-    if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
+    if len(record.axes) != 1:
         return
     ((axis, _),) = record.axes
-    places = sorted({box.start[axis] for box in record.boxes})
+    edges = [each for box in record.boxes for each in (box.start[axis], box.shape[axis])]
     for sizes in fused:
-        length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
-        if rest or not length:
+        if not min(edges[1::2]) or any(each % sum(sizes) for each in edges):
             continue
         boxes = []
         for box in record.boxes:
-            number, before = places.index(box.start[axis]), 0
-            for size in sizes:
-                own = size * length
+            before = 0
+            for size in sizes:  # of each layer, a rank's part lies after the earlier ranks' parts
+                first, own = (
+                    size * each // sum(sizes) for each in (box.start[axis], box.shape[axis])
+                )
                 start, where = list(box.start), list(box.where)
-                start[axis] = before * len(places) + number * own
-                where[axis] = where[axis][0] + before, where[axis][0] + before + own
+                start[axis] = before * record.shape[axis] // sum(sizes) + first
+                within = box.where[axis][0] + before * box.shape[axis] // sum(sizes)
+                where[axis] = within, within + own
                 boxes.append(replace(box, start=tuple(start), where=tuple(where)))
-                before += own
+                before += size
         yield len(sizes), replace(_without_digest(record), boxes=tuple(boxes))
 
 

@@ -8,9 +8,8 @@ from accucompare.compare.origins.describing import (
     is_choice,
     with_descriptions,
 )
-from accucompare.compare.origins.module_calls import parameter_of
+from accucompare.compare.origins.module_calls import parameter_of, with_producers
 from accucompare.compare.origins.outside_changes import small_changes
-from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.row_culprits import STRUCTURAL
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage

@@ -269,11 +269,13 @@ def scaled_first(
     others = [culprit for culprit in culprits if not shows_it(culprit)]
     own = fed and scaled.of_loss is None  # if so, an error of the loss is one beside the factor
 
-    def comes_before(culprit: Culprit) -> bool:
-        same_step = own and culprit.stage is Stage.LOSS and step_of_culprit(culprit) == scaled.step
-        return same_step and _is_clear(culprit)
-
-    before = [comes_before(culprit) for culprit in others]
+    before = [
+        own
+        and culprit.stage is Stage.LOSS
+        and step_of_culprit(culprit) == scaled.step
+        and _is_clear(culprit)
+        for culprit in others
+    ]
     found = [
         *itertools.compress(others, before),
         first,

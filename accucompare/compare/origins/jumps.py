@@ -70,11 +70,9 @@ def _outer_first(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows, but of gradients that arrive one after the other the outer modules' first: a module
     may return what its last child does, and the child's is then recorded first."""
     for arrives, group in itertools.groupby(rows, _arrives):
-        yield from sorted(group, key=lambda row: _depth(row.module) if arrives else 0)
-
-
-def _depth(name: str) -> int:
-    return len(name.split(".")) if name else 0
+        yield from sorted(
+            group, key=lambda row: row.module.count(".") + bool(row.module) if arrives else 0
+        )
 
 
 def _arrives(row: Row) -> bool:

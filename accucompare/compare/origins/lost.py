@@ -110,7 +110,11 @@ def where_cut(
     told = {
         step: cut
         for step, cut in cuts.items()
-        if all(followed[step]) and not _is_of_the_model(cut.record)
+        if all(followed[step])
+        # the model's own input was not lost on its way
+        and not (
+            (given := cut.record) is not None and given.role is Role.INPUT and given.parent is None
+        )
     }
 
     def moved(culprit: Culprit) -> Culprit:
@@ -135,8 +139,3 @@ def where_cut(
         )
 
     return [moved(culprit) for culprit in culprits]
-
-
-def _is_of_the_model(record: Record | None) -> bool:
-    """Whether a record is of the model's own input."""
-    return record is not None and record.role is Role.INPUT and record.parent is None

@@ -43,6 +43,7 @@ class Culprit:
         scaled: the one number, and what is known of it, if all gradients are golden's times it.
         cut: whether autograd's graph was cut there, so that only one side has ``row``'s gradient.
         whole: whether a whole update is meant; ``row`` is its first parameter's.
+        wrong: of several ranks' parts, those that are over the limit by themselves.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Culprit:
     scaled: ScaledGradients | None = None
     cut: bool = False
     whole: bool = False
+    wrong: tuple[int, ...] = ()
 
     @property
     def excess(self) -> float | None:

@@ -196,14 +196,10 @@ def _is_of_another_form(row: Row) -> bool:
     return (
         row.reason in (Reason.DTYPE, Reason.SHAPE)
         or are_masks_of_two_kinds(golden, candidate)
-        or _is_flag(golden, candidate)
-    )
-
-
-def _is_flag(golden: Record, candidate: Record) -> bool:
-    """Whether both are Python's True or False."""
-    return all(
-        record.layout is Layout.SCALAR and record.dtype == "bool" for record in (golden, candidate)
+        # Python's True or False
+        or all(
+            each.layout is Layout.SCALAR and each.dtype == "bool" for each in (golden, candidate)
+        )
     )
 
 

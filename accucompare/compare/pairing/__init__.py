@@ -34,7 +34,6 @@ from accucompare.compare.pairing.renames import (
 )
 from accucompare.compare.pairing.sequences import align_operators, numbered_as, numbered_nodes
 from accucompare.compare.pairing.tied import SharedNames, other_names
-from accucompare.compare.pairing.unasked import not_asked
 
 __all__ = [
     "Calls",
@@ -53,7 +52,6 @@ __all__ = [
     "given_otherwise",
     "judged_by_limits",
     "most_changed",
-    "not_asked",
     "numbered_as",
     "numbered_nodes",
     "of_dumps",

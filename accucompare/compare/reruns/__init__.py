@@ -1,15 +1,5 @@
 """One model run again: in other batches, with a cache, and as it was. What of it changed?"""
 
-from accucompare.compare.reruns.batch_axes import BatchAxes
-from accucompare.compare.reruns.decode_facts import (
-    DecodeAnswer,
-    Decoded,
-    DecodeOutcome,
-    DecodeWay,
-    LayerDecoded,
-    NotDecodedWhy,
-    TokenDifference,
-)
 from accucompare.compare.reruns.invariance_facts import (
     Invariance,
     InvarianceAnswer,
@@ -20,17 +10,24 @@ from accucompare.compare.reruns.invariance_facts import (
     VariantOutcome,
     Variation,
 )
-from accucompare.compare.reruns.invariance_runs import VariedRuns
-from accucompare.compare.reruns.repeat_facts import (
+from accucompare.compare.reruns.invariance_runs import BatchAxes, VariedRuns
+from accucompare.compare.reruns.repeated_runs import (
     Disagreement,
     Disagreements,
     NotReplayedWhy,
     Repeated,
     RepeatedAnswer,
+    RepeatedRuns,
     Replays,
 )
-from accucompare.compare.reruns.repeated_runs import RepeatedRuns
 from accucompare.compare.reruns.token_values import (
+    DecodeAnswer,
+    Decoded,
+    DecodeOutcome,
+    DecodeWay,
+    LayerDecoded,
+    NotDecodedWhy,
+    TokenDifference,
     TokenErrors,
     keys_seen,
     over_limits,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -76,6 +76,16 @@ def failed(
     measured: WatchRemark, value: float | None = None, step: int | None = None, place: str = ""
 ) -> CheckOutcome:
     return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
+
+
+def warned_if(
+    over: bool,
+    measured: WatchRemark,
+    value: float | None = None,
+    step: int | None = None,
+    place: str = "",
+) -> CheckOutcome:
+    return warned(measured, value, step, place) if over else passed(measured, value)
 
 
 def not_looked_at(because: WatchRemark) -> CheckOutcome:
@@ -225,11 +235,15 @@ class Check:
     """
 
     id: str
-    layer: Layer
     judge: Judge | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[Need, ...] = (Need.VITALS,)
     across: bool = False
+    layer: Layer = Layer.RUN
+
+
+def of_layer(layer: Layer, *checks: Check) -> tuple[Check, ...]:
+    return tuple(replace(check, layer=layer) for check in checks)
 
 
 def median(values: Iterable[float]) -> float:

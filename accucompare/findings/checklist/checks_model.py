@@ -13,8 +13,10 @@ from accucompare.findings.checklist.checks import (
     Need,
     failed,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import remark
 
@@ -111,9 +113,7 @@ def _dead_units(seen: Evidence) -> CheckOutcome:
         return not_looked_at(remark("no-cut-off"))
     name, share = max(looks[-1].idle.items(), key=lambda item: item[1])
     measured = remark("idle-units", share=share, module=name, looks=len(looks))
-    if share > seen.limits["dead-units"]:
-        return warned(measured, share, looks[-1].step, name)
-    return passed(measured, share)
+    return warned_if(share > seen.limits["dead-units"], measured, share, looks[-1].step, name)
 
 
 def _output_constant(seen: Evidence) -> CheckOutcome:
@@ -240,16 +240,17 @@ def _dropout(seen: Evidence) -> CheckOutcome:
 
 
 _UPDATED = (Need.VITALS, Need.UPDATES)
-MODEL = (
-    Check("in-no-optimizer", Layer.MODEL, _in_no_optimizer, needs=_UPDATED),
-    Check("without-gradient", Layer.MODEL, _without_gradient, needs=_UPDATED),
-    Check("frozen-with-gradient", Layer.MODEL, _frozen),
-    Check("dead-units", Layer.MODEL, _dead_units, {"dead-units": 0.9}),
-    Check("output-constant", Layer.MODEL, _output_constant),
-    Check("shared-by-mistake", Layer.MODEL, _twins),
-    Check("training-mode", Layer.MODEL, _mode, needs=_UPDATED),
-    Check("evaluation-mode", Layer.MODEL, _evaluated, {"evaluated-in-training": 0.5}),
-    Check("buffers", Layer.MODEL, _buffers, {"buffer-grows": 100}),
-    Check("dropout", Layer.MODEL, _dropout, {"dropout": 0.9}),
-    Check("custom-backward", Layer.MODEL),
+MODEL = of_layer(
+    Layer.MODEL,
+    Check("in-no-optimizer", _in_no_optimizer, needs=_UPDATED),
+    Check("without-gradient", _without_gradient, needs=_UPDATED),
+    Check("frozen-with-gradient", _frozen),
+    Check("dead-units", _dead_units, {"dead-units": 0.9}),
+    Check("output-constant", _output_constant),
+    Check("shared-by-mistake", _twins),
+    Check("training-mode", _mode, needs=_UPDATED),
+    Check("evaluation-mode", _evaluated, {"evaluated-in-training": 0.5}),
+    Check("buffers", _buffers, {"buffer-grows": 100}),
+    Check("dropout", _dropout, {"dropout": 0.9}),
+    Check("custom-backward"),
 )

@@ -24,7 +24,7 @@ class How:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
         lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` compares digests across devices: a device's own will not do.
+        by_digest: whether ``written`` compares digests across devices: it needs the host's digest.
         model_input: whether the model is called with it: its fingerprint goes into the manifest.
         shard: the layout of a plain value that does not know its own.
     """

@@ -1,4 +1,4 @@
-"""Megatron's optimizers step copies or parts of parameters; and have groups in their own orders."""
+"""Megatron's optimizers: they step copies or parts of parameters, and order their groups."""
 
 from __future__ import annotations
 

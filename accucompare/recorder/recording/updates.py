@@ -259,7 +259,7 @@ class Updates:
     def _find_copies(self, optimizer: Any) -> None:
         """An optimizer steps copies or parts of parameters, as Megatron's do: take these instead.
 
-        The parameters that a distributed one steps on other ranks only are none of this rank's."""
+        Parameters that a distributed one steps on other ranks only are none of this rank's."""
         found = stepped_instead(optimizer, self.parameters)
         if not found:
             return

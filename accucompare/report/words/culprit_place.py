@@ -155,7 +155,11 @@ def scaled_words(scaled: ScaledGradients) -> str:
     return f"{factor} of golden's (spread {spread}): {causes}{begins}"
 
 
-_BEGINS = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}
+_BEGINS = {
+    True: "; the loss already gives them so",
+    False: "; what the loss gives is right",
+    None: "",
+}
 
 
 _CAUSES = {
@@ -179,7 +183,7 @@ def error_words(culprit: Culprit) -> tuple[str, ...]:
     """The shape of its error, one statement each."""
     if culprit.scaled is not None:
         return (scaled_words(culprit.scaled),)
-    ranks = wrong_on(culprit.row)
+    ranks = wrong_on(culprit.row, culprit.wrong)
     match culprit.shape:
         case ErrorShape():
             return (*ranks, *shape_words(culprit.shape))
