@@ -55,7 +55,6 @@ EXEMPT = {
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
     "error_terms": "what is tried first; a run proves what is kept",
-    "learned_errors": "the same",
     "estimates._HELD": "memory",
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
