@@ -54,6 +54,7 @@ EXEMPT = {
     "called_tree": "how small blocks are; a run proves what is kept",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
+    "error_terms": "what is tried first; a run proves what is kept",
     "estimates._HELD": "memory",
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"

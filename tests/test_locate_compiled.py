@@ -272,13 +272,13 @@ def test_a_script_is_compared_with_itself_run_eagerly(
     """Its three runs, here in this process."""
 
     def run(command: Any, plan: Plan, *rest: Any) -> None:
+        torch.manual_seed(0)
         made, model = plan.options, compiled_in_place().model
         numerics = ac.Arithmetic(compile=made["compile"], regions=made.get("regions", ()))
         with ac.capture(model, plan.out, feed=made.get("feed"), seed=0, numerics=numerics):
             model(torch.ones(5, 6))
 
     monkeypatch.setattr(captures, "_captured", run)
-    torch.manual_seed(0)
     plan = Plan(action=Action.CAPTURE, folder="", options={"compile": "own"})
     found = captures.locate_compiled_script(
         ["python"], "cpu", tmp_path, plan, overwrite=False, announce=lambda told: None

@@ -42,7 +42,8 @@ def _format(
             f"kernels are listed under their own names{as_written}; which layer ran one, CANN does"
             " not say: --map brings the two together"
         )
-        return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
+        notes = (*notes_of(path), note)
+        return Dump((Role.INPUT, Role.OUTPUT), parts=parts, partial=True, notes=notes)
 
     ending = "" if pattern is NAME else ".output.N.npy"
     looks_like = f"files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP{ending}"

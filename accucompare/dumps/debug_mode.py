@@ -74,12 +74,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         "hashes of what operators give, and no values: they say which is the first that differs;"
         " compare it with another such log"
     )
-    return Dump(
-        (ItemPart(0, 0, lambda: iter(items)),),
-        tuple(sorted(roles)),
-        hashes=tuple(sorted(kinds)),
-        notes=(note,),
-    )
+    part = ItemPart(0, 0, lambda: iter(items))
+    return Dump(tuple(sorted(roles)), parts=(part,), hashes=tuple(sorted(kinds)), notes=(note,))
 
 
 def _items(path: Path) -> Iterator[Item | NotImported]:

@@ -78,7 +78,8 @@ def _open(path: Path, naming: Naming) -> Dump:
     parts = tuple(_part(*key, found[key], others if key == first else {}) for key in sorted(found))
     places = [place for each in found.values() for place, _ in each]
     roles = tuple(role for role in Role if any(place.role is role for place in places))
-    return Dump(parts, roles, root=any(not place.name for place in places), notes=(_UNORDERED,))
+    root = any(not place.name for place in places)
+    return Dump(roles, parts=parts, root=root, notes=(_UNORDERED,))
 
 
 def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> str:

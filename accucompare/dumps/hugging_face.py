@@ -62,13 +62,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise UsageError(f"{path}: is the summary, without values; import its *{_INDEX}")
     tree = _Tree(path, read_json(path))
     part = ItemPart(0, 0, tree.items, lambda: tree.modules)
-    return Dump(
-        (part,),
-        (Role.INPUT, Role.OUTPUT),
-        root=True,
-        innermost_outputs=True,
-        pruned=tuple(tree.pruned()),
-    )
+    pruned = tuple(tree.pruned())
+    return Dump((Role.INPUT, Role.OUTPUT), parts=(part,), innermost_outputs=True, pruned=pruned)
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         ItemPart(0, step, partial(_items, iteration, path, named))
         for step, iteration in enumerate(iterations)
     )
-    return Dump(
-        parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes
-    )
+    by = {"runner": str(runner)}
+    return Dump((Role.OUTPUT,), parts=parts, partial=True, environment=by, notes=notes)
 
 
 def _pattern(text: str) -> NamePattern:

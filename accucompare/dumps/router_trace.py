@@ -98,7 +98,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         if alone and 0 not in of_ranks
         else ()
     )
-    return Dump(tuple(parts), tuple(sorted(roles)), root=False, notes=(_NOTE, *of_one))
+    notes = (_NOTE, *of_one)
+    return Dump(tuple(sorted(roles)), parts=tuple(parts), root=False, notes=notes)
 
 
 def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:

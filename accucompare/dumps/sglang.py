@@ -100,8 +100,8 @@ def _open(path: Path, naming: Naming) -> Dump:
     present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
     hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
     return Dump(
-        tuple(parts),
         tuple(sorted(present)),
+        parts=tuple(parts),
         root=any(not name for name, _, _ in places),
         partial=not hooked,
         notes=notes,

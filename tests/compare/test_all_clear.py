@@ -100,7 +100,7 @@ def test_rows_that_statistics_alone_judge_are_told(tmp_path: Path) -> None:
         capture(tmp_path / "golden", mode="stats"),
         capture(tmp_path / "candidate", nudge, mode="stats"),
     )
-    assert "1 row judged by statistics alone" in ac.diff(golden, candidate).conclusion
+    assert "2 rows judged by statistics alone" in ac.diff(golden, candidate).conclusion
 
 
 def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_larger(

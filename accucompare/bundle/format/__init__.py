@@ -5,6 +5,7 @@ from accucompare.bundle.format.byte_sources import Windows, open_lines, open_sou
 from accucompare.bundle.format.capture_facts import (
     AsLayout,
     Compiled,
+    DumpFacts,
     Imported,
     Options,
     RegionFacts,
@@ -98,6 +99,7 @@ __all__ = [
     "Box",
     "Compiled",
     "Component",
+    "DumpFacts",
     "Error",
     "GlobalRecord",
     "Imported",
