@@ -365,6 +365,19 @@ def test_a_wrong_replica_is_named(tmp_path: Path) -> None:
     assert RanksDiffer((0, 1, 2, 3), (2,)) in found.verdict.remarks
 
 
+def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
+    parts = np.split(VALUES, [2, 4])
+    wrong = held("fc", [2 * parts[0], parts[1], 1.1 * parts[2]])
+    (found,) = compared(tmp_path / "two", [item(values=VALUES)], wrong, {"tp": 3}).culprits
+    assert found.wrong == (0, 2)
+    # a sum over the ranks is wrong everywhere if one's weight is
+    fields = {"role": "param_before", "path": "weight"}
+    golden = [item(values=VALUES), item(values=VALUES, **fields)]
+    both = held("fc", [2 * VALUES] * 2) + held("fc", [VALUES[:3], -VALUES[3:]], **fields)
+    found = compared_fed(tmp_path / "weight", golden, both, {"tp": 2}).culprits[0]
+    assert (found.row.record.role.value, found.wrong) == ("output", (1,))
+
+
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
     parts = held("fc", [VALUES, VALUES * np.float32(1 + 1e-7)])
     found = row(compared(tmp_path, [item(values=VALUES)], parts))
