@@ -336,9 +336,9 @@ def _locate(
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
-    names = ("golden", "layout", "candidate", "baseline", "ops")
-    names += ("regions", "layers", "blocks", "whole")
-    made = [options["out"] / name for name in names]
+    of_ranks = ("golden", "layout", "candidate", "baseline", "ops")
+    compiled = ("regions", "layers", "blocks", "whole")
+    made = [options["out"] / name for name in (*of_ranks, *compiled)]
     given = {
         "CASE": _file_of(case),
         "--golden-case": _file_of(options["golden_case"]),
