@@ -74,6 +74,15 @@ def dropping() -> ac.Case:
     return ac.Case(_Model(drop=0.5), torch.randn(5, 6))
 
 
+class _Choosing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().argmax(-1)
+
+
+def choosing() -> ac.Case:
+    return ac.Case(nn.Sequential(_Gated(), _Choosing()), torch.randn(5, 6))
+
+
 def compiled_in_part() -> ac.Case:
     return ac.Case(_Model(compiled=True), torch.randn(5, 6))
 
@@ -374,6 +383,23 @@ def test_the_command_needs_no_device_and_tells_of_what_it_compiled(
     again = cli("locate", "--compile", "model.py")
     assert again.returncode == 2
     assert "write the case before it" in again.stderr
+
+
+def test_an_operator_whose_integers_are_wrong_is_named(
+    backend: Callable[..., str], tmp_path: Path
+) -> None:
+    def first_place(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            made = graph(*given)
+            return [each if each.is_floating_point() else 0 * each for each in made]
+
+        return run
+
+    found = _located(f"{_HERE}:choosing", backend(first_place), tmp_path)
+    assert found.culprits[0].name == "1"
+    assert found.compiled is not None
+    assert found.compiled.operator is not None
+    assert found.compiled.operator.operator == "Tensor.argmax"
 
 
 def test_a_kernel_is_known_by_the_operators_that_it_fused() -> None:

@@ -14,7 +14,7 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.compiled_facts import BlamedOperator, CompiledFound, CompiledLevel, Nearer
-from accucompare.compare.limits import excess_limit, floor
+from accucompare.compare.limits import DEFAULT_REL_L2, excess_limit, floor
 from accucompare.compare.origins import Stage
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
@@ -294,6 +294,8 @@ class _Levels:
 
 def _is_wrong(trial: OperatorTrial) -> bool:
     """Whether its error is beyond the limit that rows have."""
+    if trial.dtype not in DEFAULT_REL_L2:  # exact where eager is
+        return trial.compiled > 0 == trial.eager
     if trial.dtype == "float64":
         return trial.compiled > floor("float64") * excess_limit(trial.elements, "float32")
     limit = excess_limit(trial.elements, trial.dtype)

@@ -65,7 +65,7 @@ def try_prefixes(probed: ProbedGraph) -> Iterator[OperatorTrial]:
 def try_backwards(probed: ProbedGraph) -> Iterator[OperatorTrial]:
     """Each operator compiled alone: what its backward gives to its arguments."""
     values = _interpreted(probed, None)
-    nodes = [node for node in _computed(probed.graph) if node.name in values]
+    nodes = [node for node in _computed(probed.graph) if _follows(values.get(node.name))]
     for node in nodes[:_MOST]:
         found = _backward_of(node, probed, values)
         if found is not None:
@@ -100,13 +100,13 @@ def kernel_of(code: str, trial: OperatorTrial) -> str:
 
 
 def _computed(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The nodes that compute a floating tensor."""
+    """The nodes that compute a real tensor."""
     return [
         node
         for node in graph.graph.nodes
         if node.op in ("call_function", "call_method", "call_module")
         and isinstance(value := node.meta.get("example_value"), torch.Tensor)
-        and value.is_floating_point()
+        and not value.is_complex()
     ]
 
 
