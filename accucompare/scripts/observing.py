@@ -52,6 +52,7 @@ def observe(
     scaler: Any,
     steps: Steps | None,
     first: int,
+    others: list[str],
 ) -> Observation:
     """Begin to observe a model. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
@@ -60,6 +61,7 @@ def observe(
         scaler: probably scales its losses; ``None`` for none.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
+        others: models that might have been chosen, too.
     """
     _log_nothing()
     own = {id(parameter) for parameter in model.parameters()}
@@ -68,7 +70,7 @@ def observe(
     training = Training.of(Loop(holding, scaler=scaler))
     if plan.action is Action.WATCH:
         return _watching(plan, model, training)
-    return _capturing(plan, model, training, steps, first)
+    return _capturing(plan, model, training, steps, first, others)
 
 
 def _log_nothing() -> None:
@@ -79,7 +81,12 @@ def _log_nothing() -> None:
 
 
 def _capturing(
-    plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int
+    plan: Plan,
+    model: nn.Module,
+    training: Training,
+    steps: Steps | None,
+    first: int,
+    others: list[str],
 ) -> Observation:
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import Within, recording
@@ -87,7 +94,7 @@ def _capturing(
     options = CaptureOptions(
         **plan.options, steps=steps, seed=plan.seed, deterministic=plan.deterministic
     )
-    made: dict[str, Any] = {"script": True}
+    made: dict[str, Any] = {"script": True, "other_models": others}
     if training.optimizers:
         made["optimizer"] = _class_of(training.optimizers[0])
     within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)

@@ -57,6 +57,17 @@ def test_a_compiled_helper_that_runs_eagerly_is_noted(record: Record) -> None:
     ]
 
 
+def test_a_compiled_model_that_ran_eagerly_is_told_with_the_all_clear(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="eager")
+    for name, each in (("golden", model), ("candidate", compiled)):
+        with ac.capture(each, tmp_path / name), torch.no_grad():
+            each(torch.ones(1, 2))
+    conclusion = ac.diff(tmp_path / "golden", tmp_path / "candidate").conclusion
+    told = "identical in what was compared; the candidate's compiled code ran eagerly"
+    assert conclusion.startswith(told)
+
+
 @pytest.mark.parametrize(
     "decorate", [torch.compiler.disable, lambda function: function], ids=["disabled", "plain"]
 )

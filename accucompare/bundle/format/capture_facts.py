@@ -163,9 +163,11 @@ class Options(msgspec.Struct, frozen=True):
         unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
             known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
+        other_models: the script's models that might have been captured, too; none if it was told.
         run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
             older bundles.
         compiled: the regions that it ran as one; not in older bundles.
+        eager: whether the model's own compiled code ran eagerly.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
     """
@@ -196,9 +198,11 @@ class Options(msgspec.Struct, frozen=True):
     fallback: Fallback | None = None
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
+    eager: bool = False
     overruled: tuple[str, ...] = ()
     unplaced_draws: Count = 0
     script: bool = False
+    other_models: tuple[str, ...] = ()
     run: str = ""
     compiled: Compiled | None = None
 

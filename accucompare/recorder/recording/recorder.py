@@ -237,13 +237,13 @@ class Recorder(Listener[RecordedCall]):
                 self._buffers.calls(caller, call.name)
             self._record(call, Role.INPUT, given)
         self._called = True
+        self.come_last(call)
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
             self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
-        self.come_last(call)
         args, kwargs, call.lent = self._feed.inputs(
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )

@@ -205,13 +205,15 @@ class Session:
         self._note_unfed()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
-        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
-        manifest.notes += notes_on_what_ran(
-            self._subject.modules,
+        eagerly = (
             self._eager
             and recorder.functions.compiled
-            and not (self.regions is not None and self.regions.run_all_own),
-            recorder.called if of_modules else (),
+            and not (self.regions is not None and self.regions.run_all_own)
+        )
+        manifest.capture["eager"] = eagerly
+        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
+        manifest.notes += notes_on_what_ran(
+            self._subject.modules, eagerly, recorder.called if of_modules else ()
         )
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]

@@ -128,6 +128,12 @@ _BARE = {
     BareFact.ROUNDING: "rounding",
     BareFact.ROUNDING_BY_FIXED_LIMITS: "rounding, as far as fixed limits tell",
     BareFact.FORWARD_ONLY: "forward only: the case has a loss, but no gradient was compared",
+    BareFact.PARTS_ALONE: (
+        "only parts of the model were called: its own code around them was not seen"
+    ),
+    BareFact.NOT_COMPILED: (
+        "the candidate's compiled code ran eagerly (--compile own captures it as it runs)"
+    ),
     BareFact.BY_HASHES: (
         "by hashes of another tool: no values were read, and different values may have equal hashes"
     ),
@@ -198,21 +204,37 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
                 f" baseline: it may have the fault too{other}"
             )
-        case facts.MayHide(first, count, total):
-            where = f"{result.place(first)} ({verdict_words.detail(first)})"
-            return (
-                f"what was compared agrees, but {count} of {total} rows could not be, and an error"
-                f" may hide there: first {where}"
-            )
+        case (
+            facts.MayHide()
+            | facts.WeightsNotShown()
+            | facts.OtherModels()
+            | facts.OptimizersDiffer()
+        ):
+            return f"what was compared agrees, but {_doubt(fact, result)}"
         case facts.NoOutput(given):
             return (
                 f"nothing that the model returned for {result.place(given)}, or wrote into"
                 " arguments or buffers, could be compared"
             )
+
+
+def _doubt(
+    fact: facts.MayHide | facts.WeightsNotShown | facts.OtherModels | facts.OptimizersDiffer,
+    result: Result,
+) -> str:
+    match fact:
+        case facts.MayHide(first, count, total):
+            return (
+                f"{count} of {total} rows could not be, and an error may hide there: first"
+                f" {result.place(first)} ({verdict_words.detail(first)})"
+            )
+        case facts.WeightsNotShown(names):
+            return f"does not depend on parameters that differ: {first_few(names)}"
+        case facts.OtherModels(names):
+            return f"models of the script were not captured: {first_few(names)}; choose by --model"
         case facts.OptimizersDiffer(code):
             return (
-                "what was compared agrees, but the optimizer's code differs"
-                f" ({preflight_words.other_code_words(code)}), and no"
+                f"the optimizer's code differs ({preflight_words.other_code_words(code)}), and no"
                 " update was compared"
             )
 
