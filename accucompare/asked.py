@@ -358,7 +358,6 @@ class FitOptions:
     hf32: bool = _as(LocateOptions, "hf32")
     tf32: bool = _as(LocateOptions, "tf32")
     force: bool = _as(LocateOptions, "force")
-    overwrite: bool = told(False, "Replace the bundles of an earlier run.")
 
 
 @_documented

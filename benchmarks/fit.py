@@ -16,17 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from accucompare.asked import FitOptions
 from accucompare.compare.fits import Fit
 from accucompare.devices import DeviceName
-from accucompare.fitting import case_fit, fit, keep_in_float32
+from accucompare.fitting import fit, keep_in_float32
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import capture_case
 from planted.faults_models import ARCHITECTURES, Inputs, build, made
@@ -69,7 +67,7 @@ class FitTrial:
     Attributes:
         blocks: how many were tried in all subsets, and ``subsets`` of them were run.
         smallest: the smallest share of operations that is within the tolerance.
-        by_block, by_module: the share that a fit keeps: of whole blocks alone; at its best.
+        kept: the share that a fit keeps.
         error: of its proof; ``again``: of the same places in a plain loop.
         runs: how often a fit ran the model, backwards and fed captures included.
     """
@@ -80,8 +78,7 @@ class FitTrial:
     blocks: int
     subsets: int
     smallest: float
-    by_block: float
-    by_module: float
+    kept: float
     error: float
     again: float
     runs: int
@@ -89,11 +86,7 @@ class FitTrial:
 
     @property
     def ratio(self) -> float:
-        return self.by_module / self.smallest
-
-    @property
-    def block_ratio(self) -> float:
-        return self.by_block / self.smallest
+        return self.kept / self.smallest
 
     @property
     def proven(self) -> bool:
@@ -150,8 +143,6 @@ def trials(name: str, dtype: str, folder: Path) -> Iterator[FitTrial]:
         best = _fit(case, golden, dtype, limit)
         if not table:
             table = list(_all_subsets(subsets, best))
-        with mock.patch.object(case_fit, "MODULE_RUNS", 0):
-            simple = _fit(case, golden, dtype, limit)
         yield FitTrial(
             name,
             dtype,
@@ -159,7 +150,6 @@ def trials(name: str, dtype: str, folder: Path) -> Iterator[FitTrial]:
             len(table).bit_length() - 1,
             len(table),
             min(share for share, error in table if error <= limit),
-            simple.proof.flops,
             best.proof.flops,
             best.proof.error,
             subsets.error(best.kept.whole, best.kept.own),
@@ -170,8 +160,7 @@ def trials(name: str, dtype: str, folder: Path) -> Iterator[FitTrial]:
 
 def _fit(case: Path, golden: Path, dtype: str, limit: float) -> Fit:
     out = golden.parent / "fit"
-    asked = FitOptions(overwrite=True)
-    return fit(str(case), golden, dtype=dtype, rel_l2=limit, out=out, options=asked)
+    return fit(str(case), golden, dtype=dtype, rel_l2=limit, out=out)
 
 
 def _all_subsets(subsets: Subsets, found: Fit) -> Iterator[tuple[float, float]]:
@@ -197,9 +186,7 @@ def _row(trial: FitTrial) -> tuple[str, ...]:
         f"{trial.rel_l2:.1e}",
         f"{trial.blocks}",
         f"{trial.smallest:.1%}",
-        f"{trial.by_block:.1%}",
-        f"{trial.by_module:.1%}",
-        f"{trial.block_ratio:.2f}",
+        f"{trial.kept:.1%}",
         f"{trial.ratio:.2f}",
         f"{trial.runs} of {trial.subsets}",
         "yes" if trial.proven else "NO",
@@ -207,8 +194,8 @@ def _row(trial: FitTrial) -> tuple[str, ...]:
 
 
 _TITLES = (
-    *("model", "dtype", "tolerance", "blocks", "smallest", "fit, blocks", "fit"),
-    *("blocks / smallest", "fit / smallest", "runs", "proven"),
+    *("model", "dtype", "tolerance", "blocks", "smallest", "fit"),
+    *("fit / smallest", "runs", "proven"),
 )
 
 

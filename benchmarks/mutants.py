@@ -54,6 +54,7 @@ EXEMPT = {
     "called_tree": "how small blocks are; a run proves what is kept",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",
+    "error_terms": "what is tried first; a run proves what is kept",
     "estimates._HELD": "memory",
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
@@ -62,6 +63,7 @@ EXEMPT = {
     "gradient_checks": "how a gradient that is wrong is described",
     "marginals": "the shape of an error",
     "given_layouts._MOST_BYTES": "memory",
+    "learned_errors": "what is tried next; a run proves what is kept",
     "keeping_search": "how long a search takes, and what it tries; a run proves what is kept",
     "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
     "part_ways": "how much of a tensor is read to tell its layout",

@@ -16,7 +16,7 @@ from planted.rank_faults import RankFault
 from planted.rank_training import train
 
 #: Seconds that a training may take.
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 
 
 @dataclass(frozen=True)

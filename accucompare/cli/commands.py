@@ -336,8 +336,9 @@ def _locate(
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
-    names = ("golden", "layout", "candidate", "baseline", "ops", "layers", "blocks", "whole")
-    made = [options["out"] / name for name in names]
+    of_ranks = ("golden", "layout", "candidate", "baseline", "ops")
+    compiled = ("regions", "layers", "blocks", "whole")
+    made = [options["out"] / name for name in (*of_ranks, *compiled)]
     given = {
         "CASE": _file_of(case),
         "--golden-case": _file_of(options["golden_case"]),
@@ -350,11 +351,6 @@ def _locate(
             raise UsageError(
                 "locate: a script is not run inside of torchrun; give torchrun in the command after"
                 " --, as in: accucompare locate --device cuda -- torchrun train.py"
-            )
-        if options["compile"] is not None:
-            raise UsageError(
-                "--compile: takes a case; a script's compiled model is captured by capture"
-                " --compile own -- COMMAND"
             )
         return finish(locate_script(command, name.type, options, announce), outputs, quiet)
     from accucompare.cli.progress import compilation_bar

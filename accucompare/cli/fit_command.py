@@ -10,7 +10,6 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.logs import announcer
-from accucompare.cli.option_types import PLACE
 from accucompare.cli.outputs import is_page, refuse_file, refuse_json, reports_to_write, stem
 from accucompare.errors import UsageError
 from accucompare.files import PYTHON_FILE
@@ -40,7 +39,7 @@ from accucompare.selection import FloatType
 @option.rel_l2
 @option.budget
 @option.of(FitOptions)
-@option.out("Directory or URL for bundles.", "fit", kind=PLACE)
+@option.out("Directory for the code, and for what is recorded on the way.", "fit")
 @option.code
 @option.report("DIR")
 @option.json()
@@ -61,17 +60,16 @@ def fit(
 
     A layer is kept whole, or its own code alone: what it computes between the layers in it. Prints
     each run, and writes the code that does the same."""
-    out: Place = options.pop("out")
+    out: Path = options.pop("out")
     golden: Place = options["golden"]
     if golden.resolve() in (out.resolve(), *out.resolve().parents):
         raise UsageError(f"--out {out}: lies in golden {golden}; choose another place")
     reports = reports_to_write(reports, Path("reports") / f"{stem(out)}.xlsx")
-    if code is None and isinstance(out, Path):
+    if code is None:
         code = out / "keep_in_float32.py"
-    made = [out / "candidate", out / "rounded"]
     inputs = {"CASE": None if case is None else Path(case.partition(":")[0])}
     files = {"--report": reports, "--json": json_path, "--code": code}
-    refuse_json(json_path, files, made, inputs)
+    refuse_json(json_path, files, inputs=inputs)
     refuse_file("--code", code, PYTHON_FILE)
     from accucompare.devices import DeviceName, open_device
 

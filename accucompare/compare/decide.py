@@ -465,15 +465,15 @@ def _of_parting(training: TrainingResult, parting: Parting) -> Decision:
 
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     """Whether a step's numbers or settings show an error before any row does."""
-    found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
     first = {
         Stage.UPDATE: parting.clips_otherwise,
         Stage.BACKWARD: parting.of_no_number,
         Stage.LOSS: parting.of_no_number,
     }
     later = [
-        step > parting.step or (step == parting.step and first.get(stage, False))
-        for step, stage in found
+        each.record.step > parting.step
+        or (each.record.step == parting.step and first.get(each.stage, False))
+        for each in culprits
     ]
     return parting.row is None and all(later)
 
@@ -485,14 +485,12 @@ def _blamed(result: Result, culprits: Sequence[Culprit]) -> facts.Blamed:
 
 
 def _when(culprit: Culprit) -> tuple[int, int]:
-    record = culprit.row.record
-    assert record is not None
-    return record.step, record.order
+    return culprit.record.step, culprit.record.order
 
 
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     """Whether a baseline, or the kind of error, shows that it is not rounding."""
-    row, record = culprit.row, culprit.row.record
+    row, record = culprit.row, culprit.record
     if (
         culprit.scaled is not None
         or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE)
@@ -500,8 +498,7 @@ def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     ):
         return True
     if (
-        record is None
-        or row.golden is None
+        row.golden is None
         or row.candidate is None
         or record.is_of_group
         or row.verdict.option is not None

@@ -204,6 +204,7 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = pairing.with_gradients_given_back(pairs)
     pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks

@@ -230,6 +230,12 @@ class ReducedHere(_Fact, frozen=True):
     ranks: tuple[int, ...]
 
 
+class SumUnknown(_Fact, frozen=True):
+    """The ranks hold other values. If they are terms of a sum, nothing kept of them tells it."""
+
+    ranks: tuple[int, ...]
+
+
 class Swapped(_Fact, frozen=True):
     """The parts equal golden's in another order of the ranks."""
 

@@ -10,18 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.dump_files import load_npy
+from accucompare.dumps.dump_files import UnreadableError, load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.kernel_files import NAME, NPY_NAME, Tensor, load, read_header
 from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
@@ -51,7 +42,8 @@ def _format(
             f"kernels are listed under their own names{as_written}; which layer ran one, CANN does"
             " not say: --map brings the two together"
         )
-        return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
+        notes = (*notes_of(path), note)
+        return Dump((Role.INPUT, Role.OUTPUT), parts=parts, partial=True, notes=notes)
 
     ending = "" if pattern is NAME else ".output.N.npy"
     looks_like = f"files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP{ending}"

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeGuard
 
 import numpy as np
 
-from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.items import LoadedItem
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Array
 from accucompare.text import with_article
@@ -57,6 +57,10 @@ _SAFETENSORS = {
 }
 #: The types that NumPy has under their own names.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if dtype.storage == dtype.widened}
+
+
+class UnreadableError(Exception):
+    """An item's values cannot be read: which file, and why. The others are imported."""
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.dumps.dump_files import read_at, size_of
-from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.dump_files import UnreadableError, read_at, size_of
+from accucompare.dumps.items import LoadedItem
 from accucompare.dumps.npu_layouts import BLOCKED, PLAIN_FORMATS, in_rows
 from accucompare.dumps.protobuf import fields, integers
 from accucompare.numbers import DTYPES

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,7 @@ from torch import nn
 from accucompare.asked import FitOptions, whole_group
 from accucompare.bundle.format import Role, display_name
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.bundle.writing import refuse_directory
 from accucompare.compare.fits import (
-    LOW,
     CalledTree,
     Choice,
     CurvePoint,
@@ -36,7 +35,7 @@ from accucompare.compare.fits import (
     PlaceShare,
 )
 from accucompare.devices import DeviceName, open_device
-from accucompare.errors import UsageError
+from accucompare.errors import CaptureError, UsageError
 from accucompare.fitting.error_products import OwnErrors, counted_operations, measured_terms
 from accucompare.fitting.fit_result import FitResult
 from accucompare.fitting.fit_runs import FitRuns, gradients_of, is_golden_output
@@ -44,7 +43,7 @@ from accucompare.fitting.switches import Switch, switches_of
 from accucompare.live.around import describe_model
 from accucompare.live.modules import name_modules
 from accucompare.numbers import DTYPES, Kind
-from accucompare.places import Place, place_of
+from accucompare.places import Place, local
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.feeding import check_golden, check_model, held_steps
 from accucompare.recorder.session import capture_case, telling_exits
@@ -55,13 +54,10 @@ _LOGGER = logging.getLogger(__name__)
 
 #: Outputs of golden that sensitivities are measured of. Runs are held against all.
 MOST_OUTPUTS = 4
-#: Runs that look for a cheaper choice of whole blocks; of single modules.
-BLOCK_RUNS, MODULE_RUNS = 6, 7
-#: An estimate may be too high by the first: a choice that keeps at most the second of what is kept
-#: is tried nevertheless.
-HOPES = ((1.1, 0.85), (1.35, 0.75))
-#: After each run in a row that is over the limit, the next is to be below it by this factor.
-CAUTION = 0.93
+#: Runs that look for a cheaper choice of single modules; of whole blocks.
+MODULE_RUNS, BLOCK_RUNS = 7, 6
+#: Runs that look for the best choice within a budget.
+BUDGET_RUNS = 4
 #: A switch is left in force if it lowers the error to this or less.
 WORTH_SWITCHING = 0.9
 #: What a choice of single modules must save over one of whole blocks, which is simpler.
@@ -80,7 +76,7 @@ class FitSetup:
     device: DeviceName
     dtype: FloatType
     goal: FitGoal
-    out: Place = Path("fit")
+    out: Path = Path("fit")
     options: FitOptions = FitOptions()
     announce: Callable[[str], None] = lambda doing: None
 
@@ -93,7 +89,7 @@ def fit(
     dtype: str,
     rel_l2: float | None = None,
     budget: float | None = None,
-    out: str | Place = "fit",
+    out: str | Path = "fit",
     options: FitOptions = FitOptions(),
 ) -> FitResult:
     """Find the fewest modules to keep in float32 so that the outputs are within a tolerance.
@@ -104,11 +100,11 @@ def fit(
         case: as for ``accucompare.locate``.
         golden: directory or URL of the trusted bundle of the same case, in float32.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
-        dtype: what all else computes in: ``"bfloat16"``, ``"float16"``, or ``"float32"`` where the
-            device rounds its operands (HF32, TF32).
+        dtype: what everything else computes in: ``"bfloat16"``, ``"float16"``, or ``"float32"`` for
+            a device that rounds operands (HF32, TF32).
         rel_l2: largest relative L2 error of an output.
         budget: in place of a tolerance: the largest share that may be kept, such as 0.1.
-        out: directory or URL for the bundles ``candidate`` and ``rounded``.
+        out: directory for what is recorded on the way; it is removed in the end.
         options: the command's other options, as an ``accucompare.FitOptions``.
 
     Raises:
@@ -134,7 +130,7 @@ def fit(
             device=DeviceName.parse(device),
             dtype=FloatType(dtype),
             goal=FitGoal(rel_l2, budget, str(checked.by)),
-            out=place_of(out),
+            out=local(out),
             options=checked,
             announce=_LOGGER.info,
         )
@@ -146,11 +142,28 @@ def fit_case(setup: FitSetup) -> FitResult:
     """``fit`` with all that it was asked as one object."""
     _check_goal(setup.goal, setup.dtype)
     place = open_device(setup.device)
-    for name in ("candidate", "rounded"):
-        refuse_directory(setup.out / name, setup.options.overwrite)
-    with open_bundle(setup.golden) as golden:
-        found = _Fitting(setup, golden, place).found()
+    with open_bundle(setup.golden) as golden, _scratch(setup.out) as folder:
+        found = _Fitting(setup, golden, place, folder).found()
     return FitResult(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder for bundles of all layers: where the user has room, and made before any run."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="recorded-", dir=out)
+    except OSError as error:
+        raise CaptureError(
+            f"{out}: cannot be written ({error.strerror or error}); choose another place (--out,"
+            " out=)"
+        ) from None
+    try:
+        with folder as name:
+            yield Path(name)
+    finally:
+        with suppress(OSError):
+            out.rmdir()  # if it is empty
 
 
 def _check_goal(goal: FitGoal, dtype: FloatType) -> None:
@@ -172,11 +185,11 @@ def _check_goal(goal: FitGoal, dtype: FloatType) -> None:
 class _Fitting:
     """One fit: what is known before any run, and the runs."""
 
-    def __init__(self, setup: FitSetup, golden: Bundle, place: torch.device) -> None:
-        self._setup, self._golden = setup, golden
+    def __init__(self, setup: FitSetup, golden: Bundle, place: torch.device, folder: Path) -> None:
+        self._setup, self._golden, self._folder = setup, golden, folder
         made, options = golden.manifest.options, setup.options
         asked = CaptureOptions(steps=options.steps).asked
-        check_golden(golden, setup.out / "candidate", asked, 1)
+        check_golden(golden, folder, asked, 1)
         steps = asked or held_steps(golden.manifest) or Steps(1)
         # an optimizer gives later steps other weights
         count = steps.count if made.optimizer is None else 1
@@ -230,7 +243,6 @@ class _Fitting:
         )
         self._flops = np.ones(len(self._tree))
         self._backwards = 0
-        self._by_runs = False
 
     def _check(self, model: nn.Module) -> None:
         """Refuse a golden of another model, or of other weights."""
@@ -281,41 +293,39 @@ class _Fitting:
         return least
 
     def _smallest(self, search: KeepingSearch, limit: float, most: FitRun) -> FitRun:
-        """Try choices of whole blocks, then of single modules, while one may be smaller."""
-        best, share, simple = most, 1.0, math.inf
-        for propose, count in (
-            (search.cheapest_block_choice, BLOCK_RUNS),
-            (search.cheapest_module_choice, 0 if self._by_runs else MODULE_RUNS),
+        """Try choices of single modules while one may be smaller; then of whole blocks, that cost
+        little more."""
+        best, below = most, 1.0
+        for propose, runs in (
+            (search.module_choice, MODULE_RUNS),
+            (search.block_choice, BLOCK_RUNS),
         ):
-            over = 0  # runs in a row
-            for _ in range(count):
-                below = min(share, simple)
-                choice = propose(limit * CAUTION**over, below)
-                for hope, worth in HOPES if not over else ():
-                    choice = choice or propose(limit * hope, below * worth)
-                if choice is None and search.misled:
-                    choice = search.half_of(below)
+            for _ in range(runs):
+                choice = propose(limit, below)
                 if choice is None:
                     break
                 run = self._run(search, choice)
-                over += 1
                 if run.error <= limit:
-                    best, share, over = run, choice.share, 0
-            simple = share * SIMPLER_UNLESS
+                    best, below = run, choice.share
+            below = min(1.0, below / SIMPLER_UNLESS)
         return best
 
     def _best_within(self, search: KeepingSearch, budget: float, least: FitRun) -> FitRun:
-        tried = [self._run(search, choice) for choice in search.best_within(budget)]
-        return min([*tried, least], key=lambda run: run.error)
+        best = least
+        for _ in range(BUDGET_RUNS):
+            choice = search.best_within(budget, best.error)
+            if choice is None:
+                break
+            best = min(best, self._run(search, choice), key=lambda run: run.error)
+        return best
 
     def _run(self, search: KeepingSearch, choice: Choice) -> FitRun:
         places = self._tree.places(choice.kept)
-        expected = search.corrected(choice.expected)
         self._setup.announce(
             f"run {len(self._runs.made) + 1}: {choice.share:.1%} in float32, expected"
-            f" {expected:.2e}"
+            f" {choice.expected:.2e}"
         )
-        run = self._runs.run(places, *self._shares(choice.kept), expected)
+        run = self._runs.run(places, *self._shares(choice.kept), choice.expected)
         search.saw(choice.kept, run.error)
         return run
 
@@ -341,12 +351,11 @@ class _Fitting:
             steps=setup.options.steps,
             backward=False,
             force=setup.options.force,
-            overwrite=setup.options.overwrite,
             hf32=setup.options.hf32,
             tf32=setup.options.tf32,
         )
         setup.announce(f"each layer on golden's inputs, in {setup.dtype}")
-        low, rounded = setup.out / "candidate", setup.out / "rounded"
+        low, rounded = self._folder / "low", self._folder / "rounded"
         with self._runs.switched():
             capture_case(setup.case, low, setup.device, asked, dtype=setup.dtype)
         setup.announce(f"the same in float32, on inputs rounded to {setup.dtype}")
@@ -375,20 +384,26 @@ class _Fitting:
         return [self._outputs[int(place)] for place in dict.fromkeys(places.round())]
 
     def _terms_by_runs(self, why: str = "") -> ErrorTerms:
-        """Without derivatives: a run for each block, with all others in float32.
-
-        Which module of a block its error is from is not known: each has its share of the cost."""
+        """Without derivatives: a run for each part of the model, and for each kind of modules, with
+        all else in float32. A module's error is what both tell."""
         told = f"; no derivatives: {why}" if why else ""
-        self._setup.announce(f"each block alone in the lower type, all others in float32{told}")
-        self._by_runs, tree, cost = True, self._tree, self._cost
-        blocks, _ = tree.blocks(cost)
-        products = np.zeros((1, 3, len(tree), 1))
-        for block in blocks:
-            kept = ~tree.with_tied(tree.mask([block]))
-            run = self._runs.run(tree.places(kept), *self._shares(kept))
-            inside = tree.inside(block)
-            products[0, LOW, inside, 0] = run.error * np.sqrt(cost[inside] / cost[inside].sum())
-        return ErrorTerms(tree, products, np.array([1]), np.array([False]))
+        self._setup.announce(
+            f"parts of the model, and kinds of layers, alone in the lower type, all else in"
+            f" float32{told}"
+        )
+        tree = self._tree
+        groupings = tree.parts(self._cost), tree.kinds
+        known: dict[bytes, float] = {}
+        errors: list[list[float]] = []
+        for groups in groupings:
+            errors.append([])
+            for group in groups:
+                kept = ~tree.with_tied(tree.mask([], group))
+                if kept.tobytes() not in known:
+                    run = self._runs.run(tree.places(kept), *self._shares(kept))
+                    known[kept.tobytes()] = run.error
+                errors[-1].append(known[kept.tobytes()])
+        return ErrorTerms.of_runs(tree, groupings, errors)
 
     def _value(self, output: FitOutput) -> Any:
         if output.update:
@@ -421,8 +436,8 @@ class _Fitting:
                 )
             places.sort(key=lambda place: -place.share)
             curve = [
-                CurvePoint(*self._shares(each.kept), search.smoothly_corrected(each.expected))
-                for each in reversed(search.path)
+                CurvePoint(*self._shares(each.kept), each.expected)
+                for each in reversed(search.path())
             ]
         return Fit(
             self._runs.name,

@@ -82,9 +82,9 @@ def check_invariance(
     The case's first inputs are run as they are; then each run has some of their samples: one alone,
     at other places, in smaller and larger batches, after another batch on the same model, with
     other padding if there is a mask, and on other numbers of threads. Each run builds the case anew
-    under the seed. Only the forward is run. How large rounding is, a run in float64 on the CPU
-    says. Of a half type, runs whose bits change are made in float64, too, where rounding hides
-    less.
+    under the seed. Only the forward is run. A run in float64 on the CPU says how large
+    rounding is. Of a half type, runs whose bits change are made in float64, too, where rounding
+    hides less.
 
     Args:
         case: as for ``accucompare.locate``.

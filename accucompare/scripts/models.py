@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from accucompare.live.autograd import stepped_by
 from accucompare.live.modules import unwrapped
 from accucompare.scripts.handshake import SeenModel
 
@@ -86,12 +87,7 @@ class Scalers:
 
 def held_by(optimizers: Iterable[Any]) -> set[int]:
     """The ids of everything that optimizers update."""
-    return {
-        id(tensor)
-        for each in optimizers
-        for group in each.param_groups
-        for tensor in group["params"]
-    }
+    return {key for each in optimizers for key in stepped_by(each)}
 
 
 class _Stepped:

@@ -70,10 +70,7 @@ def observe(
     training = Training.of(Loop(holding, scaler=scaler))
     if plan.action is Action.WATCH:
         return _watching(plan, model, training)
-    made: dict[str, Any] = {"script": True, "other_models": others}
-    if training.optimizers:
-        made["optimizer"] = _class_of(training.optimizers[0])
-    return _capturing(plan, model, training, steps, first, made)
+    return _capturing(plan, model, training, steps, first, others)
 
 
 def _log_nothing() -> None:
@@ -89,7 +86,7 @@ def _capturing(
     training: Training,
     steps: Steps | None,
     first: int,
-    made: dict[str, Any],
+    others: list[str],
 ) -> Observation:
     from accucompare.recorder.capture_options import CaptureOptions
     from accucompare.recorder.session import Within, recording
@@ -97,6 +94,9 @@ def _capturing(
     options = CaptureOptions(
         **plan.options, steps=steps, seed=plan.seed, deterministic=plan.deterministic
     )
+    made: dict[str, Any] = {"script": True, "other_models": others}
+    if training.optimizers:
+        made["optimizer"] = _class_of(training.optimizers[0])
     within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)
     stack = contextlib.ExitStack()
     session = stack.enter_context(recording(model, plan.out, options, training, within=within))

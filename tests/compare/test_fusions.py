@@ -14,7 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.fusions import find_fused
-from accucompare.compare.preflight_facts import CarriedApart, FusedNames
+from accucompare.compare.preflight_facts import CarriedApart, FusedNames, OtherDigests
 from accucompare.compare.rows import Reason
 from accucompare.errors import UsageError
 from planted import serving_models
@@ -97,6 +97,7 @@ def test_tokens_in_a_row_are_goldens_batch(tmp_path: Path) -> None:
         assert set(reasons(comparison, "model.layers.1.mlp")) <= {"ok", "identical"}, name
         assert set(reasons(comparison, "lm_head")) <= {"ok", "identical"}, name
         assert comparison.exit_code == 0, name
+        assert not any(isinstance(each.fact, OtherDigests) for each in comparison.preflight), name
 
 
 class Tables(nn.Module):

@@ -21,6 +21,7 @@ from accucompare.compare.remarks import (
     PartsMissing,
     RanksDiffer,
     ReducedHere,
+    SumUnknown,
     Swapped,
     TimesRanks,
 )
@@ -51,10 +52,11 @@ def compared(
     golden: Sequence[Item],
     candidate: Sequence[Item],
     mesh: dict[str, int] | None = None,
+    mode: Mode = Mode.TENSORS,
 ) -> ac.Comparison:
     """The comparison of one device's records with those of two or four ranks."""
     ranks = 1 + max(each.record.rank for each in candidate)
-    out = write(tmp_path / "ranks", candidate, ranks=ranks)
+    out = write(tmp_path / "ranks", candidate, ranks=ranks, mode=mode)
     for rank in range(ranks):
         left, place = rank, {}
         for dimension, size in reversed((mesh or {}).items()):
@@ -62,7 +64,22 @@ def compared(
             place = {dimension: [index, size], **place}
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
         edit_manifest(out, lambda manifest, place=place: manifest.update(mesh=place), name)
-    return ac.diff(write(tmp_path / "one", golden), out)
+    return ac.diff(write(tmp_path / "one", golden, mode=mode), out)
+
+
+def compared_fed(
+    tmp_path: Path,
+    golden: Sequence[Item],
+    candidate: Sequence[Item],
+    mesh: dict[str, int] | None = None,
+) -> ac.Comparison:
+    """As ``compared``, of two ranks whose calls were given golden's values."""
+    free = compared(tmp_path, golden, candidate, mesh)
+    identity = ac.open_bundle(free.golden.path).identity()
+    feed = {"golden": "one", "identity": identity, "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), file)
+    return ac.diff(free.golden.path, free.candidate.path)
 
 
 def row(comparison: ac.Comparison, name: str = "fc") -> Row:
@@ -274,6 +291,40 @@ def test_digests_of_parts_are_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code == 2
 
 
+LARGE, TERM = np.random.default_rng(2).standard_normal((2, 60, 200)).astype("f4")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_sketches_of_recorded_parts_add_up(tmp_path: Path, right: bool) -> None:
+    parts = [np.ascontiguousarray(each) for each in np.split(LARGE, [70], 1)]
+    if not right:  # which no statistics tell
+        parts[1] = np.ascontiguousarray(parts[1][::-1])
+    shards = [Shard((60, 200), (0, at), mesh=("tp",)) for at in (0, 70)]
+    candidate = held("fc", parts, shards)
+    found = row(compared(tmp_path, [item(values=LARGE)], candidate, {"tp": 2}, Mode.SKETCH))
+    assert found.metrics is not None
+    assert found.metrics.deviation > 0
+    assert (found.status is Status.PASS) is right
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "reason"),
+    [
+        (Mode.SKETCH, True, Reason.OK),
+        (Mode.SKETCH, False, Reason.INTRODUCED),
+        (Mode.STATS, True, Reason.NOT_COMPARABLE),
+    ],
+)
+def test_sketches_of_terms_add_up(tmp_path: Path, mode: Mode, right: bool, reason: Reason) -> None:
+    fields = {"role": "call_grad", "path": "weight"}
+    parts = held("fc", [2 * LARGE - TERM, TERM if right else 1.1 * TERM], **fields)
+    golden = [item(values=LARGE, **fields)]
+    found = row(compared(tmp_path, golden, parts, {"dp": 2}, mode))
+    assert found.reason is reason
+    if mode is Mode.STATS:
+        assert SumUnknown((0, 1)) in found.verdict.remarks
+
+
 def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
     out = write(tmp_path / "ranks", held("fc", [VALUES] * 3), ranks=3)
     for rank, run in enumerate(("1234", "5678", "1234")):
@@ -341,6 +392,44 @@ def test_terms_of_a_sum_that_was_not_made_are_unreduced(tmp_path: Path) -> None:
     assert ReducedHere("sum", (0, 1)) in found.verdict.remarks
 
 
+def test_fed_a_missing_sum_comes_before_larger_errors_and_a_wrong_sum_after_them(
+    tmp_path: Path,
+) -> None:
+    shard = Shard((6, 8), (0, 0), "sum", ("tp",), ("tp",))
+    names = ("sum", "own", "unreduced")
+    golden = [item(name, VALUES) for name in names]
+    parts = held("sum", [VALUES - OTHER, 2 * OTHER], [shard, shard])
+    parts += held("own", [1e3 * VALUES, 1e3 * VALUES])
+    parts += held("unreduced", [VALUES - OTHER / 9, OTHER / 9])
+    found = compared_fed(tmp_path, golden, parts, {"tp": 2}).culprits
+    assert [culprit.name for culprit in found] == ["unreduced", "own", "sum"]
+
+
+def test_fed_the_gradient_of_a_wrong_loss_comes_before_its_value(tmp_path: Path) -> None:
+    fields = {"role": "grad_output", "parent": None}
+    series = [StepSeries(0, losses=(1.0,))]
+    one = write(tmp_path / "one", [item("", VALUES, **fields)], series=series)
+    parts = held("", [VALUES, 1.001 * VALUES], **fields)
+    ranks = write(tmp_path / "ranks", parts, ranks=2, series=[StepSeries(0, losses=(9.0,))])
+    feed = {"golden": "one", "identity": ac.open_bundle(one).identity(), "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(ranks, lambda made: made["capture"].update(feed=feed), file)
+    first, second = ac.diff(one, ranks).culprits
+    assert [each.row.record.role.value for each in (first, second)] == ["grad_output", "loss"]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("moe.experts", True), ("moe.seen", False)])
+def test_counts_of_experts_tokens_are_terms_where_ranks_have_rows_of_their_own(
+    tmp_path: Path, name: str, passes: bool
+) -> None:
+    counts = np.array([[2, 1], [1, 2]])
+    ranks = with_batch([(0, 0, (0, 1, 2)), (1, 0, (3, 4, 5))])
+    ranks += held(name, counts, role="input", path="1")
+    one = [*ONE, item(name, counts.sum(0), role="input", path="1")]
+    found = row(compared(tmp_path, one, ranks, {"dp": 2}), name)
+    assert (found.status is Status.PASS) is passes
+
+
 def test_terms_that_the_caller_adds_up_pass(tmp_path: Path) -> None:
     golden = [item(values=VALUES), item("", VALUES, parent=None)]
     parts = held("fc", [VALUES - OTHER, OTHER]) + held("", [VALUES, VALUES], parent=None)
@@ -354,12 +443,8 @@ def test_what_one_rank_holds_whole_and_the_other_lost_is_a_term_where_a_sum_is_m
     golden = [item(values=VALUES, role="input", path="0"), item(values=VALUES)]
     parts = held("fc", [VALUES, 0 * VALUES], role="input", path="0")
     parts += held("fc", [after * VALUES, after * VALUES])
-    free = compared(tmp_path, golden, parts)
-    identity = ac.open_bundle(free.golden.path).identity()
-    feed = {"golden": "one", "identity": identity, "not_fed": []} if fed else None
-    for rank in ("manifest.json", "rank1/manifest.json"):
-        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), rank)
-    found = ac.diff(free.golden.path, free.candidate.path).rows[0]
+    comparison = (compared_fed if fed else compared)(tmp_path, golden, parts)
+    found = comparison.rows[0]
     if after == 1.0 and not fed:  # fed, a sum would be twice golden's
         assert found.status is Status.PASS
     else:
@@ -508,7 +593,10 @@ def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code != 0
 
 
-def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [Mode.TENSORS, Mode.STATS])
+def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(
+    tmp_path: Path, mode: Mode
+) -> None:
     def side(cut: list[tuple[int, int, range]], times: int) -> list[Item]:
         items = with_batch(cut)
         for rank, _, rows in cut:
@@ -517,7 +605,7 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
         return items
 
     one, two = side([(0, 0, range(6))], 1), side([(0, 0, range(3)), (1, 0, range(3, 6))], 2)
-    comparison = compared(tmp_path, one, two, {"dp": 2})
+    comparison = compared(tmp_path, one, two, {"dp": 2}, mode)
     (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
     assert found.status.value == "pass"
     assert TimesRanks(2) in found.verdict.remarks

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.compare.judging import where_fed_alike
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import AfterRouting, RoutedOtherwise, TokensElsewhere
-from accucompare.compare.rows import Reason, Row
+from accucompare.compare.rows import Reason, Row, Task
 from accucompare.compare.tokens import HeldRows, RowLabels, paired_rows, row_digests
 from tests.compare.builder import Item, item, write
 
@@ -215,3 +218,16 @@ def test_scores_that_no_module_gives_are_made_of_the_routers_weight(tmp_path: Pa
     choice = rows_of(comparison, "moe.router")[2]
     assert choice.reason is Reason.OK
     assert isinstance(choice.verdict.remarks[0], RoutedOtherwise)
+
+
+def test_a_baseline_judges_no_output_that_the_candidate_was_not_fed_and_it_was() -> None:
+    names = ("moe", "moe.experts.1", "moe.router")
+    tasks = []
+    for name in names:
+        record = item(name, TOKENS, parent=None).record
+        tasks.append(Task(Pair(record, record), Tolerance(), baseline=record))
+    # of experts, numbers are a rank's own; a list of them is no caller
+    judged = where_fed_alike(tasks, {(0, "moe.experts.3")})
+    kept = [name for name, task in zip(names, judged, strict=True) if task.baseline is not None]
+    assert kept == ["moe.experts.1", "moe.router"]
+    assert where_fed_alike(tasks, {(1, "moe.experts.3")}) == tasks

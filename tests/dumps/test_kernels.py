@@ -13,8 +13,8 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.records import Layout, Record
 from accucompare.compare.rows.rows import Reason
+from accucompare.dumps.dump_files import UnreadableError
 from accucompare.dumps.importing import import_dump
-from accucompare.dumps.items import UnreadableError
 from accucompare.dumps.kernel_files import read_header
 from accucompare.errors import UsageError
 from accucompare.report.words import verdict_words

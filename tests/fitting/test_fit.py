@@ -370,10 +370,8 @@ def test_under_autocast_it_is_off_in_kept_modules() -> None:
 def test_the_command_writes_code_and_reports(cli: Run, cases: Cases, tmp_path: Path) -> None:
     golden = cases.golden("odd")
     case = f"{cases.file}:odd"
-    done = cli(
-        "fit", case, "--golden", golden, "--dtype", "bfloat16", "--rel-l2", "3e-3",
-        "--report", "fit.xlsx", "--json", "fit.json",
-    )  # fmt: skip
+    half = "--dtype", "bfloat16", "--rel-l2", "3e-3"
+    done = cli("fit", case, "--golden", golden, *half, "--report", "fit.xlsx", "--json", "fit.json")
     assert done.returncode == 0, done.stderr
     assert "the proof" in done.stdout
     written = json.loads((tmp_path / "fit.json").read_text())
@@ -385,7 +383,9 @@ def test_the_command_writes_code_and_reports(cli: Run, cases: Cases, tmp_path: P
     (curve,) = book["Curve"]._charts
     assert isinstance(curve, ScatterChart)  # shares lie to scale
     assert len(curve.series) == 3
-    refused = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--rel-l2", "3e-3")
-    assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
+    assert [path.name for path in (tmp_path / "fit").iterdir()] == ["keep_in_float32.py"]
+    (tmp_path / "file").touch()
+    refused = cli("fit", case, "--golden", golden, *half, "--out", "file/x", "--code", "k.py")
+    assert (refused.returncode, "file/x: cannot be written" in refused.stderr) == (2, True)
     unknown = cli("fit", case, "--golden", golden, "--dtype", "bfloat16", "--budget", "much")
     assert (unknown.returncode, "write 10%" in unknown.stderr) == (2, True)

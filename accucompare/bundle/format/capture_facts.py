@@ -53,8 +53,8 @@ class LeftOut(msgspec.Struct, frozen=True):
     why: str
 
 
-class Imported(msgspec.Struct, frozen=True):
-    """What the other tool can record whose dump a bundle was made from.
+class DumpFacts(msgspec.Struct, frozen=True):
+    """What a tool can record that wrote a dump.
 
     Attributes:
         roles: the roles that it can record; lacking others is no difference.
@@ -66,10 +66,8 @@ class Imported(msgspec.Struct, frozen=True):
             a partner is then no difference.
         hashes: what it holds in place of values (``norm``, ``hash_tensor``), by the ends of paths;
             empty if it holds values.
-        left_out: what the dump has and the bundle lacks.
     """
 
-    format: str
     roles: tuple[str, ...]
     root: bool = True
     named_gradients: bool = True
@@ -77,6 +75,12 @@ class Imported(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...] = ()
     partial: bool = False
     hashes: tuple[str, ...] = ()
+
+
+class Imported(DumpFacts, frozen=True, kw_only=True):
+    """Of what dump a bundle was made; ``left_out``: what that has and the bundle lacks."""
+
+    format: str
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """Which modules to keep in float32, so that an output is within what is asked."""
 
 from accucompare.compare.fits.called_tree import CalledTree, Mask
+from accucompare.compare.fits.error_terms import ENTERING, LEAVING, LOW, ErrorTerms
 from accucompare.compare.fits.fit_facts import (
     CurvePoint,
     Fit,
@@ -12,14 +13,7 @@ from accucompare.compare.fits.fit_facts import (
     PlaceShare,
     Switched,
 )
-from accucompare.compare.fits.keeping_search import (
-    ENTERING,
-    LEAVING,
-    LOW,
-    Choice,
-    ErrorTerms,
-    KeepingSearch,
-)
+from accucompare.compare.fits.keeping_search import Choice, KeepingSearch
 
 __all__ = [
     "ENTERING",

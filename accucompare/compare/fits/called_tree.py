@@ -16,6 +16,8 @@ from accucompare.compare.fits.fit_facts import KeptPlaces
 
 #: A block is expanded into the modules in it if it costs more than this share of the model.
 LARGEST_BLOCK = 1 / 6
+#: Parts, and kinds of modules by name, of which each is run alone.
+MOST_PARTS, MOST_KINDS = 8, 12
 #: Containers without a forward of their own.
 _LISTS = ("ModuleList", "ModuleDict")
 
@@ -152,6 +154,13 @@ class CalledTree:
                 blocks.append(number)
         return blocks, outer
 
+    def parts(self, cost: NDArray[np.float64]) -> list[list[int]]:
+        """All modules in few groups: what is around blocks, and blocks, some in a row together."""
+        blocks, outer = self.blocks(cost)
+        size = -(-len(blocks) // MOST_PARTS)
+        rows = [blocks[at : at + size] for at in range(0, len(blocks), size or 1)]
+        return [outer, *([each for block in row for each in self.inside(block)] for row in rows)]
+
     def mask(self, wholes: Iterable[int], own: Iterable[int] = ()) -> Mask:
         """Which modules' own code is kept, if some are whole and of others the own code is."""
         made = np.zeros(len(self), np.bool_)
@@ -204,8 +213,22 @@ class CalledTree:
     @cached_property
     def groups(self) -> list[list[int]]:
         """The numbers of modules whose names differ in numbers alone, if there are several."""
+        return [group for group in self._alike if len(group) > 1]
+
+    @property
+    def kinds(self) -> list[list[int]]:
+        """All modules, by their names but for numbers; or by their class, if these are too many."""
+        if len(self._alike) <= MOST_KINDS:
+            return self._alike
+        by_class: dict[str, list[int]] = {}
+        for number, kind in enumerate(self.classes):
+            by_class.setdefault(kind, []).append(number)
+        return [*by_class.values()]
+
+    @cached_property
+    def _alike(self) -> list[list[int]]:
         alike = _alike([*self.names]).values()
-        return [[self.numbers[name] for name in names] for names in alike if len(names) > 1]
+        return [[self.numbers[name] for name in names] for names in alike]
 
 
 def _around(name: str) -> Iterator[str]:

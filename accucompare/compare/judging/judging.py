@@ -152,13 +152,15 @@ def _judged(sides: Sides, task: Task) -> PairOutcome | BundleError:
 
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> PairOutcome:
     """Measure a pair, find the limits that apply, judge it, and settle what else is known of it."""
+    tolerance = task.tolerance
     verdict = judge_without_data(golden, candidate)
-    if verdict is not None:
+    # of a sum of ranks' terms, nothing is known but a sketch
+    estimated = candidate.statistics is None and _by_sketch(golden, candidate, tolerance)
+    if verdict is not None and not (estimated and verdict.reason is Reason.NOT_COMPARABLE):
         of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
-            sides, golden, candidate, task.tolerance
+            sides, golden, candidate, tolerance
         )
         return of_two_forms or PairOutcome(None, verdict)
-    tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
         (
             sides.golden.stored(golden)
@@ -213,15 +215,17 @@ def _measured(
     sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance
 ) -> Metrics | None:
     """The metrics of a pair; ``None`` if only bounds are known."""
-    # of a sketch, nothing is known element by element
-    by_sketch = tolerance.atol is None and tolerance.rtol is None
-    if None not in (golden.member, candidate.member) or (
-        by_sketch and can_estimate(golden, candidate)
-    ):
+    if None not in (golden.member, candidate.member) or _by_sketch(golden, candidate, tolerance):
         return sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance)
     if golden.statistics is not None and same_bits(golden, candidate):
         return metrics_of_identical(golden, golden.statistics, tolerance)
     return None
+
+
+def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
+    """Whether sketches tell the error; of one, nothing is known element by element."""
+    asked = tolerance.atol is not None or tolerance.rtol is not None
+    return not asked and can_estimate(golden, candidate)
 
 
 def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:

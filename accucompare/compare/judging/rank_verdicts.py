@@ -68,7 +68,10 @@ def _settled(
     worst = replace(worst, arranged=candidate)
     ranks = tuple(candidate.ranks)
     if not wrong:
-        return _remarked(worst, remarks.RanksDiffer(ranks))
+        compared = all(found.verdict.status is Status.PASS for _, found in held)
+        return _remarked(
+            worst, remarks.RanksDiffer(ranks) if compared else remarks.SumUnknown(ranks)
+        )
     right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
     of_call = candidate.role in (*GRADIENT_ROLES, Role.INPUT, Role.OUTPUT)  # may be terms
     of_call = of_call and candidate.dtype != "bool"  # a mask that one rank lost is no term
@@ -88,6 +91,8 @@ def _settled(
             if right is None:
                 return replace(_failed(worst, remark), summed=summed)
             terms = terms or summed  # or what the other ranks lost: they hold zeros
+        if found.verdict.status is Status.NOT_COMPARED and right is None:
+            return _remarked(replace(found, arranged=summed), remarks.SumUnknown(ranks))
     worst = replace(worst, summed=terms)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):

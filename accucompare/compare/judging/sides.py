@@ -31,6 +31,8 @@ class Sides:
     """The bundles, and how to compare their pairs.
 
     Attributes:
+        repeat, golden_repeat: second runs of the candidate and of golden.
+        proof, proof_again, rounded: see ``compare.judging.proof``.
         known: metrics of small pairs, see ``compare.judging.small_pairs``.
         run: as for ``measure_pair``.
     """

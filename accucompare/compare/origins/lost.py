@@ -56,12 +56,8 @@ def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Cul
     told: set[_Update] = set()
     left = []
     for culprit in culprits:
-        record = culprit.row.record
-        if (
-            record is None
-            or not culprit.row.lost
-            or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE)
-        ):
+        record = culprit.record
+        if not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
             left.append(culprit)
             continue
         update = _update_of(record)
@@ -118,12 +114,8 @@ def where_cut(
     }
 
     def moved(culprit: Culprit) -> Culprit:
-        record = culprit.row.record
-        if (
-            record is None
-            or not culprit.row.lost
-            or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT)
-        ):
+        record = culprit.record
+        if not culprit.row.lost or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
             return culprit
         cut = told.get((record.rank, record.step))
         if cut is None:

@@ -112,8 +112,3 @@ def excess_of(row: Row) -> float:
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.over_limit if row.verdict.over_limit is not None else 0.0
-
-
-def step_of_culprit(culprit: Culprit) -> int:
-    assert culprit.row.record is not None
-    return culprit.row.record.step

@@ -16,6 +16,7 @@ from accucompare.compare.pairing.choices import (
     most_changed,
 )
 from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
+from accucompare.compare.pairing.given_back import with_gradients_given_back
 from accucompare.compare.pairing.proposals import propose
 from accucompare.compare.pairing.renames import (
     Model,
@@ -66,6 +67,7 @@ __all__ = [
     "renaming_matches",
     "signatures_of",
     "tupled",
+    "with_gradients_given_back",
     "with_parameter",
     "with_paths_of",
 ]

@@ -172,7 +172,7 @@ def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
     """How coarse an input in a half type is, unless it holds whole numbers or a weight is half,
     too."""
     limit = _WHOLE.get(given.dtype, math.inf)
-    if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
+    if given.low is None or given.high is None or _is_mask(given) or not seen.run.setups:
         return None
     size = max(abs(float(given.low)), abs(float(given.high)))
     if not limit < size < math.inf or any(each.dtype in _WHOLE for each in seen.setup.parameters):
@@ -211,7 +211,7 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
                     each.step,
                     name,
                 )
-    rows = seen.setup.vocabulary if seen.setup is not None else None
+    rows = seen.setup.vocabulary
     # labels may be of another vocabulary: their cross entropy judges them
     for each, given in _every(seen):
         if (
@@ -269,7 +269,7 @@ def _digests(run: Analysis) -> list[tuple[int, str]]:
 
 
 def _repeated(seen: Evidence) -> CheckOutcome:
-    if seen.setup is not None and seen.setup.cycle == 1:
+    if seen.setup.cycle == 1:
         return not_looked_at(remark("one-input-again"))
     digests = _digests(seen.run)
     twice = [
@@ -307,7 +307,7 @@ def _is_begun_anew(before: LoadedBatch | None, now: LoadedBatch | None) -> bool:
 
 
 def _order(seen: Evidence) -> CheckOutcome:
-    if seen.setup is not None and seen.setup.cycle:
+    if seen.setup.cycle:
         return not_looked_at(remark("inputs-again", inputs=seen.setup.cycle))
     digests = _digests(seen.run)
     first: dict[str, int] = {}
@@ -369,7 +369,7 @@ def _mask(seen: Evidence) -> CheckOutcome:
 def _tokenizer(seen: Evidence) -> CheckOutcome:
     earlier = seen.run.earlier
     assert earlier is not None
-    if seen.setup is None or not earlier.setups:
+    if not seen.run.setups or not earlier.setups:
         return not_looked_at(remark("no-setup"))
     if _names(seen.run) != _names(earlier):
         return not_looked_at(remark("other-model"))

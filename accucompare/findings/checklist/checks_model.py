@@ -27,7 +27,6 @@ _SETTLED = 5
 
 
 def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     trainable = [each for each in seen.setup.parameters if each.trainable]
     outside = {each.name for each in trainable if not each.group}
     reached = [
@@ -47,7 +46,6 @@ def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
 
 
 def _without_gradient(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     looked = [each for each in seen.looked if each.updates]
     if len(looked) < _LOOKS:
         return not_looked_at(remark("too-few-updates", looks=len(looked), least=_LOOKS))
@@ -88,7 +86,6 @@ def _entrance(seen: Evidence) -> str:
 
     Where it has a gradient, all that the loss depends on has one. Branches that end aside have
     none: a head, an expert, a pooler."""
-    assert seen.setup is not None
     trained: dict[str, str] = {}
     for each in seen.setup.parameters:
         if each.group and each.trainable:
@@ -102,7 +99,6 @@ def _frozen(seen: Evidence) -> CheckOutcome:
     if found is not None:
         measured = remark("frozen-updated", names=found.frozen)
         return warned(measured, float(len(found.frozen)), found.step, found.frozen[0])
-    assert seen.setup is not None
     held = sum(1 for each in seen.setup.parameters if each.group and not each.trainable)
     return passed(remark("none-frozen-updated", held=held), 0.0)
 
@@ -121,11 +117,7 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
     if len(looks) < _LOOKS:
         return not_looked_at(remark("too-few-looks", looks=len(looks), least=_LOOKS))
     changing = len({tuple(given.digest for given in each.given) for each in looks}) > 1
-    trained = (
-        {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable}
-        if seen.setup is not None
-        else set()
-    )
+    trained = {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable}
     # A table of positions that no update has moved gives the same each time; other checks say that
     # nothing is updated.
     moved: dict[str, bool] = {}
@@ -155,7 +147,6 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
 
 
 def _twins(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if seen.setup.twins:
         one, other = seen.setup.twins[0]
         measured = remark("one-module", one=one, other=other, pairs=len(seen.setup.twins))
@@ -164,7 +155,6 @@ def _twins(seen: Evidence) -> CheckOutcome:
 
 
 def _mode(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at(remark("no-modes"))
     trained = [each for each in seen.updates if each.backwards]
@@ -183,7 +173,6 @@ def _mode(seen: Evidence) -> CheckOutcome:
 
 
 def _evaluated(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at(remark("no-modes"))
     found = [each for each in seen.vitals if each.trained_without]
@@ -225,7 +214,6 @@ def _buffers(seen: Evidence) -> CheckOutcome:
 
 
 def _dropout(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.dropouts:
         return not_looked_at(remark("no-dropout"))
     name, share = max(seen.setup.dropouts.items(), key=lambda item: item[1])

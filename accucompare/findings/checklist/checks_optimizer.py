@@ -115,7 +115,7 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
 
 def _second_moment(seen: Evidence) -> CheckOutcome:
     """The root of the mean of Adam's second moment against eps, where the gradient was largest."""
-    eps = {each.name: each.eps for each in seen.setup.parameters} if seen.setup is not None else {}
+    eps = {each.name: each.eps for each in seen.setup.parameters}
     found = []
     for parameter, series in seen.of_layers("v", "grad"):
         values = [
@@ -212,7 +212,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
         trained = [each for each in trained if min(updated) <= each.step <= max(updated)] or trained
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
-        if seen.setup is None or not seen.setup.optimizers:
+        if not seen.setup.optimizers:
             return not_looked_at(remark("no-optimizer"))
         return warned(remark("given-optimizer-idle"), 1.0, without[0].step)
     share = len(without) / len(trained)
@@ -256,7 +256,6 @@ def _unmoved(seen: Evidence) -> tuple[list[int], int]:
 
 
 def _decay(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     decayed = [
         each
         for each in seen.setup.parameters

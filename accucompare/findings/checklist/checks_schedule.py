@@ -97,7 +97,6 @@ def _lr_jump(seen: Evidence) -> CheckOutcome:
 
 
 def _lr_rises_again(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     for name, length in seen.setup.scheduler_lengths.items():
         if name.startswith(_RISES_AGAIN):
             continue
@@ -168,7 +167,6 @@ def _epochs(seen: Evidence) -> int:
 
 
 def _schedule_order(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     first = seen.updates[0]
     for name, applied in first.schedulers.items():
         before = applied.stepped - seen.run.setups[0].schedulers.get(name, applied.stepped)

@@ -50,7 +50,7 @@ PLACE_COLUMNS = (
 )
 
 CURVE_COLUMNS = (
-    Column("in float32, %", lambda row: row.share, "0.0", 14),
+    Column("in float32, %", lambda row: row.share, "0.0##", 14),
     Column("estimate", lambda row: row.expected, SCIENTIFIC, 13),
     Column("run", lambda row: row.run, SCIENTIFIC, 13),
     Column("tolerance", lambda row: row.limit, SCIENTIFIC, 13),

@@ -49,14 +49,14 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 def group_columns(name: str, groups: Groups) -> list[Column]:
     """Columns for groups, which are numbered rows; ``name``: ``layer``, ``rank`` or ``step``."""
 
-    def measured(values: Array) -> Any:
+    def of(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]
         return lambda group: listed[group]
 
     def counted(values: Array) -> Any:
         return values.tolist().__getitem__
 
-    of_layers = name == "layer"
+    of_layers, worst = name == "layer", groups.worst
     columns = [
         Column(
             name, groups.names.__getitem__, TEXT if of_layers else COUNT, 40 if of_layers else 8
@@ -65,22 +65,10 @@ def group_columns(name: str, groups: Groups) -> list[Column]:
         Column("failing", counted(groups.failing), COUNT, 10, "verdict"),
         Column("layers failing", counted(groups.layers_failing), COUNT, 10, "verdict"),
         Column("not compared", counted(groups.not_compared), COUNT, 10, "verdict"),
+        Column("worst x limit", of(worst.over_limit), EXCESS, 10, "judgement", scale=Scale.BAR),
+        Column("worst excess", of(worst.excess), EXCESS, 10, "baseline", sparse=True),
         Column(
-            "worst x limit",
-            measured(groups.worst.over_limit),
-            EXCESS,
-            10,
-            "judgement",
-            scale=Scale.BAR,
-        ),
-        Column("worst excess", measured(groups.worst.excess), EXCESS, 10, "baseline", sparse=True),
-        Column(
-            "worst relative L2",
-            measured(groups.worst.rel_l2),
-            SCIENTIFIC,
-            12,
-            "difference",
-            scale=Scale.SHADES,
+            "worst relative L2", of(worst.rel_l2), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
         ),
     ]
     return [column for column in columns if column.title != "layers failing" or not of_layers]

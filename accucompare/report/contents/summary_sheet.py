@@ -37,14 +37,15 @@ from accucompare.report.table import (
     table_lines,
     what_is_held,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
+    compiled_words,
     decision_words,
     limit_words,
     preflight_words,
     training_words,
     verdict_words,
 )
+from accucompare.report.words import culprit_words as culprits
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -104,6 +105,7 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     yield from _training(comparison)
     yield from _culprits(comparison, [link(place) for place in found.culprits])
     yield from _first_divergence(comparison, link(found.first))
+    yield from _compiled(comparison)
     yield from _preflight(comparison)
     yield from _counts(comparison)
     yield from _worst([(comparison.rows[place], link(place)) for place in found.furthest])
@@ -290,6 +292,14 @@ def _kind(row: Row) -> str:
     step = f", step {record.step}" if record.step else ""
     rank = f", rank {record.rank}" if record.rank else ""
     return f"{record.type}, {record.role.value}{path}{call}{step}{rank}"
+
+
+def _compiled(comparison: Result) -> Iterator[Line]:
+    if comparison.compiled is None:
+        return
+    yield from _section("Compiled")
+    for each in compiled_words.compiled_lines(comparison.compiled):
+        yield _wide(each, looks.CELL_WRAPPED, height=_height(each, 140))
 
 
 def _preflight(comparison: Result) -> Iterator[Line]:

@@ -150,34 +150,18 @@ def step_columns(found: TrainingResult) -> list[Column]:
     ):
         what = "clipped norm" if quantity is Quantity.CLIPPED else name
         columns += [
-            Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", sparse=True),
+            Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", True),
+            Column(f"candidate {what}", _side("candidate", quantity), _SIX, 12, "candidate", True),
             Column(
-                f"candidate {what}",
-                _side("candidate", quantity),
-                _SIX,
-                12,
-                "candidate",
-                sparse=True,
+                f"{what} difference", _apart(name, "relative"), SCIENTIFIC, 12, "difference", True
             ),
-            Column(
-                f"{what} difference",
-                _apart(name, "relative"),
-                SCIENTIFIC,
-                12,
-                "difference",
-                sparse=True,
-            ),
-            Column(
-                f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", sparse=True
-            ),
+            Column(f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", True),
         ]
     for side in ("golden", "candidate"):
         columns += [
-            Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, sparse=True),
-            Column(
-                f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, sparse=True
-            ),
-            Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, sparse=True),
+            Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, True),
+            Column(f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, True),
+            Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, True),
             Column(f"{side} skipped", _skipped(side), TEXT, 10, side),
         ]
     columns.append(Column("batch", _same("batch"), TEXT, 9))

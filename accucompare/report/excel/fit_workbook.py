@@ -7,13 +7,7 @@ from pathlib import Path
 from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
 from accucompare.files import EXCEL_FILE
-from accucompare.report.contents import (
-    CURVE_COLUMNS,
-    PLACE_COLUMNS,
-    curve_rows,
-    fit_run_columns,
-    shown_places,
-)
+from accucompare.report.contents import fit_tables
 from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import (
     Chart,
@@ -38,7 +32,7 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
     lines = [*fit_words.fit_facts_in_words(found), *filter(None, [fit_words.fit_hint(found)])]
     runs = Table(
         "Fit",
-        fit_run_columns(found),
+        fit_tables.fit_run_columns(found),
         list(found.runs),
         heading=[
             *heading_lines(fit_words.fit_headline(found)),
@@ -52,8 +46,8 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
     )
     blocks = Table(
         "Blocks",
-        PLACE_COLUMNS,
-        shown_places(found),
+        fit_tables.PLACE_COLUMNS,
+        fit_tables.shown_places(found),
         "Nothing was estimated.",
         heading=heading_lines("Where the error comes from, nothing in float32"),
         frozen=1,
@@ -72,14 +66,15 @@ def _curve(found: Fit) -> Table:
     ]
     of = "operations" if found.goal.by == "flops" else "weights"
     titles = ("", f"{of} in float32, %", "relative L2 error (logarithmic)")
+    under = fit_tables.CURVE_COLUMNS[0].title
     chart = Chart(
-        "A3", series if found.goal.rel_l2 else series[:2], CURVE_COLUMNS[0].title, titles,
+        "A3", series if found.goal.rel_l2 else series[:2], under, titles,
         size=(24, 14), labels=20, spanned=True, to_scale=(0, 100),
     )  # fmt: skip
     return Table(
         "Curve",
-        CURVE_COLUMNS,
-        curve_rows(found),
+        fit_tables.CURVE_COLUMNS,
+        fit_tables.curve_rows(found),
         heading=[
             *heading_lines("The error against the share in float32"),
             Line(

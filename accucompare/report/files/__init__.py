@@ -18,6 +18,7 @@ from accucompare.report.files.written_comparison import (
     Written,
     WrittenMetrics,
     WrittenRow,
+    WrittenSide,
     read_written,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "Written",
     "WrittenMetrics",
     "WrittenRow",
+    "WrittenSide",
     "encoded_json",
     "passes",
     "read_written",

@@ -5,7 +5,7 @@
 const MOST_IN_BOX = 32;
 const MOST_OPENED = 400; // boxes that "open all" draws at most
 const MOST_TOLD = 12; // boxes that the way names
-const LINE = { title: 15, pad: 12, letter: 6.6, high: 38, head: 26 };
+const LINE = { title: 15, pad: 12, letter: 7.1, high: 38, head: 26 };
 const SVG = "http://www.w3.org/2000/svg";
 const INSIDE = "#1c2530"; // letters in boxes, whose colours are light in both themes
 const STOPS = [[246, 248, 250], [255, 235, 156], [240, 128, 110]]; // within limits; near; far over
@@ -294,7 +294,11 @@ class Graph {
     let [left, right] = [LINE.pad, graph.graph().width - LINE.pad]; // dagre counts boxes only: edges may lie beside them
     for (const edge of node.edges) for (const point of edge.points) [left, right] = [Math.min(left, point.x), Math.max(right, point.x)];
     const aside = LINE.pad - left;
-    for (const edge of node.edges) edge.points = edge.points.map((point) => ({ x: point.x + aside, y: point.y }));
+    for (const edge of node.edges) {
+      edge.points = edge.points.map((point) => ({ x: point.x + aside, y: point.y }));
+      if (edge.from === "in") edge.points[0].y = -4; // at the border, which is no node of dagre's
+      if (edge.to === "out") edge.points.at(-1).y = graph.graph().height;
+    }
     for (const each of node.inside) {
       const at = graph.node(each.id);
       Object.assign(each, { x: at.x - each.wide / 2 + aside, y: at.y - each.high / 2 + LINE.head });

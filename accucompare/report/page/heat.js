@@ -29,7 +29,8 @@ class HeatMap {
     this.scroll = make("div", { className: "heat" }, this.canvas);
     const scale = make("span", { className: about.limit ? "scale limit" : "scale" }, exponent(low, 0), make("i"), exponent(top, 0));
     const endless = about.limit ? "fails without a number" : "not finite";
-    const caption = make("figcaption", {}, about.title, scale, make("span", { className: "notfinite" }, endless));
+    const caption = make("figcaption", {}, about.title, scale);
+    if (this.values.some((value, at) => high[at] !== MISSING && !(value < Infinity))) caption.append(make("span", { className: "notfinite" }, endless));
     this.figure = make("figure", {}, caption, this.scroll, this.tip);
     box.append(this.figure);
     this.canvas.addEventListener("mousemove", (event) => this.hover(event));
@@ -70,7 +71,6 @@ class HeatMap {
     const labelled = this.row >= 11;
     this.left = labelled ? Math.min(230, Math.round(wide * 0.35)) : 0;
     const [columns, rows] = [this.about.steps.length, this.names.length];
-    this.cell = Math.min((wide - this.left) / columns, 60);
     const high = HEAD + rows * this.row;
     const ratio = high * devicePixelRatio < 16000 ? devicePixelRatio : 1;
     this.canvas.width = wide * ratio;
@@ -81,6 +81,8 @@ class HeatMap {
     ctx.scale(ratio, ratio);
     ctx.font = "10px system-ui";
     ctx.textBaseline = "middle";
+    const widest = Math.max(...this.about.steps.map((step) => ctx.measureText(step).width));
+    this.cell = Math.min((wide - this.left) / columns, Math.max(60, widest + 8));
     this.numbers(ctx);
     for (let row = 0; row < rows; row++) {
       const y = HEAD + row * this.row;

@@ -13,6 +13,7 @@ from accucompare.bundle.format import display_name
 from accucompare.compare.origins import with_producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
+from accucompare.numbers import DTYPES, Kind
 from accucompare.report.files import (
     ENTERS,
     CallNode,
@@ -20,6 +21,7 @@ from accucompare.report.files import (
     Pass,
     WrittenMetrics,
     WrittenRow,
+    WrittenSide,
     passes,
     worst,
 )
@@ -157,7 +159,7 @@ def _written(row: Row, producer: int | None) -> WrittenRow:
         row.module,
         row.status,
         row.reason,
-        None,
+        WrittenSide(row.module, record.shape, record.dtype),
         None,
         error if row.reason is not Reason.IDENTICAL else WrittenMetrics(rel_l2=0.0),
         producer,
@@ -244,8 +246,11 @@ def _own(graph: CallGraph, boxes_in: Mapping[int | None, Sequence[int]]) -> Iter
             rows = graph.calls[number].call.rows.values()
             enters = worst(row for row in rows if row.role in ENTERS)
             if number not in entered and enters is not None:
-                yield from _after(before, just_before, number, enters)
-                before = []
+                if any(row.role in ENTERS and not _are_same_integers(row) for row in rows):
+                    yield from _after(before, just_before, number, enters)
+                    before = []
+                else:
+                    yield from _after([], around, number, enters)
             if number not in taken:
                 before.append(number)
         gives = None
@@ -254,6 +259,12 @@ def _own(graph: CallGraph, boxes_in: Mapping[int | None, Sequence[int]]) -> Iter
             gives = worst(row for row in rows if row.role not in ENTERS)
         if around is not None and gives is not None:
             yield from _after(before, boxes[-1], around, gives)
+
+
+def _are_same_integers(row: WrittenRow) -> bool:
+    """Whether a value is of positions, tokens and the like: no earlier call's error is in it."""
+    dtype = DTYPES.get(row.golden.dtype) if row.golden else None
+    return row.reason is Reason.IDENTICAL and dtype is not None and dtype.kind is not Kind.FLOAT
 
 
 def _after(

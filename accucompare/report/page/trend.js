@@ -42,17 +42,22 @@ class TrendPage {
     this.line = row;
     const [limits, errors] = this.maps;
     const runs = limits.about.steps;
-    const drawn = (value) => (value > 0 && value < Infinity ? value : null);
     const error = runs.map((run) => errors.value(row, run));
     const over = runs.map((run) => limits.value(row, run));
+    const [low, high] = decades([error, over]);
+    const drawn = (value) => (value === null ? null : Number.isNaN(value) ? high : Math.min(Math.max(value, low), high));
+    const beyond = [...error, ...over].filter((value) => value !== null);
+    const notes = [];
+    if (beyond.some((value) => value < low)) notes.push(`no difference is drawn at ${exponent(low, 0)}`);
+    if (beyond.some((value) => !(value <= high))) notes.push(`NaN and infinities at ${exponent(high, 0)}`);
     const series = [
       { title: "relative L2 error", color: "curve", values: error.map(drawn), spanned: true },
       { title: "x limit (over 1 fails)", color: "limit", values: over.map(drawn), spanned: true, dashed: true },
     ];
     const told = (value) => (value === null ? "not compared" : shown({ format: "number" }, value));
     const place = (index) => ({ title: runs[index], lines: [`relative L2: ${told(error[index])}`, `x limit: ${told(over[index])}`] });
-    this.caption.replaceChildren(make("b", { dir: "auto" }, this.head.layers[row]), " over the runs, logarithmic");
+    this.caption.replaceChildren(make("b", { dir: "auto" }, this.head.layers[row]), ` over the runs, logarithmic${notes.map((note) => `; ${note}`).join("")}`);
     this.chart?.destroy();
-    this.chart = new LineChart(this.box, runs.map((_, index) => index + 1), series, { logarithmic: true, named: runs, place, height: 190, label: `errors of ${this.head.layers[row]}` });
+    this.chart = new LineChart(this.box, runs.map((_, index) => index + 1), series, { logarithmic: true, bounds: [low, high], named: runs, place, height: 190, label: `errors of ${this.head.layers[row]}` });
   }
 }

@@ -26,6 +26,8 @@ def shown(column: Column, value: Value) -> str:
         return printable(value or "")
     if column.format == COUNT:
         return str(value) if value < 10_000_000 else f"{value:.1e}"
+    if column.format == PERCENT and 0 < value < 0.001:
+        return f"{100 * value:.2g}%"
     return format(value, _FORMATS[column.format])
 
 

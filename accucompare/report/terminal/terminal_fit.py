@@ -5,7 +5,7 @@ from __future__ import annotations
 from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
 from accucompare.report.console import open_console
-from accucompare.report.contents import PLACE_COLUMNS, fit_run_columns, shown_places
+from accucompare.report.contents import fit_tables
 from accucompare.report.terminal.tables import print_table
 from accucompare.report.words import fit_words
 
@@ -39,8 +39,8 @@ def print_fit(found: Fit, code: str = "", quiet: bool = False) -> None:
         if code:
             told = f"from {code}: model = fitted(model), in place of model.to({found.dtype})"
             console.say(f"  → {told}")
-    print_table(console, fit_run_columns(found), list(found.runs), "Runs")
-    if places := shown_places(found):
+    print_table(console, fit_tables.fit_run_columns(found), list(found.runs), "Runs")
+    if places := fit_tables.shown_places(found):
         title = "Where the error comes from, with nothing in float32 (an estimate)"
-        print_table(console, PLACE_COLUMNS, places[:_MOST], title)
+        print_table(console, fit_tables.PLACE_COLUMNS, places[:_MOST], title)
         console.rest(len(places), _MOST)

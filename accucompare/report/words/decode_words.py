@@ -32,6 +32,9 @@ NOT_DECODED = {
     NotDecodedWhy.NO_STATIC: "the model does not say that it takes a static cache",
     NotDecodedWhy.SHORT: "the sequence is too short; give a longer one, or a smaller --decode",
     NotDecodedWhy.NO_GENERATE: "the model does not generate from tokens",
+    NotDecodedWhy.QUANTIZED: (
+        "generate() has a quantized cache (cache_implementation), which rounds on purpose"
+    ),
 }
 
 _LOOK = {

@@ -333,13 +333,17 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
-        case remarks.RanksDiffer(ranks, ()):
-            return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
-            return f"{ranks_in_words(ranks)} hold it; wrong on {ranks_in_words(wrong)}"
+            off = f"; wrong on {ranks_in_words(wrong)}" if wrong else ", and differ by rounding"
+            return f"{ranks_in_words(ranks)} hold it{off}"
         case remarks.ReducedHere(how, ranks):
             word = "mean" if how == "avg" else how
             return f"the {word} of what {ranks_in_words(ranks)} hold is golden's value"
+        case remarks.SumUnknown(ranks):
+            return (
+                f"{ranks_in_words(ranks)} hold other values, which may be terms of a sum; capture"
+                " with --mode sketch or tensors, and leave out --atol and --rtol of sketches"
+            )
         case remarks.Swapped(ranks):
             order = ", ".join(map(str, ranks))
             return f"golden's value is made of the parts of ranks {order}, in this order"

@@ -20,7 +20,12 @@ from accucompare.findings.log import (
     Vitals,
     number,
 )
-from accucompare.live.autograd import Observer, observe_backward, observe_backward_no_more
+from accucompare.live.autograd import (
+    Observer,
+    observe_backward,
+    observe_backward_no_more,
+    stepped_by,
+)
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
@@ -295,7 +300,7 @@ class VitalSigns:
             for name, each in applied.items()
             if each.here or name not in self._updates.applied
         }
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         ours = [
             each
             for each in self._watcher.gradients.parameters
@@ -315,7 +320,7 @@ class VitalSigns:
     def _after_update(self, optimizer: Any) -> None:
         parameters = self._watcher.gradients.parameters
         self._updates.end(optimizer, parameters, self._meter)
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         ours = [
             each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None
         ]

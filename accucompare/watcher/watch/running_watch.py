@@ -28,6 +28,7 @@ from accucompare.findings.log import (
     log_path,
     remark,
 )
+from accucompare.live.autograd import stepped_by
 from accucompare.live.modules import Modules, points
 from accucompare.recorder.state import CallArguments
 from accucompare.report.watch_words import said
@@ -250,9 +251,7 @@ class Watch:
         if self._ended or not self._watcher.listening:
             return None
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
-        if not any(
-            id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]
-        ):
+        if not ours & stepped_by(optimizer).keys():
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
@@ -274,9 +273,7 @@ class Watch:
         # otherwise the loss scaler has set it, and the optimizer skips the update itself
         if getattr(optimizer, "found_inf", None) is None:
             with self._watcher.paused():
-                self._watcher.gradients.look_again(
-                    tensor for group in optimizer.param_groups for tensor in group["params"]
-                )
+                self._watcher.gradients.look_again(stepped_by(optimizer).values())
         self._vitals.before_update(optimizer)
         self._read()
         # a second optimizer comes after the first one's update
