@@ -132,7 +132,8 @@ _BARE = {
         "only parts of the model were called: its own code around them was not seen"
     ),
     BareFact.NOT_COMPILED: (
-        "the candidate's compiled code ran eagerly (--compile own captures it as it runs)"
+        "the candidate's compiled code ran eagerly, so its own numbers were not seen; capture it"
+        " with --compile own"
     ),
     BareFact.BY_HASHES: (
         "by hashes of another tool: no values were read, and different values may have equal hashes"
