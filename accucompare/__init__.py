@@ -72,7 +72,7 @@ _HOMES = {
     "accucompare.bundle.reading.sketches": ("Sketch",),
     "accucompare.case": ("Case",),
     "accucompare.compare.diff_options": ("Work",),
-    "accucompare.compare.limits.suggested_baseline": ("suggest_baseline",),
+    "accucompare.compare.limits.golden_baselines": ("suggest_baseline",),
     "accucompare.compare.limits.tolerance": ("Tolerance",),
     "accucompare.errors": ("AccucompareError", "NonFiniteError", "WatchEndedError"),
     "accucompare.fitting.case_fit": ("fit",),

@@ -23,8 +23,9 @@ from rich.console import Console
 
 from benchmarks.figures import machine
 from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Refactor
+from benchmarks.history_environments import Environment
 from benchmarks.history_report import missed, sums, table, wrong
-from benchmarks.history_trial import run
+from benchmarks.history_trial import Trial, run
 
 _ABOUT = """Right: the module named first is where the fix was made; where a training is compared
 also the part of the step, and the step in which the two releases begin to differ. Refactors, and
@@ -45,13 +46,21 @@ def main() -> int:
         progress.print(f"{time.monotonic() - began:4.0f} s  {doing}", style="dim", highlight=False)
 
     pairs = {pair.name: pair for pair in options.only}
-    for environment in {
-        each.name: each for pair in options.only for each in pair.environments
-    }.values():
-        say(environment.name)
+    environments = {each.name: each for pair in options.only for each in pair.environments}
+
+    def make(environment: Environment) -> None:
         environment.make()
+        say(environment.name)
+
+    def tried(pair: Bug | Refactor) -> Trial:
+        trial = run(pair, say)
+        for line in wrong([trial], pairs) or [f"{pair.name}: right"]:
+            say(line)
+        return trial
+
     with ThreadPoolExecutor(options.workers) as pool:
-        trials = list(pool.map(lambda pair: run(pair, say), options.only))
+        list(pool.map(make, environments.values()))
+        trials = list(pool.map(tried, options.only))
     console.print(table(trials, pairs))
     summed = sums(trials, pairs)
     for line in summed:

@@ -12,7 +12,7 @@ from accucompare import Tolerance
 from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
-from accucompare.compare.limits.smallest_limit import SmallestLimit
+from accucompare.compare.limits.tolerance import SmallestLimit
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.result import Side
 from accucompare.compare.rows.rows import Reason, Row, Verdict

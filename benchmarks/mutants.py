@@ -46,7 +46,7 @@ EXEMPT = {
     "routing.may_be_choice": "how many axes there are: batch, sequence, choices",
     "sequence_parts": "how tokens are numbered, and how much is tried to find where they lie",
     "steps_at_once": "which pairs are looked at alone, with the same result",
-    "blocks": "the width of a type",
+    "blocks": "the width of a type, and which slices are read for the shape of an error",
     "bounds": (
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
     ),
@@ -59,7 +59,7 @@ EXEMPT = {
     "estimates._SQUARES": (
         "where squares of float64 lose digits; beyond, the same is computed in another way"
     ),
-    "smallest_limit._THREE_DIGITS_UP": "how many digits are printed",
+    "tolerance._THREE_DIGITS_UP": "how many digits are printed",
     "gradient_checks": "how a gradient that is wrong is described",
     "marginals": "the shape of an error",
     "given_layouts._MOST_BYTES": "memory",
@@ -72,7 +72,6 @@ EXEMPT = {
     "patterns": "the shape of an error",
     "preflight": "how many differences are listed",
     "proposals": "how long a renaming is searched for; what is found is checked",
-    "sample": "which slices of a large tensor are read for the shape of an error",
     "scaled._LOSS_SCALE": "what a factor is explained by, in words",
     "scaled._MOST_PARTS": "what a factor is explained by, in words",
     "scan": "widths of types, and where counting can be left out",
@@ -82,8 +81,8 @@ EXEMPT = {
     "sequences._PAIR": "the same",
     "sequences.SEQUENCE_WINDOW": "time and memory",
     "rank_facts.MOST_KEPT": "how many violations are listed",
-    "rules._MOST_BYTES": "memory",
-    "rules.read_rules": "a version of Python",
+    "limits_in_force._MOST_BYTES": "memory",
+    "limits_in_force.read_rules": "a version of Python",
     "transforms": "the shape of an error",
     "put_together.FUSED": "what is tried: the values prove what fits",
     "put_together._MOST_REORDERED": "how many orders are tried to describe what fails",

@@ -143,7 +143,8 @@ def judge(fault: RankFault, golden: Path, baseline: Path | None, faulty: Path) -
         row = blamed.row if isinstance(blamed, Culprit) else blamed
         trial.named = _told(result, blamed)
         trial.module = is_right(blamed, fault)
-        trial.ranks, trial.remarks = ranks_of(row), tuple(map(str, row.verdict.remarks))
+        trial.ranks = ranks_of(row, blamed.wrong if isinstance(blamed, Culprit) else ())
+        trial.remarks = tuple(map(str, row.verdict.remarks))
     parting = next((each for each in decide(result).facts if isinstance(each, Parting)), None)
     if parting is not None and parting.setting is not None:
         trial.named = f"step {parting.step}: {parting.setting.setting.value}, {trial.named}"
@@ -203,8 +204,8 @@ def is_right(blamed: Culprit | Row, fault: RankFault) -> bool:
     return named and bool(stages & {*fault.stages})
 
 
-def ranks_of(row: Row) -> tuple[int, ...]:
-    """The ranks that a row says are wrong."""
+def ranks_of(row: Row, parts: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The ranks that a row says are wrong; ``parts``: those whose own parts are."""
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return remark.wrong
@@ -215,6 +216,8 @@ def ranks_of(row: Row) -> tuple[int, ...]:
         if isinstance(remark, (Swapped, ReducedHere, NotRecordedOn)):
             return remark.ranks
     candidate, metrics = row.candidate, row.metrics
+    if parts:
+        return parts
     if isinstance(candidate, GlobalRecord):
         worst = getattr(metrics, "max_abs_index", None)
         held = candidate.ranks if worst is None else candidate.holders(worst)

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from openpyxl import load_workbook
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS, _COMPILER_FNS
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import accucompare as ac
 from accucompare.api import Comparison
@@ -21,6 +24,8 @@ from accucompare.compare.decide import Answer
 from accucompare.errors import UsageError
 from accucompare.live.modules import name_modules
 from accucompare.live.numerics import ModuleTree, OperatorTrial, kernel_of
+from accucompare.scripts import captures
+from accucompare.scripts.plan import Action, Plan
 from planted.computed_lowerings import lowering_named
 from planted.computed_models import computed_case
 from tests.conftest import Run
@@ -67,6 +72,15 @@ def training() -> ac.Case:
 
 def dropping() -> ac.Case:
     return ac.Case(_Model(drop=0.5), torch.randn(5, 6))
+
+
+class _Choosing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().argmax(-1)
+
+
+def choosing() -> ac.Case:
+    return ac.Case(nn.Sequential(_Gated(), _Choosing()), torch.randn(5, 6))
 
 
 def compiled_in_part() -> ac.Case:
@@ -163,6 +177,11 @@ def test_a_wrong_lowering_is_named_with_its_operator_and_line(
     assert found.compiled.operator.operator == "torch.softmax"
     assert found.compiled.operator.line.startswith("planted/computed_models.py:")
     assert "torch.softmax" in found.conclusion
+    page = found.to_html(tmp_path / "found.html").read_text()
+    assert f'<li dir="auto">backend {name}: ' in page
+    sheet = load_workbook(found.to_excel(tmp_path / "found.xlsx"), read_only=True)["Summary"]
+    cells = [str(cell) for row in sheet.iter_rows(values_only=True) for cell in row if cell]
+    assert any(cell.startswith("in torch.softmax (planted/computed_models.py:") for cell in cells)
     report = found.to_json(tmp_path / "found.json")
     assert json.loads(report.read_text())["compiled"]["operator"]["operator"] == "torch.softmax"
 
@@ -206,6 +225,27 @@ def test_what_does_not_compile_is_split_and_no_all_clear(
     assert "first.inner" in found.compiled.levels[0].compiled.regions
 
 
+def test_a_backward_that_does_not_compile_is_split(
+    backend: Callable[..., str], tmp_path: Path
+) -> None:
+    def without_tanh(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        if any("tanh" in str(node.target) for node in graph.graph.nodes):
+            raise RuntimeError("no kernel for tanh_backward")
+        return make_boxed_func(graph.forward)
+
+    name = backend(
+        aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=without_tanh
+        )
+    )
+    found = _located(f"{_HERE}:training", name, tmp_path)
+    assert found.answer is Answer.NOT_SURE
+    assert found.compiled is not None
+    assert {"first", "first.act", "second.act", ""} <= {*found.compiled.eager}
+    assert found.compiled.levels[0].compiled.regions["first.inner"].graphs
+    assert "no kernel for tanh_backward" in found.compiled.eager["first.act"]
+
+
 def test_a_region_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
     found = _located(f"{_HERE}:dropping", "aot_eager", tmp_path)
     assert found.answer is Answer.NOT_SURE
@@ -231,6 +271,31 @@ def test_a_part_that_is_compiled_has_the_backend_of_its_own(case: str, tmp_path:
     found = _located(f"{_HERE}:{case}", "own", tmp_path)
     assert found.answer is Answer.BUG
     assert found.culprits[0].name.startswith("second")
+    assert found.compiled is not None
+    assert found.compiled.operator is not None  # of the graph as that backend compiles it
+
+
+def test_a_script_is_compared_with_itself_run_eagerly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its three runs, here in this process."""
+
+    def run(command: Any, plan: Plan, *rest: Any) -> None:
+        torch.manual_seed(0)
+        made, model = plan.options, compiled_in_place().model
+        numerics = ac.Arithmetic(compile=made["compile"], regions=made.get("regions", ()))
+        with ac.capture(model, plan.out, feed=made.get("feed"), seed=0, numerics=numerics):
+            model(torch.ones(5, 6))
+
+    monkeypatch.setattr(captures, "_captured", run)
+    plan = Plan(action=Action.CAPTURE, folder="", options={"compile": "own"})
+    found = captures.locate_compiled_script(
+        ["python"], "cpu", tmp_path, plan, overwrite=False, announce=lambda told: None
+    )
+    assert found.exit_code == 1
+    assert found.culprits[0].name == "second"
+    assert found.compiled is not None
+    assert [*found.compiled.levels[0].compiled.regions] == ["second"]
 
 
 def test_a_layer_that_the_model_and_its_blocks_call_is_no_fault(tmp_path: Path) -> None:
@@ -307,16 +372,34 @@ def test_the_command_needs_no_device_and_tells_of_what_it_compiled(
 ) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\nfrom accucompare import Case\n"
+        "torch._dynamo.register_backend(lambda graph, inputs: graph.forward, name='of_the_case')\n"
         "def case():\n    return Case(torch.nn.Linear(3, 3), torch.ones(2, 3))\n"
     )
     torch._dynamo.reset()
-    ran = cli("locate", "model.py", "--compile", "aot_eager", "--json", "found.json")
+    ran = cli("locate", "model.py", "--compile", "of_the_case", "--json", "found.json")
     assert ran.returncode == 0
-    assert "backend aot_eager: 1 region (1 graph" in ran.stdout
+    assert "backend of_the_case: 1 region (1 graph" in ran.stdout
     assert json.loads((tmp_path / "found.json").read_text())["compiled"]["whole"]
     again = cli("locate", "--compile", "model.py")
     assert again.returncode == 2
     assert "write the case before it" in again.stderr
+
+
+def test_an_operator_whose_integers_are_wrong_is_named(
+    backend: Callable[..., str], tmp_path: Path
+) -> None:
+    def first_place(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            made = graph(*given)
+            return [each if each.is_floating_point() else 0 * each for each in made]
+
+        return run
+
+    found = _located(f"{_HERE}:choosing", backend(first_place), tmp_path)
+    assert found.culprits[0].name == "1"
+    assert found.compiled is not None
+    assert found.compiled.operator is not None
+    assert found.compiled.operator.operator == "Tensor.argmax"
 
 
 def test_a_kernel_is_known_by_the_operators_that_it_fused() -> None:

@@ -174,7 +174,8 @@ def test_golden_brings_a_baseline_that_needs_no_proof(
 
 def test_a_golden_that_was_made_here_is_told(cli: Run, folder: Path) -> None:
     made_here = (
-        "; golden was made here, in the candidate's environment, whose own faults are not seen"
+        "; golden was made here, in the candidate's environment: faults of that environment are not"
+        " seen"
     )
     assert (
         located(cli, folder, "net.py", "--dtype", "bfloat16")["conclusion"]

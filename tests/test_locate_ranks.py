@@ -126,5 +126,5 @@ def test_locate_names_layer_and_rank_in_one_command(tmp_path: Path) -> None:
         *("--report", "none"),
     )
     assert "bug: 1, excess" in done.stdout, done.stdout + done.stderr
-    assert "the largest error is on rank 1" in done.stdout
+    assert "wrong on rank 1" in done.stdout
     assert done.returncode == 1

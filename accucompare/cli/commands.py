@@ -160,7 +160,8 @@ def capture(
         " meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
         "",
-        "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
+        "Exit code: 0 identical, rounding or within tolerance; 1 a bug, or different; 2 not sure,"
+        " or trouble.",
     )
 )
 @option.bundle("golden")
@@ -204,8 +205,8 @@ def diff(
     layer's own.
 
     Two free-running runs of training are also compared step by step, by what --roles series
-    records. With --accept, a standard for losses and gradient norms gives the exit code, and rows
-    that fail are shown only."""
+    records. With --accept, a standard for losses and gradient norms gives the exit code, and
+    failing rows do not change it."""
     from accucompare.api import diff as compare
     from accucompare.cli.progress import progress_bar
     from accucompare.compare.diff_options import Work
@@ -260,7 +261,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
         "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a"
         " script, as it is",
         "",
-        "Exit code: 0 rounding, 1 a bug, 2 trouble.",
+        "Exit code: 0 rounding, 1 a bug, 2 not sure, or trouble.",
     ),
 )
 @option.case
@@ -335,8 +336,9 @@ def _locate(
     from accucompare.devices import DeviceName
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
-    names = ("golden", "layout", "candidate", "baseline", "ops", "layers", "blocks", "whole")
-    made = [options["out"] / name for name in names]
+    of_ranks = ("golden", "layout", "candidate", "baseline", "ops")
+    compiled = ("regions", "layers", "blocks", "whole")
+    made = [options["out"] / name for name in (*of_ranks, *compiled)]
     given = {
         "CASE": _file_of(case),
         "--golden-case": _file_of(options["golden_case"]),
@@ -349,11 +351,6 @@ def _locate(
             raise UsageError(
                 "locate: a script is not run inside of torchrun; give torchrun in the command after"
                 " --, as in: accucompare locate --device cuda -- torchrun train.py"
-            )
-        if options["compile"] is not None:
-            raise UsageError(
-                "--compile: takes a case; a script's compiled model is captured by capture"
-                " --compile own -- COMMAND"
             )
         return finish(locate_script(command, name.type, options, announce), outputs, quiet)
     from accucompare.cli.progress import compilation_bar

@@ -8,10 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from accucompare.cli.outputs import refuse_file, refuse_places
+from accucompare.cli.outputs import answered, refuse_json
 from accucompare.cli.scripts import command_after_dashes
 from accucompare.errors import UsageError
-from accucompare.files import JSON_FILE
 from accucompare.launched import launched_as
 
 _OF_CASE = (
@@ -31,13 +30,11 @@ def locate_decode(
     if launched_as()[1] > 1:
         raise UsageError("--decode: runs in one process; start it without torchrun")
     _refuse_others(click.get_current_context())
-    refuse_places({"--json": json_path})
-    refuse_file("--json", json_path, JSON_FILE)
+    refuse_json(json_path)
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse(device))  # before anything else imports torch
     from accucompare.cli.progress import progress_bar
-    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_decode
     from accucompare.rerunning import check_decode
 
@@ -50,11 +47,7 @@ def locate_decode(
             seed=options["seed"] or 0,
             progress=progress,
         )
-    if json_path is not None:
-        found.to_json(json_path)
-    with reader_may_leave():
-        print_decode(found, quiet)
-    return found.exit_code
+    return answered(found, print_decode, quiet, json_path)
 
 
 def _refuse_others(context: click.Context) -> None:

@@ -10,9 +10,9 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.logs import announcer
-from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports_to_write, stem
+from accucompare.cli.outputs import is_page, refuse_file, refuse_json, reports_to_write, stem
 from accucompare.errors import UsageError
-from accucompare.files import JSON_FILE, PYTHON_FILE
+from accucompare.files import PYTHON_FILE
 from accucompare.places import Place
 from accucompare.selection import FloatType
 
@@ -32,7 +32,7 @@ from accucompare.selection import FloatType
 @option.golden("The trusted bundle of the same case, in float32.", required=True)
 @option.device()
 @option.dtype(
-    "What all else computes in; float32 where the device rounds its operands (HF32, TF32).",
+    "What everything else computes in; float32 for a device that rounds operands (HF32, TF32).",
     FloatType.FLOAT64,
     required=True,
 )
@@ -67,11 +67,9 @@ def fit(
     reports = reports_to_write(reports, Path("reports") / f"{stem(out)}.xlsx")
     if code is None:
         code = out / "keep_in_float32.py"
-    refuse_places(
-        {"--report": reports, "--json": json_path, "--code": code},
-        inputs={"CASE": None if case is None else Path(case.partition(":")[0])},
-    )
-    refuse_file("--json", json_path, JSON_FILE)
+    inputs = {"CASE": None if case is None else Path(case.partition(":")[0])}
+    files = {"--report": reports, "--json": json_path, "--code": code}
+    refuse_json(json_path, files, inputs=inputs)
     refuse_file("--code", code, PYTHON_FILE)
     from accucompare.devices import DeviceName, open_device
 

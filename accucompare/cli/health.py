@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +11,8 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.option_types import LOCAL
-from accucompare.cli.outputs import is_page, logs_of, refuse_file, refuse_places, reports_to_write
+from accucompare.cli.outputs import is_page, logs_of, refuse_json, reports_to_write
 from accucompare.errors import UsageError
-from accucompare.files import JSON_FILE
-
-if TYPE_CHECKING:
-    from accucompare.findings.analysis import Ranks
-    from accucompare.findings.checklist import Health
 
 
 @cli.command(
@@ -54,15 +48,8 @@ def health(
     in it. Of each check it shows what was measured, in which step, where, the thresholds, and what
     to do. Only the last run in a log counts; some checks compare it with the one before."""
     reports = reports_to_write(reports, None)
-    refuse_places(
-        {
-            "LOG": logs_of(log),
-            "--thresholds": threshold_file,
-            "--report": reports,
-            "--json": json_path,
-        }
-    )
-    refuse_file("--json", json_path, JSON_FILE)
+    given_files = {"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports}
+    refuse_json(json_path, given_files)
     from accucompare.findings.analysis import read_logs
     from accucompare.findings.checklist import STATUS_EXIT_CODES, judge_log, read_thresholds
 
@@ -81,24 +68,13 @@ def health(
 
     with reader_may_leave():
         print_health(ranks, found, quiet=quiet)
-    if json_path is not None:
-        from accucompare.report.watch_files import write_health_json
+    from accucompare.report.watch_files import write_health, write_health_json, write_health_page
 
+    if json_path is not None:
         write_health_json(ranks, found, json_path)
     for report in reports:
-        _write(ranks, found, report)
+        (write_health_page if is_page(report) else write_health)(ranks, found, report)
     return STATUS_EXIT_CODES[found.status]
-
-
-def _write(ranks: Ranks, found: Health, report: Path) -> None:
-    if is_page(report):
-        from accucompare.report.watch_files import write_health_page
-
-        write_health_page(ranks, found, report)
-    else:
-        from accucompare.report.watch_files import write_health
-
-        write_health(ranks, found, report)
 
 
 @cli.command(
@@ -122,10 +98,10 @@ def gradcheck(
 ) -> int:
     """Check the backward of each custom Function of CASE.
 
-    Against finite differences: every custom autograd Function (torch.autograd.Function, or
-    torch.library's) that the first forward and the loss apply is called again on the CPU in
-    float64, with the arguments that it was given there. A wrong backward is found without any
-    reference, argument by argument. CASE is as for `accucompare watch`."""
+    Every custom autograd Function (torch.autograd.Function, or torch.library's) of the first
+    forward and the loss is called again on the CPU in float64, with the arguments that it was given
+    there, and its backward is compared with finite differences, argument by argument. CASE is
+    as for `accucompare watch`."""
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch

@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
             "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
-            "model arm lists force batch_axis decode budget by"
+            "model arm lists force batch_axis decode compile regions budget by"
         ),
         "What to read": "format_name name_pattern onnx",
         "What to record": (
@@ -64,15 +64,15 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Put the runs of one model in a row: since when does each layer fail?",
         ),
         "invariance": (
-            "invariance_command",
-            "Run the samples of CASE in other batches: does a layer's result depend on those?",
+            "runs_alone",
+            "Run the samples of CASE in other batches: does a layer's result depend on them?",
         ),
         "repeat": (
-            "repeat_command",
+            "runs_alone",
             "Run CASE, or a script, several times: does it agree with itself?",
         ),
         "ranks": (
-            "rank_command",
+            "runs_alone",
             "Check what must hold between the ranks of one run, without a golden.",
         ),
     },
@@ -97,10 +97,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("commands", "Show what this machine offers, what is wrong, and the cure."),
     },
     "Other tools": {
-        "import": ("imports", "Make a bundle of the dump of another tool."),
-        "export": ("exports", "Write COMPARISON for a viewer of graphs or of traces."),
+        "import": ("other_tools", "Make a bundle of the dump of another tool."),
+        "export": ("other_tools", "Write COMPARISON for a viewer of graphs or of traces."),
         "completion": (
-            "completion",
+            "other_tools",
             "Print the script that completes commands, options and their values with the Tab key.",
         ),
     },

@@ -160,7 +160,7 @@ batch_axis = click.option(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="The axis of the inputs in which they have their samples.",
+    help="The axis of the inputs along which their samples lie.",
 )
 bitwise = click.option("--bitwise", is_flag=True, help="Fail if any bits change, by rounding, too.")
 
@@ -237,7 +237,7 @@ lists = click.option(
     "--list",
     "lists",
     is_flag=True,
-    help="Print each process with its models, and who trains them; done without it, too.",
+    help="Print each process with its models, and who trains them; the default.",
 )
 arm = click.option(
     "--arm",
@@ -259,8 +259,8 @@ against = click.option(
     "--against",
     metavar="RUN",
     help=(
-        "Hold the newest run's errors against those of best (of each layer, the least), first, or"
-        " a RUN."
+        "Compare the newest run's errors with those of best (each layer's smallest), first, or a"
+        " RUN."
     ),
 )
 ops = click.option(
@@ -304,7 +304,7 @@ accept = click.option(
     type=OneOf(Standard),
     help=(
         "Judge two runs of training by a standard instead: losses and gradient norms decide the"
-        " exit code, rows are shown only."
+        " exit code; failing rows do not change it."
     ),
 )
 verify = click.option(
@@ -384,7 +384,7 @@ code = click.option(
     "--code",
     type=LOCAL,
     metavar="PY",
-    help="The code to paste.  [default: keep_in_float32.py in --out]",
+    help="Where to write the code to paste.  [default: keep_in_float32.py in --out]",
 )
 parquet = click.option(
     "--parquet",

@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import (
     COMPARISON_FILE,
+    JSON_FILE,
     PARQUET_FILE,
     Endings,
     is_stdout,
@@ -171,6 +172,37 @@ def refuse_places(
             raise UsageError(
                 f"{option} {path}: lies in the bundle {folder}; choose another {option}"
             )
+
+
+def refuse_json(
+    json_path: Path | None,
+    others: Mapping[str, Path | tuple[Path, ...] | None] = MappingProxyType({}),
+    bundles: Iterable[Place] = (),
+    inputs: Mapping[str, Path | None] = MappingProxyType({}),
+) -> None:
+    """``refuse_places``, and ``refuse_file`` of ``--json``."""
+    refuse_places({**others, "--json": json_path}, bundles, inputs)
+    refuse_file("--json", json_path, JSON_FILE)
+
+
+def answered(
+    found: Any,
+    show: Callable[[Any, bool], None],
+    quiet: bool,
+    json_path: Path | None,
+    reports: tuple[Path, ...] = (),
+) -> int:
+    """Write an answer's reports and JSON, print it by ``show``, and return its exit code."""
+    from accucompare.report.console import reader_may_leave
+
+    for report in reports:
+        (found.to_html if is_page(report) else found.to_excel)(report)
+    if json_path is not None:
+        found.to_json(json_path)
+    with reader_may_leave():
+        show(found, quiet)
+    code: int = found.exit_code
+    return code
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:

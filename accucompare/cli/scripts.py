@@ -116,6 +116,7 @@ def locate_script(
     command: list[str], device: str, options: dict[str, Any], announce: Callable[[str], None]
 ) -> Comparison:
     """Run a script twice, or once with a golden, and compare; the candidate on ``device``."""
+    from accucompare.scripts.captures import locate_compiled_script as compiled
     from accucompare.scripts.captures import locate_script as locate_it
     from accucompare.scripts.plan import Action
 
@@ -126,6 +127,15 @@ def locate_script(
     for name in OF_CASES:  # none was given
         options.pop(name, None)
     plan = plan_of(Action.CAPTURE, folder, steps, options)
+    if plan.options.get("compile") is not None:
+        if golden is not None or maps:
+            raise UsageError(
+                "--compile: compares the script with itself, run eagerly; leave out"
+                f" {'--map' if golden is None else '--golden'}"
+            )
+        return compiled(
+            command, device, folder, plan, overwrite=overwrite, announce=announce, **compared
+        )
     return locate_it(
         command,
         device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from accucompare.cli import options as option
 from accucompare.cli.group import cli
 from accucompare.cli.help import examples
 from accucompare.cli.option_types import PLACE
-from accucompare.cli.outputs import is_page, refuse_file, refuse_places, reports_to_write
-from accucompare.files import JSON_FILE
+from accucompare.cli.outputs import answered, refuse_json, reports_to_write
 from accucompare.places import Place
 
 _LIMITS = ("atol", "rtol", "rel_l2", "cosine", "tolerances")
@@ -56,20 +56,18 @@ def trend_command(
 ) -> int:
     """Put the runs of one model in a row: since when does each layer fail?
 
-    A RUN is a bundle, the JSON of a comparison, or a folder that holds such; the oldest comes
-    first, and a folder's own are ordered by the time of their capture. Bundles are compared with
-    the first of them, or with --golden; limits, --map, --only and --skip are for these.
+    A RUN is a bundle, the JSON of a comparison, or a folder of these. Give the oldest first; a
+    folder's runs are ordered by the time of their capture. Bundles are compared with the first
+    bundle, or with --golden; limits, --map, --only and --skip apply to them.
 
     It shows the first run in which each layer fell out (it was ok before, and fails since), its
     error before and after, and a heat map of layers by runs."""
     reports = reports_to_write(reports, None)
     inputs = {f"RUN {run}": run for run in runs if isinstance(run, Path) and run.is_file()}
     given = {"--tolerances": options["tolerances"], **inputs}
-    refuse_places({"--report": reports, "--json": json_path}, inputs=given)
-    refuse_file("--json", json_path, JSON_FILE)
+    refuse_json(json_path, {"--report": reports}, inputs=given)
     from accucompare.cli.progress import progress_bar
     from accucompare.compare.limits import Tolerance
-    from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_trend
     from accucompare.trending import trend
 
@@ -78,10 +76,4 @@ def trend_command(
         options["limits"] = Tolerance(**limits)
     with progress_bar("comparing", "runs", quiet) as progress:
         found = trend(runs, golden=golden, against=against, progress=progress, **options)
-    for report in reports:
-        (found.to_html if is_page(report) else found.to_excel)(report)
-    if json_path is not None:
-        found.to_json(json_path)
-    with reader_may_leave():
-        print_trend(found, [str(report) for report in reports], quiet)
-    return found.exit_code
+    return answered(found, partial(print_trend, reports=reports), quiet, json_path, reports)

@@ -240,8 +240,10 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     health = judge_vitals(ranks)
 
     try:
+        from accucompare.report.watch_files import write_log_page, write_watch
+
         for report in reports:
-            _write(ranks, report)
+            (write_log_page if is_page(report) else write_watch)(ranks, report)
     except Exception:
         with reader_may_leave():
             # the findings stand, though the report cannot be written
@@ -263,17 +265,6 @@ def _overflows_of_cann(folder: Path, reports: tuple[Path, ...], quiet: bool) -> 
     with reader_may_leave():
         print_overflows(folder, overflows, quiet)
     return TROUBLE if overflows.unreadable else DIFFERENT
-
-
-def _write(ranks: Ranks, report: Path) -> None:
-    if is_page(report):
-        from accucompare.report.watch_files import write_log_page
-
-        write_log_page(ranks, report)
-    else:
-        from accucompare.report.watch_files import write_watch
-
-        write_watch(ranks, report)
 
 
 @contextlib.contextmanager

@@ -9,26 +9,20 @@ import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import preflight_facts as facts
 from accucompare.compare.layouts import (
     NameEvidence,
     RankRecords,
     UnderGoldenNames,
     Unified,
     as_one,
+    sizes_of_fed_sums,
     without_parts,
 )
 from accucompare.compare.opened import Opened
 from accucompare.compare.origins import not_fed, parameter_of
 from accucompare.compare.pairing import Renaming
-from accucompare.compare.preflight_facts import (
-    About,
-    BesideGolden,
-    LeadsNowhere,
-    NamesPutBack,
-    OddMicrobatches,
-    PreflightFinding,
-    SeveralRuns,
-)
+from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.rows import Row, Task
 
 
@@ -74,7 +68,7 @@ def on_runs(opened: Opened) -> Iterator[PreflightFinding]:
         for rank, manifest in sorted(() if ranks is None else ranks.manifests.items()):
             runs.setdefault(manifest.options.run, []).append(rank)
         if len(runs) > 1:
-            yield PreflightFinding(SeveralRuns(side, tuple(map(tuple, runs.values()))))
+            yield PreflightFinding(facts.SeveralRuns(side, tuple(map(tuple, runs.values()))))
 
 
 def on_stages(
@@ -109,10 +103,10 @@ def on_stages(
         places.setdefault(what, []).append((each.rank, each.step))
     first = named.holders.begins.get("", frozenset())
     return [
-        *(PreflightFinding(LeadsNowhere(each.text), serious=False) for each in unused),
+        *(PreflightFinding(facts.LeadsNowhere(each.text), serious=False) for each in unused),
         *(
             PreflightFinding(
-                OddMicrobatches(
+                facts.OddMicrobatches(
                     tuple(sorted({rank for rank, _ in held})),
                     tuple(sorted({step for _, step in held})),
                     doubled,
@@ -131,22 +125,32 @@ def on_stages(
             for (doubled, dropped, order), held in places.items()
         ),
         *(
-            PreflightFinding(NamesPutBack(tuple(ranks), names, evidence), serious=False)
+            PreflightFinding(facts.NamesPutBack(tuple(ranks), names, evidence), serious=False)
             for (evidence, names), ranks in alike.items()
         ),
     ]
 
 
 def with_layouts(
-    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+    tasks: list[Task],
+    unified: Unified,
+    ranks: RankRecords | None,
+    baseline: Bundle | None,
+    fed: bool,
 ) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown and not unified.means:
         return tasks
-    alone = ranks is not None and baseline is not None and not _sums_alike(baseline, ranks)
+    made_as = None if baseline is None else baseline.manifest.options.as_layout
+    # no baseline of their own layout, which adds up as many terms
+    alone = baseline is not None and (
+        made_as is None or ranks is None or made_as.mesh != ranks.mesh.sizes
+    )
+    sizes = sizes_of_fed_sums(unified.pairs) if fed else {}
     return [
         msgspec.structs.replace(
             task,
+            terms=sizes.get(place, 1.0),
             arranged=unified.others.get(place, ()),
             unknown=unified.unknown.get(place),
             means=unified.means,
@@ -168,9 +172,3 @@ def outputs_fed_there_alone(opened: Opened, baseline: Bundle) -> set[tuple[int, 
         for each in (opened.candidate.manifests, baseline.manifests)
     )
     return theirs - ours
-
-
-def _sums_alike(baseline: Bundle, ranks: RankRecords) -> bool:
-    """Whether a baseline adds up as many terms as the candidate's ranks do: their own layout's."""
-    made_as = baseline.manifest.options.as_layout
-    return made_as is not None and made_as.mesh == ranks.mesh.sizes

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from accucompare.bundle.format import SERIES_ROLES, Record
+from accucompare.compare import preflight_facts as facts
 from accucompare.compare.layouts import GivenLayout
 from accucompare.compare.limits import Rule
 from accucompare.compare.pairing import Model, Renaming, clashes, renaming_leads, renaming_matches
-from accucompare.compare.preflight_facts import (
-    FindingFact,
-    LayoutMatchesNothing,
-    LeadsNowhere,
-    MapClash,
-    MapsProposed,
-    MapsTaken,
-    MatchesNothing,
-    PreflightFinding,
-    RuleJudgesNothing,
-)
+from accucompare.compare.preflight_facts import PreflightFinding
 from accucompare.compare.rows import Row
 from accucompare.selection import Selection
 
@@ -31,20 +22,20 @@ def unused_options(
 ) -> list[PreflightFinding]:
     """Findings about maps and selections without effect on golden's and the candidate's records."""
     names, others = ({record.name for record in side} for side in records)
-    found: list[FindingFact] = []
+    found: list[facts.FindingFact] = []
     for renaming in renamings:
         new = {renaming.apply(name) for name in names} - {None}
         if not new and not renaming_matches(renaming, models[0]):
-            found.append(MatchesNothing("map", renaming.text))
+            found.append(facts.MatchesNothing("map", renaming.text))
         elif not new & others and not renaming_leads(renaming, *models):
-            found.append(LeadsNowhere(renaming.text))
+            found.append(facts.LeadsNowhere(renaming.text))
     found += [
-        MatchesNothing("only", glob)
+        facts.MatchesNothing("only", glob)
         for glob in selection.only
         if not any(Selection((glob,)).allows(name) for name in names)
     ]
     found += [
-        MatchesNothing("skip", glob)
+        facts.MatchesNothing("skip", glob)
         for glob in selection.skip
         if all(Selection((), (glob,)).allows(name) for name in names)
     ]
@@ -56,12 +47,13 @@ def on_maps(
 ) -> list[PreflightFinding]:
     """Findings about what ``--map`` did, or would do."""
     findings = [
-        PreflightFinding(MapClash(old[0], old[1], new)) for old, new in clashes(*models, renamings)
+        PreflightFinding(facts.MapClash(old[0], old[1], new))
+        for old, new in clashes(*models, renamings)
     ]
     if auto:
-        findings.append(PreflightFinding(MapsTaken(tuple(proposed)), serious=False))
+        findings.append(PreflightFinding(facts.MapsTaken(tuple(proposed)), serious=False))
     elif proposed:
-        findings.append(PreflightFinding(MapsProposed(tuple(proposed))))
+        findings.append(PreflightFinding(facts.MapsProposed(tuple(proposed))))
     return findings
 
 
@@ -78,7 +70,7 @@ def unused_rules(
     )
     records = [*candidate, *of_series]
     return [
-        PreflightFinding(RuleJudgesNothing(rule.file, rule.number))
+        PreflightFinding(facts.RuleJudgesNothing(rule.file, rule.number))
         for rule in rules
         if not any(rule.applies_to(record) for record in records)
     ]
@@ -90,7 +82,7 @@ def unused_layouts(
     """Findings about layouts that the user gave and that no record of the candidate has."""
     records = [*candidate]
     return [
-        PreflightFinding(LayoutMatchesNothing(each.layer, each.role))
+        PreflightFinding(facts.LayoutMatchesNothing(each.layer, each.role))
         for each in layouts
         if not any(each.applies_to(record) for record in records)
     ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from accucompare.bundle.format import Compiled, Role
+from accucompare.bundle.format import Compiled, RegionFacts, Role
 from accucompare.compare.rows import Row
 
 
@@ -100,19 +100,13 @@ class CompiledFound(msgspec.Struct, frozen=True):
     @property
     def breaks(self) -> dict[str, tuple[str, ...]]:
         """Where graphs broke, by region."""
-        return {
-            name: each.breaks
-            for level in self.levels
-            for name, each in level.compiled.regions.items()
-            if each.breaks
-        }
+        return {name: each.breaks for name, each in self._regions if each.breaks}
 
     @property
     def recompiled(self) -> dict[str, tuple[str, ...]]:
         """Why regions were compiled again, by region."""
-        return {
-            name: each.recompiled
-            for level in self.levels
-            for name, each in level.compiled.regions.items()
-            if each.recompiled
-        }
+        return {name: each.recompiled for name, each in self._regions if each.recompiled}
+
+    @property
+    def _regions(self) -> Iterator[tuple[str, RegionFacts]]:
+        return (entry for level in self.levels for entry in level.compiled.regions.items())

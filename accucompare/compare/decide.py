@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES
+from accucompare.bundle.format import SERIES_ROLES
 from accucompare.compare import facts
 from accucompare.compare.facts import BareFact, Fact
-from accucompare.compare.judging import but_plain, whole_steps
+from accucompare.compare.judging import but_plain
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
@@ -268,6 +268,11 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield facts.FarBeyond(result.far_beyond, failed=False)
     if (hidden := result.may_hide) is not None:
         yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
+    if result.weights_not_shown:
+        yield facts.WeightsNotShown(result.weights_not_shown)
+    sides = result.golden.manifest, result.candidate.manifest
+    if others := {name: None for side in sides for name in side.options.other_models}:
+        yield facts.OtherModels((*others,))
     if result.without_output is not None:
         yield facts.NoOutput(result.without_output)
     if result.refused is not None and by_baseline:
@@ -310,10 +315,9 @@ def _identical(result: Result) -> bool:
 def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
     training = result.training
     if _identical(result):
-        whole = Answer.IDENTICAL, (BareFact.IDENTICAL,)
-        return (
-            (Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)) if result.uncompared else whole
-        )
+        if result.uncompared or any(_out_of_sight(result)):
+            return Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)
+        return Answer.IDENTICAL, (BareFact.IDENTICAL,)
     if result.by_user:
         return Answer.WITHIN, (facts.WithinGiven(result.in_force.otherwise),)
     if any(result.hashes):
@@ -357,18 +361,11 @@ def _near_float64(result: Result) -> Iterator[Fact]:
 def _not_captured(result: Result) -> Iterator[Fact]:
     """What an all-clear does not cover because it was not captured."""
     sides = result.golden.manifest, result.candidate.manifest
-    gradients = (
-        row.record is not None
-        and row.record.role in GRADIENT_ROLES
-        and row.golden
-        and row.candidate
-        for row in but_plain(result.rows)
-    )
-    of_steps = (part.has_plain(GRADIENT_ROLES) for part in whole_steps(result.rows))
     if result.series_only:
         yield facts.SeriesOnly(result.steps_judged)
-    elif any(manifest.options.loss for manifest in sides) and not (any(gradients) or any(of_steps)):
+    elif any(manifest.options.loss for manifest in sides) and not result.has_gradients:
         yield BareFact.FORWARD_ONLY
+    yield from _out_of_sight(result)
     if replaced := result.candidate.manifest.options.replaced:
         yield facts.WeightsReplaced(tuple(replaced))
     if overruled := result.candidate.manifest.options.overruled:
@@ -381,13 +378,21 @@ def _not_captured(result: Result) -> Iterator[Fact]:
     if counts[0] != counts[1]:
         yield facts.FewerSteps(min(counts), max(counts))
     unrecorded = [
-        side.options.imported is None
-        and not side.options.written
-        and bool(side.model.get("buffers"))
+        not (side.options.imported or side.options.written) and bool(side.model.get("buffers"))
         for side in sides
     ]
     if any(unrecorded):
         yield facts.BuffersNotRecorded(golden=unrecorded[0])
+
+
+def _out_of_sight(result: Result) -> Iterator[BareFact]:
+    """Code of the model that no record tells of."""
+    sides = result.golden.manifest, result.candidate.manifest
+    never = any("" in (side.model.get("not_called") or ()) for side in sides)
+    if never and result.compared and not result.has_gradients:
+        yield BareFact.PARTS_ALONE
+    if result.candidate.manifest.options.eager:
+        yield BareFact.NOT_COMPILED
 
 
 def _not_compared(result: Result) -> Iterator[Fact]:
@@ -429,7 +434,7 @@ def _not_compared(result: Result) -> Iterator[Fact]:
 
 def _poorly_compared(result: Result) -> Iterator[Fact]:
     """What an all-clear covers by less than all values and a proved baseline."""
-    if result.by_statistics and result.baseline is not None:
+    if result.by_statistics:
         yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
     if result.by_sketch:
         yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)
@@ -460,15 +465,15 @@ def _of_parting(training: TrainingResult, parting: Parting) -> Decision:
 
 def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
     """Whether a step's numbers or settings show an error before any row does."""
-    found = [(each.row.record.step, each.stage) for each in culprits if each.row.record is not None]
     first = {
         Stage.UPDATE: parting.clips_otherwise,
         Stage.BACKWARD: parting.of_no_number,
         Stage.LOSS: parting.of_no_number,
     }
     later = [
-        step > parting.step or (step == parting.step and first.get(stage, False))
-        for step, stage in found
+        each.record.step > parting.step
+        or (each.record.step == parting.step and first.get(each.stage, False))
+        for each in culprits
     ]
     return parting.row is None and all(later)
 
@@ -480,14 +485,12 @@ def _blamed(result: Result, culprits: Sequence[Culprit]) -> facts.Blamed:
 
 
 def _when(culprit: Culprit) -> tuple[int, int]:
-    record = culprit.row.record
-    assert record is not None
-    return record.step, record.order
+    return culprit.record.step, culprit.record.order
 
 
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     """Whether a baseline, or the kind of error, shows that it is not rounding."""
-    row, record = culprit.row, culprit.row.record
+    row, record = culprit.row, culprit.record
     if (
         culprit.scaled is not None
         or culprit.reason in (*STRUCTURAL, *UNMATCHED, Reason.NON_FINITE)
@@ -495,8 +498,7 @@ def _is_no_rounding(result: Result, culprit: Culprit) -> bool:
     ):
         return True
     if (
-        record is None
-        or row.golden is None
+        row.golden is None
         or row.candidate is None
         or record.is_of_group
         or row.verdict.option is not None

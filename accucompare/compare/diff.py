@@ -16,6 +16,7 @@ import msgspec
 
 from accucompare.bundle.format import UPDATE_ROLES, Key, Manifest, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import judging, pairing, runs
 from accucompare.compare.across_ranks import (
     described_as_one,
     on_runs,
@@ -27,27 +28,7 @@ from accucompare.compare.across_ranks import (
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.fusions import on_fusions, with_carried_sums
-from accucompare.compare.judging import (
-    Beside,
-    DiffRows,
-    Sides,
-    but_plain,
-    fail_left_terms,
-    judge_handed_on,
-    judge_own_clipping,
-    judge_own_means,
-    judge_with,
-    of_failing_steps,
-    open_beside,
-    pass_used_terms,
-    plain_count,
-    settle_tokens,
-    where_fed_alike,
-    why_not_proved,
-    with_baseline_rows,
-    with_given,
-    with_proofs,
-)
+from accucompare.compare.judging import Beside, DiffRows, Sides, but_plain, plain_count
 from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
 from accucompare.compare.opened import Opened, by_key, no_progress, open_sides, records_of
@@ -61,15 +42,7 @@ from accucompare.compare.origins import (
     with_descriptions,
 )
 from accucompare.compare.pair_limits import PairLimits, limits_in_force
-from accucompare.compare.pairing import (
-    Pair,
-    Renaming,
-    align_operators,
-    other_names,
-    pair_records,
-    propose,
-    signatures_of,
-)
+from accucompare.compare.pairing import Pair, Renaming
 from accucompare.compare.preflight_facts import About, PreflightFinding
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import (
@@ -84,15 +57,7 @@ from accucompare.compare.rows import (
     with_options,
     with_parameters,
 )
-from accucompare.compare.runs import (
-    TrainingResult,
-    accept,
-    after_updates,
-    by_envelope,
-    climb,
-    with_clipping,
-    with_step_rows,
-)
+from accucompare.compare.runs import TrainingResult
 from accucompare.compare.steps_at_once import JudgedStep, StepOfBundle
 from accucompare.compare.task_batches import outcomes_of
 from accucompare.compare.tokens import PairedSides, PairedTokens, with_tokens
@@ -158,7 +123,7 @@ def compare(
             culprits=culprits,
             without_baseline=len(alone),
             refused=chosen.refused,
-            not_proved=why_not_proved(opened.golden, chosen.bundle, assigned.beside),
+            not_proved=judging.why_not_proved(opened.golden, chosen.bundle, assigned.beside),
             unseen=(
                 OtherCode()
                 if _has_updates(compared)
@@ -172,7 +137,7 @@ def compare(
             acceptance=(
                 None
                 if options.standard is None
-                else accept(options.standard, training.pairs if training is not None else ())
+                else runs.accept(options.standard, training.pairs if training is not None else ())
             ),
             weights_in_parts=weights_in_parts_of(as_captured, opened, rows),
         )
@@ -225,20 +190,21 @@ class _Assigned(NamedTuple):
 def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     """Pair golden's records with the candidate's."""
     renamings = [] if opened.named.names else list(options.renamings)
-    proposed = [] if opened.named.names else propose(*opened.models, renamings)
+    proposed = [] if opened.named.names else pairing.propose(*opened.models, renamings)
     if options.auto:
         renamings += [Renaming.parse(text) for text in proposed]
-    parameters = other_names(*opened.models, renamings)
+    parameters = pairing.other_names(*opened.models, renamings)
     # a fed operator keeps golden's number
-    align = pair_records if opened.fed else align_operators
+    align = pairing.pair_records if opened.fed else pairing.align_operators
     pairs = align(
         opened.golden_records,
         opened.candidate_records,
         renamings,
-        signatures_of(*opened.models),
+        pairing.signatures_of(*opened.models),
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    pairs = pairing.with_gradients_given_back(pairs)
     pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
     ranks = opened.golden_ranks, opened.candidate_ranks
@@ -277,23 +243,23 @@ def _assign(
     baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    beside = open_beside(stack, golden, baseline.bundle)
+    beside = judging.open_beside(stack, golden, baseline.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
-    tasks = with_proofs(
+    tasks = judging.with_proofs(
         tasks,
         beside,
         opened.golden_records,
         paired.renamings,
         lambda pair: of_golden.tolerance_for(pair, own),
     )
-    tasks = with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
+    tasks = judging.with_baseline_rows(tasks, paired.tokens, baseline.bundle, baseline.records)
     if opened.candidate_ranks is not None and opened.fed and baseline.bundle is not None:
-        tasks = where_fed_alike(tasks, outputs_fed_there_alone(opened, baseline.bundle))
+        tasks = judging.where_fed_alike(tasks, outputs_fed_there_alone(opened, baseline.bundle))
     again, golden_again = (
         by_key(run, keep_going, damage) for run in (opened.repeat, opened.golden_repeat)
     )
     tasks = with_parameters(tasks) if opened.fed else tasks
-    tasks = with_given(tasks) if options.limits.has_limit or options.rules else tasks
+    tasks = judging.with_given(tasks) if options.limits.has_limit or options.rules else tasks
     if opened.fed:
         golden_again = unsteady.begins(opened.golden_records, golden_again)
     tasks = with_layouts(
@@ -301,6 +267,7 @@ def _assign(
         paired.unified,
         opened.candidate_ranks,
         baseline.bundle,
+        opened.fed,
     )
     return _Assigned(tasks, baseline, beside)
 
@@ -331,20 +298,20 @@ def _judge(
     on = None if several or opened.fusions or paired.carried else cluster
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
-        judge = functools.partial(judge_with, sides)
-        pass_used_terms(tasks, outcomes, judge)
-        judge_own_means(tasks, outcomes, judge)
-        fail_left_terms(tasks, outcomes, judge)
+        judge = functools.partial(judging.judge_with, sides)
+        judging.pass_used_terms(tasks, outcomes, judge, opened.fed)
+        judging.judge_own_means(tasks, outcomes, judge)
+        judging.fail_left_terms(tasks, outcomes, judge)
         if opened.candidate_ranks is not None:
             clipping = own_clipping(
                 opened.golden.manifest, opened.candidate.manifest, opened.candidate_ranks.manifests
             )
-            judge_own_clipping(tasks, outcomes, clipping, judge)
-    settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
+            judging.judge_own_clipping(tasks, outcomes, clipping, judge)
+    judging.settle_tokens(tasks, outcomes, paired.tokens, opened.fed)
     origins = trace_of_sides(opened, paired.pairs)
-    judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
+    judging.judge_handed_on(tasks, outcomes, {place[1:] for place in origins.not_fed if several})
     if baseline.bundle is not None and not opened.fed:
-        outcomes = by_envelope(tasks, outcomes, after_updates(*opened.series))
+        outcomes = runs.by_envelope(tasks, outcomes, runs.after_updates(*opened.series))
     tasks.clear()  # of a million pairs
     origins.rewritten = bool(opened.fusions or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
@@ -392,7 +359,7 @@ def _follow(
     """Where two runs of training part; and the rows plus those of numbers of a step."""
     weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
     baseline, repeat = _manifests(opened.baseline.bundle), _manifests(opened.golden_repeat)
-    training = climb(
+    training = runs.climb(
         *opened.series,
         baseline=baseline,
         repeat=repeat,
@@ -405,9 +372,9 @@ def _follow(
         training = None  # dumps of other tools have no series
     if opened.fed and options.selection.allows(""):  # a loss is no layer's
         of_rounding = _manifests(assigned.baseline.bundle), _manifests(assigned.beside.proof)
-        rows = with_step_rows(list(rows), *opened.series, *of_rounding, opened.in_force)
+        rows = runs.with_step_rows(list(rows), *opened.series, *of_rounding, opened.in_force)
     elif training is not None and training.parting is not None and training.parting.clips_otherwise:
-        rows = with_clipping(list(rows), training.parting, *opened.series, opened.in_force)
+        rows = runs.with_clipping(list(rows), training.parting, *opened.series, opened.in_force)
     return training, rows
 
 
@@ -422,7 +389,7 @@ def _culprits(
     updated = training is not None and training.updated
     if all(row.status is not Status.FAIL for row in but_plain(rows)):
         return []
-    every = of_failing_steps(rows)
+    every = judging.of_failing_steps(rows)
     found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
     found = scaled_first(found, every, opened.fed, updated)
     return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)

@@ -40,8 +40,8 @@ class Work:
             raise UsageError(f"workers must be at least 1, but is {self.workers}")
         if self.workers is not None and self.cluster is not None:
             raise UsageError(
-                "--workers: is of threads of this process; with --cluster its workers compare, so"
-                " leave it out"
+                "--workers: sets the threads of this process; with --cluster the cluster compares,"
+                " so leave it out"
             )
 
 

@@ -35,6 +35,8 @@ class BareFact(Enum):
     ROUNDING = auto()
     ROUNDING_BY_FIXED_LIMITS = auto()
     FORWARD_ONLY = auto()  # the case has a loss, and no gradient was compared
+    PARTS_ALONE = auto()  # only parts of the model were called, and no gradient was compared
+    NOT_COMPILED = auto()  # the candidate's compiled code ran eagerly
     BY_HASHES = auto()
     GOLDEN_MADE_HERE = auto()
 
@@ -128,6 +130,18 @@ class MayHide(_Said, frozen=True):
     first: Row
     count: int
     total: int
+
+
+class WeightsNotShown(_Said, frozen=True):
+    """Parameters that differ, and nothing that was compared depends on them."""
+
+    names: tuple[str, ...]
+
+
+class OtherModels(_Said, frozen=True):
+    """Models of the script that might have been captured, too."""
+
+    names: tuple[str, ...]
 
 
 class NoOutput(_Said, frozen=True):
@@ -401,6 +415,8 @@ Trouble: TypeAlias = (
     | JudgedByFew
     | FarBeyond
     | MayHide
+    | WeightsNotShown
+    | OtherModels
     | NoOutput
     | OptimizersDiffer
 )

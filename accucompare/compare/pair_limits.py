@@ -53,6 +53,8 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
 
 
 _OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
+#: What an update is given.
+_GIVEN = frozenset((Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE))
 
 
 @dataclass
@@ -67,10 +69,12 @@ class PairLimits:
     _terms: Terms = field(default_factory=Terms)
     # the dtypes of the parameters that an update adds to
     _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)
+    # by a module's update: whether what it was given has golden's bits, by role
+    _given: dict[tuple[int, int, int, str], dict[Role, bool]] = field(default_factory=dict)
     # the dtypes of what calls have given to a parameter's gradient: a wider one adds them up
     _added: dict[tuple[int, int, str], frozenset[str]] = field(default_factory=dict)
     # the limits, if no rules go by layer
-    _of_dtypes: dict[tuple[str, str, str, str, Role], Tolerance] = field(default_factory=dict)
+    _of_dtypes: dict[tuple[str, str, str, str, Role, bool], Tolerance] = field(default_factory=dict)
     # the largest error so far of a recurrent module's roundings
     _composed: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -85,6 +89,7 @@ class PairLimits:
         before = self._coarsest.get(step, "")
         if dtypes and not same_bits(golden, candidate):
             self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
+        as_if_fed = golden is not None and self._is_as_if_fed(golden, candidate)
         if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
         if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
@@ -94,8 +99,11 @@ class PairLimits:
             added = (*step, parameter_of(golden))
             dtypes |= self._added.setdefault(added, dtypes)
             self._added[added] = dtypes
+        if as_if_fed:
+            in_force, before = replace(in_force, fed=True), ""
         coarsest = _coarsest_of(before, dtypes)
-        alike = (golden.dtype, candidate.dtype, coarsest, candidate.type, candidate.role)
+        kind = candidate.type, candidate.role, as_if_fed
+        alike = (golden.dtype, candidate.dtype, coarsest, *kind)
         tolerance = None if in_force.rules else self._of_dtypes.get(alike)
         if tolerance is None:
             tolerance = in_force.tolerance_for(golden, candidate, coarsest)
@@ -117,6 +125,17 @@ class PairLimits:
         return self._terms.widened(tolerance, golden).scaled(
             1.0 if in_force.fed else FREE_GRADIENTS
         )
+
+    def _is_as_if_fed(self, golden: Record, candidate: Record | None) -> bool:
+        """Whether it is an update that was given golden's bits, so that its error is its own."""
+        update = golden.rank, golden.step, golden.call, golden.name
+        if golden.role in _GIVEN:
+            given = self._given.setdefault(update, {})
+            given[golden.role] = given.get(golden.role, True) and same_bits(golden, candidate)
+        if golden.role is not Role.PARAM_UPDATE:
+            return False
+        given = self._given.get(update, {})
+        return {Role.PARAM_GRAD, Role.PARAM_BEFORE} <= given.keys() and all(given.values())
 
     def _of_roundings(self, golden: Record, candidate: Record, in_force: LimitsInForce) -> float:
         """A recurrent module's relative L2 error in half types; free-running, later values' too."""

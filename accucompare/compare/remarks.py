@@ -7,7 +7,7 @@ about golden, not the candidate.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import msgspec
 
@@ -110,6 +110,7 @@ class OneSideWhy(str, Enum):
     """Why a side has no record."""
 
     VERSION = "version"  # it was captured by one that records none
+    NO_UPDATE = "no update"  # it records gradients that an update takes
     WITHOUT_GRADIENTS = "no gradients"
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
@@ -226,6 +227,12 @@ class ReducedHere(_Fact, frozen=True):
     """The ranks' values are terms of a ``sum``, or of an ``avg``, that equals golden."""
 
     how: str
+    ranks: tuple[int, ...]
+
+
+class SumUnknown(_Fact, frozen=True):
+    """The ranks hold other values. If they are terms of a sum, nothing kept of them tells it."""
+
     ranks: tuple[int, ...]
 
 
@@ -411,49 +418,7 @@ class BaselineDtype(_Fact, frozen=True):
     dtype: str
 
 
-PairRemark: TypeAlias = (
-    PartsMissing
-    | NotRecordedOn
-    | UnknownLayout
-    | TokensElsewhere
-    | RowsAlike
-    | RoutedOtherwise
-    | AfterRouting
-    | CalledInParts
-    | RanksDiffer
-    | ReducedHere
-    | Swapped
-    | TimesRanks
-    | ShareOfSum
-    | OtherFunction
-    | OwnClipping
-    | Interleaved
-    | BareRemark
-    | NotInDump
-    | SameParameter
-    | NotAsked
-    | ByRounding
-    | NotOnSide
-    | OtherOptimizerState
-    | NeverCalled
-    | Saturated
-    | NoneMayDiffer
-    | OtherMasks
-    | NoRelativeLimit
-    | BeyondLikeBaseline
-    | MissingCast
-    | ChoicesApart
-    | ChoicesChanged
-    | RunsApart
-    | FewCarryNorm
-    | BeyondLastPlace
-    | OneFactor
-    | NoReference
-    | NotReproduced
-    | FreeUpdates
-    | LeavesAsItIs
-    | RoundedAway
-    | Unreadable
-    | BaselineShape
-    | BaselineDtype
-)
+if TYPE_CHECKING:
+    PairRemark: TypeAlias = BareRemark | _Fact
+else:  # msgspec reads the tags of all classes
+    PairRemark = Union[(BareRemark, *_Fact.__subclasses__())]

@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from accucompare.bundle.format import SERIES_ROLES, Manifest, Record, Role
+from accucompare.bundle.format import GRADIENT_ROLES, SERIES_ROLES, Manifest, Record, Role
 from accucompare.compare.compiled_facts import CompiledFound
 from accucompare.compare.judging import RowsOfStep, but_plain, plain_count, reasons_of, whole_steps
 from accucompare.compare.limits import LimitsInForce, OtherCode, Surrounding
-from accucompare.compare.origins import Culprit, Unseen, unseen_rows, without_output
+from accucompare.compare.origins import (
+    Culprit,
+    Unseen,
+    unseen_rows,
+    weights_not_shown,
+    without_output,
+)
 from accucompare.compare.preflight_facts import (
+    About,
     BesideGolden,
+    OtherDigests,
     OtherModel,
     PreflightFinding,
     RefusedBaseline,
@@ -119,7 +127,12 @@ class Result:
     def broadcast(self) -> list[Row]:
         """The rows that one side broadcasts earlier than the other."""
         return [
-            row for row in but_plain(self.rows) if row.status is Status.PASS and _is_broadcast(row)
+            row
+            for row in but_plain(self.rows)
+            if row.status is Status.PASS
+            and row.golden is not None
+            and row.candidate is not None
+            and row.golden.shape != row.candidate.shape
         ]
 
     @cached_property
@@ -252,6 +265,27 @@ class Result:
         )
 
     @cached_property
+    def has_gradients(self) -> bool:
+        """Whether gradients are compared."""
+        return any(part.has_plain(GRADIENT_ROLES) for part in whole_steps(self.rows)) or any(
+            row.golden is not None
+            and row.candidate is not None
+            and row.golden.role in GRADIENT_ROLES
+            for row in but_plain(self.rows)
+        )
+
+    @cached_property
+    def weights_not_shown(self) -> tuple[str, ...]:
+        """Parameters that differ from golden's, on which nothing that was compared depends."""
+        names = [
+            name
+            for finding in self.preflight
+            if finding.about is About.WEIGHTS and isinstance(finding.fact, OtherDigests)
+            for name in (() if finding.of_baseline else finding.fact.names)
+        ]
+        return weights_not_shown(self.rows, names) if names else ()
+
+    @cached_property
     def without_output(self) -> Row | None:
         """A step's first input, if the model's recorded outputs hold nothing comparable."""
         return without_output(self.rows) if self.holds_outputs else None
@@ -324,14 +358,6 @@ class Result:
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
         return [row for row in but_plain(self.rows) if row.reason in UNMATCHED]
-
-
-def _is_broadcast(row: Row) -> bool:
-    return (
-        row.golden is not None
-        and row.candidate is not None
-        and row.golden.shape != row.candidate.shape
-    )
 
 
 def _values_kept(row: Row) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from accucompare.bundle.format import GlobalRecord
 from accucompare.compare.judging import Sides, judge_task, judge_tasks
@@ -44,7 +45,7 @@ def outcomes_of(
         sides.given_up_on_error(),
     ):
         for place in large:
-            outcomes[place] = judge_task(sides, tasks[place], run)
+            outcomes[place] = judge_task(replace(sides, run=run), tasks[place])
             done += sizes[place]
             progress(done, total)
         for batch, own in zip(

@@ -1,59 +1,80 @@
-"""Kernel dumps of CANN: one call per kernel, in the order of their timestamps."""
+"""Kernel dumps of CANN, one call per kernel, in the order of their timestamps; and what msaccucmp
+makes of them: ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.format import Role
+from accucompare.dumps.dump_files import UnreadableError, load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
-from accucompare.dumps.kernel_files import NAME, Tensor, load, read_header
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
+from accucompare.dumps.kernel_files import NAME, NPY_NAME, Tensor, load, read_header
 from accucompare.dumps.overflows import is_note, notes_of
 from accucompare.selection import DumpFormat
 
+#: A file, and the parts of its name.
+_Found = tuple[Path, re.Match[str]]
+_ItemsIn = Callable[[Path], Iterator[Item | NotImported]]
 
-def _belongs(name: str) -> bool:
-    return NAME.fullmatch(name) is not None
 
+def _format(
+    name: DumpFormat,
+    title: str,
+    tool: str,
+    pattern: re.Pattern[str],
+    items: _ItemsIn,
+    as_written: str,
+) -> Format:
+    """``tool``: whose files they are; ``as_written``: how kernels' names are changed."""
 
-def _open(path: Path, naming: Naming) -> Dump:
-    steps = step_folders(path, _belongs, "CANN's kernel dumps")
-    parts = tuple(ItemPart(0, step, partial(_items, folder)) for step, folder in steps)
-    note = (
-        "kernels are listed under their own names; which layer ran one, CANN does not say: --map"
-        " brings the two together"
+    def belongs(name: str) -> bool:
+        return pattern.fullmatch(name) is not None
+
+    def opened(path: Path, naming: Naming) -> Dump:
+        steps = step_folders(path, belongs, tool)
+        parts = tuple(ItemPart(0, step, partial(items, folder)) for step, folder in steps)
+        note = (
+            f"kernels are listed under their own names{as_written}; which layer ran one, CANN does"
+            " not say: --map brings the two together"
+        )
+        notes = (*notes_of(path), note)
+        return Dump((Role.INPUT, Role.OUTPUT), parts=parts, partial=True, notes=notes)
+
+    ending = "" if pattern is NAME else ".output.N.npy"
+    looks_like = f"files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP{ending}"
+    return Format(
+        name.value, title, lambda path: bool(folders_with(path, belongs)), opened, looks_like
     )
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(*notes_of(path), note))
 
 
-def _items(folder: Path) -> Iterator[Item | NotImported]:
-    """The tensors of all kernels, in the order of their timestamps."""
-    found = []
+def _sorted_out(
+    folder: Path, pattern: re.Pattern[str], not_so: str, found: list[_Found]
+) -> Iterator[NotImported]:
+    """What is no tensor's file; ``found`` gets those that are."""
     for path in files_in(folder):
-        match = NAME.fullmatch(path.name)
+        match = pattern.fullmatch(path.name)
         if is_note(path.name):
             yield NotImported(path.name, "what the device noted of an overflow, which is no tensor")
         elif match is None:
-            yield NotImported(
-                path.name,
-                "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP",
-            )
+            yield NotImported(path.name, f"its name is none of {not_so}")
         else:
-            found.append((int(match["time"]), int(match["task"]), path, match))
+            found.append((path, match))
+
+
+def _kernels(folder: Path) -> Iterator[Item | NotImported]:
+    """The tensors of all kernels, in the order of their timestamps."""
+    found: list[_Found] = []
+    yield from _sorted_out(
+        folder, NAME, "a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP", found
+    )
+    found.sort(key=lambda each: (int(each[1]["time"]), int(each[1]["task"]), each[0]))
     calls: Counter[str] = Counter()
-    for _, _, path, match in sorted(found, key=lambda each: each[:3]):
+    for path, match in found:
         try:
             kernel = read_header(path)
         except UnreadableError as error:
@@ -97,10 +118,49 @@ def _failing(error: UnreadableError) -> Callable[[], LoadedItem]:
     return load
 
 
-CANN_FORMAT = Format(
-    DumpFormat.CANN.value,
-    "CANN's kernel dump",
-    lambda path: bool(folders_with(path, _belongs)),
-    _open,
-    "files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP",
+def _npy_files(folder: Path) -> Iterator[Item | NotImported]:
+    """The same of msaccucmp's files."""
+    found: list[_Found] = []
+    yield from _sorted_out(
+        folder, NPY_NAME, "msaccucmp's, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy", found
+    )
+    found.sort(key=lambda each: _order(each[1]))
+    outputs = Counter(match["kernel"] for _, match in found if match["role"] == Role.OUTPUT)
+    numbers: dict[str, dict[str, int]] = {}
+    for path, match in found:
+        kernels = numbers.setdefault(match["name"], {})
+        call = kernels.setdefault(match["kernel"], len(kernels))
+        number = str(int(match["number"])) + match["more"]
+        # as for a module's only output
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1
+        yield Item(
+            match["name"],
+            Role(match["role"]),
+            "" if alone else number,
+            call,
+            load=partial(load_npy, path),
+            type=match["type"],
+        )
+
+
+def _order(match: re.Match[str]) -> tuple[int, int, str, bool, int]:
+    return (
+        int(match["time"]),
+        int(match["task"]),
+        match["kernel"],
+        match["role"] == "output",
+        int(match["number"]),
+    )
+
+
+CANN_FORMAT = _format(
+    DumpFormat.CANN, "CANN's kernel dump", "CANN's kernel dumps", NAME, _kernels, ""
+)
+MSACCUCMP_FORMAT = _format(
+    DumpFormat.MSACCUCMP,
+    "msaccucmp",
+    "msaccucmp's .npy files",
+    NPY_NAME,
+    _npy_files,
+    ", with slashes as msaccucmp writes them, as _",
 )

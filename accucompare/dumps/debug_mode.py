@@ -18,17 +18,8 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import Layout, Role
-from accucompare.dumps.dump_files import size_of
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.dump_files import UnreadableError, size_of
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError
 from accucompare.selection import DumpFormat
 
@@ -83,12 +74,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         "hashes of what operators give, and no values: they say which is the first that differs;"
         " compare it with another such log"
     )
-    return Dump(
-        (ItemPart(0, 0, lambda: iter(items)),),
-        tuple(sorted(roles)),
-        hashes=tuple(sorted(kinds)),
-        notes=(note,),
-    )
+    part = ItemPart(0, 0, lambda: iter(items))
+    return Dump(tuple(sorted(roles)), parts=(part,), hashes=tuple(sorted(kinds)), notes=(note,))
 
 
 def _items(path: Path) -> Iterator[Item | NotImported]:

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeGuard
 
 import numpy as np
 
-from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.items import LoadedItem
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Array
 from accucompare.text import with_article
@@ -57,6 +57,10 @@ _SAFETENSORS = {
 }
 #: The types that NumPy has under their own names.
 _PLAIN = {name: dtype for name, dtype in DTYPES.items() if dtype.storage == dtype.widened}
+
+
+class UnreadableError(Exception):
+    """An item's values cannot be read: which file, and why. The others are imported."""
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -104,19 +108,13 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
-def load_npy(path: Path, dtype: str = "") -> LoadedItem:
-    """The array of a ``.npy``.
-
-    Args:
-        dtype: the true type of its bits, where NumPy lacks it (bfloat16 in a uint16 array).
-
-    Raises:
-        UnreadableError: if it is missing, truncated or damaged, or holds objects.
-    """
+def load_npy(path: Path) -> LoadedItem:
+    """The array of a ``.npy``. Raises UnreadableError if it is missing, truncated or damaged, or
+    holds objects."""
     size = size_of(path)
     try:
         with path.open("rb") as file:
-            return read_npy(file, size, str(path), dtype)
+            return read_npy(file, size, str(path))
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -189,7 +187,7 @@ def load_safetensors(path: Path, entry: dict[str, Any]) -> LoadedItem:
     """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
     dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
     return LoadedItem(
-        _read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name
+        read_at(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name
     )
 
 
@@ -342,7 +340,8 @@ def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
         ) from None
 
 
-def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
+def read_at(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """So many elements of a file from an offset. Raises UnreadableError if it cannot be read."""
     try:
         found: Array = np.fromfile(path, dtype, count, offset=offset)
     except (OSError, MemoryError) as error:
@@ -355,13 +354,9 @@ def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
     return found
 
 
-def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedItem:
-    """The array in ``size`` bytes of a file, ZIP member or buffer.
-
-    Raises:
-        UnreadableError: if it is truncated or damaged, or holds objects.
-        OSError: if it cannot be read.
-    """
+def read_npy(file: IO[bytes], size: int, place: str) -> LoadedItem:
+    """The array in ``size`` bytes of a file, ZIP member or buffer. Raises UnreadableError if it is
+    truncated or damaged, or holds objects; OSError if it cannot be read."""
     try:
         version = np.lib.format.read_magic(file)
         read = (
@@ -380,16 +375,13 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> LoadedI
         raise UnreadableError(
             f"{place}: holds objects, and not numbers; refused, for reading it could run code"
         )
-    name = dtype or found.newbyteorder("=").name
+    name = found.newbyteorder("=").name
     if (
         name not in DTYPES
         or DTYPES[name].storage.itemsize != found.itemsize
         or found.kind not in "fiucb"
     ):
-        raise UnreadableError(
-            f"{place}: holds {found}, which is no type of PyTorch's"
-            + (f", and not {dtype}" if dtype else "")
-        )
+        raise UnreadableError(f"{place}: holds {found}, which is no type of PyTorch's")
     nbytes = math.prod(shape) * found.itemsize
     if nbytes != size - file.tell():
         raise UnreadableError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from accucompare.bundle.format import GRADIENT_ROLES, Role
 from accucompare.dumps.dump_files import (
+    UnreadableError,
     inside,
     load_npy,
     load_npz,
@@ -25,16 +26,7 @@ from accucompare.dumps.dump_files import (
     safetensors_index,
     tensors_in_pt,
 )
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.name_pattern import DEFAULT_PATTERN, ROLES, NamePattern, PlaceInName
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
@@ -86,7 +78,8 @@ def _open(path: Path, naming: Naming) -> Dump:
     parts = tuple(_part(*key, found[key], others if key == first else {}) for key in sorted(found))
     places = [place for each in found.values() for place, _ in each]
     roles = tuple(role for role in Role if any(place.role is role for place in places))
-    return Dump(parts, roles, root=any(not place.name for place in places), notes=(_UNORDERED,))
+    root = any(not place.name for place in places)
+    return Dump(roles, parts=parts, root=root, notes=(_UNORDERED,))
 
 
 def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> str:

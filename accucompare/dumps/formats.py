@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from accucompare.bundle.format import holds_bundle
-from accucompare.dumps.cann import CANN_FORMAT
+from accucompare.dumps.cann import CANN_FORMAT, MSACCUCMP_FORMAT
 from accucompare.dumps.debug_mode import DEBUG_MODE_FORMAT
 from accucompare.dumps.folder import FOLDER_FORMAT
 from accucompare.dumps.hugging_face import HUGGING_FACE_FORMAT
 from accucompare.dumps.items import Format
-from accucompare.dumps.msaccucmp import MSACCUCMP_FORMAT
 from accucompare.dumps.msprobe import MSPROBE_FORMAT
 from accucompare.dumps.polygraphy import POLYGRAPHY_FORMAT
 from accucompare.dumps.router_trace import ROUTER_TRACE_FORMAT

@@ -17,6 +17,7 @@ from typing import Any
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.dumps.dump_files import (
+    UnreadableError,
     as_shape,
     inside,
     is_scalar,
@@ -26,16 +27,7 @@ from accucompare.dumps.dump_files import (
     safetensors_index,
     scalar,
 )
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 from accucompare.text import printable
@@ -70,13 +62,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise UsageError(f"{path}: is the summary, without values; import its *{_INDEX}")
     tree = _Tree(path, read_json(path))
     part = ItemPart(0, 0, tree.items, lambda: tree.modules)
-    return Dump(
-        (part,),
-        (Role.INPUT, Role.OUTPUT),
-        root=True,
-        innermost_outputs=True,
-        pruned=tuple(tree.pruned()),
-    )
+    pruned = tuple(tree.pruned())
+    return Dump((Role.INPUT, Role.OUTPUT), parts=(part,), innermost_outputs=True, pruned=pruned)
 
 
 @dataclass(frozen=True)

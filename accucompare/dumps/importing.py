@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format import TRAINING_ROLES, Key, Layout, Manifest, Record, Role
+from accucompare.bundle.format import TRAINING_ROLES, DumpFacts, Key, Layout, Manifest, Record, Role
 from accucompare.bundle.writing import (
     BundleWriter,
     discard_unfinished,
@@ -18,17 +18,9 @@ from accucompare.bundle.writing import (
     prepare_directory,
     refuse_directory,
 )
+from accucompare.dumps.dump_files import UnreadableError
 from accucompare.dumps.formats import format_of
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers import DTYPES, fingerprint
 from accucompare.places import Place
@@ -270,13 +262,8 @@ class _Rank:
             no_backward=not trained,
             imported={
                 "format": found.format.title,
-                "roles": [role.value for role in dump.roles],
-                "root": dump.root,
-                "named_gradients": dump.named_gradients,
-                "partial": dump.partial,
-                "innermost_outputs": dump.innermost_outputs,
-                "pruned": dump.pruned,
-                "hashes": dump.hashes,
+                **{name: getattr(dump, name) for name in DumpFacts.__struct_fields__},
+                "roles": [Role(role).value for role in dump.roles],
                 "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],
             },
         )

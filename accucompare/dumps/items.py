@@ -8,11 +8,13 @@ before its children's items, its outputs after."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.format import Layout, Role
+import msgspec
+
+from accucompare.bundle.format import DumpFacts, Layout, Role
 from accucompare.numbers import Array, Statistics
 
 
@@ -65,10 +67,6 @@ class NotImported:
     why: str
 
 
-class UnreadableError(Exception):
-    """An item's values cannot be read: which file, and why. The others are imported."""
-
-
 @dataclass(frozen=True)
 class ItemPart:
     """One step of one rank.
@@ -86,33 +84,17 @@ class ItemPart:
     modules: Callable[[], dict[str, str]] = dict
 
 
-@dataclass(frozen=True)
-class Dump:
+class Dump(DumpFacts, frozen=True, kw_only=True):
     """A dump that was opened.
 
     Attributes:
         parts: by rank and step, each once.
-        roles: those that its tool can record; lacking others is no difference.
-        root: whether its tool records the root module.
-        named_gradients: whether its tool records the gradients of inputs that are passed by name.
-        innermost_outputs: whether it records only outputs of modules without children.
-        pruned: names of lists of layers from which it left some out.
-        partial: whether it holds single values instead of all calls of all layers: a value without
-            a partner is then no difference.
-        hashes: what it holds in place of values, by the ends of paths; empty if it holds values.
         environment: where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
 
     parts: tuple[ItemPart, ...]
-    roles: tuple[Role, ...]
-    root: bool = True
-    named_gradients: bool = True
-    partial: bool = False
-    innermost_outputs: bool = False
-    pruned: tuple[str, ...] = ()
-    hashes: tuple[str, ...] = ()
-    environment: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

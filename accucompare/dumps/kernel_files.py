@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.dumps.dump_files import size_of
-from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.dump_files import UnreadableError, read_at, size_of
+from accucompare.dumps.items import LoadedItem
 from accucompare.dumps.npu_layouts import BLOCKED, PLAIN_FORMATS, in_rows
 from accucompare.dumps.protobuf import fields, integers
 from accucompare.numbers import DTYPES
@@ -130,17 +130,8 @@ def load(tensor: Tensor, path: Path) -> LoadedItem:
             f"{path}: says {tensor.size} bytes for the shape {str(list(tensor.shape))[:80]} of"
             f" {dtype}"
         )
-    try:
-        array = np.fromfile(
-            path, np.dtype("u1") if dtype == "bool" else storage, count, offset=tensor.at
-        )
-    except (OSError, MemoryError) as error:
-        raise UnreadableError(
-            f"{path}: cannot be read"
-            f" ({getattr(error, 'strerror', None) or 'it does not fit into memory'})"
-        ) from None
-    if array.size != count:
-        raise UnreadableError(f"{path}: ends early")
+    stored = np.dtype("u1") if dtype == "bool" else storage
+    array = read_at(path, tensor.at, count, stored)
     if dtype == "bool":
         if (array > 1).any():
             raise UnreadableError(f"{path}: holds booleans that are neither 0 nor 1")

@@ -105,13 +105,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise BundleError(
             f"{path}: lacks rank 0 of its dump; import a rank by itself, such as {folders[0][2]}"
         )
-    return Dump(
-        tuple(_part(*place, folder) for place, folder in sorted(places.items())),
-        _ROLES,
-        False,
-        notes=(_ROOT_NOTE,),
-        named_gradients=False,
-    )
+    parts = tuple(_part(*place, folder) for place, folder in sorted(places.items()))
+    return Dump(_ROLES, parts=parts, root=False, named_gradients=False, notes=(_ROOT_NOTE,))
 
 
 def _part(rank: int, step: int, folder: Path) -> ItemPart:

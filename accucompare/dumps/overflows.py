@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.dumps.dump_files import load_npy, read_json, size_of
+from accucompare.dumps.dump_files import UnreadableError, load_npy, read_json, size_of
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import LoadedItem, UnreadableError
+from accucompare.dumps.items import LoadedItem
 from accucompare.dumps.kernel_files import NAME, NPY_NAME, load, read_header
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Kind, summarize, widen

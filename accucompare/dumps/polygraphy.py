@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.dump_files import read_json, read_npy
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.dump_files import UnreadableError, read_json, read_npy
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.dumps.name_pattern import NamePattern, PlaceInName
 from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read_onnx
 from accucompare.errors import BundleError, UsageError
@@ -85,9 +76,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         ItemPart(0, step, partial(_items, iteration, path, named))
         for step, iteration in enumerate(iterations)
     )
-    return Dump(
-        parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes
-    )
+    by = {"runner": str(runner)}
+    return Dump((Role.OUTPUT,), parts=parts, partial=True, environment=by, notes=notes)
 
 
 def _pattern(text: str) -> NamePattern:

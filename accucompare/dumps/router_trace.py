@@ -19,18 +19,15 @@ from typing import Any
 import numpy as np
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.dump_files import as_shape, inside, load_safetensors, size_of
-from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
+from accucompare.dumps.dump_files import (
     UnreadableError,
+    as_shape,
+    inside,
+    load_safetensors,
+    size_of,
 )
+from accucompare.dumps.folders import files_in, folders_with
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -101,7 +98,8 @@ def _open(path: Path, naming: Naming) -> Dump:
         if alone and 0 not in of_ranks
         else ()
     )
-    return Dump(tuple(parts), tuple(sorted(roles)), root=False, notes=(_NOTE, *of_one))
+    notes = (_NOTE, *of_one)
+    return Dump(tuple(sorted(roles)), parts=tuple(parts), root=False, notes=notes)
 
 
 def _steps(file: Path, rank: int) -> dict[int, list[_Line]]:

@@ -17,18 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from accucompare.bundle.format import Role
-from accucompare.dumps.dump_files import load_pt, of_tensor
+from accucompare.dumps.dump_files import UnreadableError, load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import (
-    Dump,
-    Format,
-    Item,
-    ItemPart,
-    LoadedItem,
-    Naming,
-    NotImported,
-    UnreadableError,
-)
+from accucompare.dumps.items import Dump, Format, Item, ItemPart, LoadedItem, Naming, NotImported
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -109,8 +100,8 @@ def _open(path: Path, naming: Naming) -> Dump:
     present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
     hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
     return Dump(
-        tuple(parts),
         tuple(sorted(present)),
+        parts=tuple(parts),
         root=any(not name for name, _, _ in places),
         partial=not hooked,
         notes=notes,

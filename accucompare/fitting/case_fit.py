@@ -100,8 +100,8 @@ def fit(
         case: as for ``accucompare.locate``.
         golden: directory or URL of the trusted bundle of the same case, in float32.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
-        dtype: what all else computes in: ``"bfloat16"``, ``"float16"``, or ``"float32"`` where the
-            device rounds its operands (HF32, TF32).
+        dtype: what everything else computes in: ``"bfloat16"``, ``"float16"``, or ``"float32"`` for
+            a device that rounds operands (HF32, TF32).
         rel_l2: largest relative L2 error of an output.
         budget: in place of a tolerance: the largest share that may be kept, such as 0.1.
         out: directory for what is recorded on the way; it is removed in the end.

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 
 class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up operations by the module that is running: a product's two for each term, and of all
-    else one for each element of a result; a view computes nothing."""
+    """Counts operations by the running module: two for each term of a product, one for each element
+    of any other result, none for a view."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

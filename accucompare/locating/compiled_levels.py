@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.compiled_facts import BlamedOperator, CompiledFound, CompiledLevel, Nearer
-from accucompare.compare.limits import excess_limit, floor
+from accucompare.compare.limits import DEFAULT_REL_L2, excess_limit, floor
 from accucompare.compare.origins import Stage
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
@@ -24,9 +25,11 @@ from accucompare.live.numerics import (
     ModuleTree,
     OperatorTrial,
     ProbedGraph,
+    backwards_at_once,
     generated_code,
     kernel_of,
     probing,
+    registered_again,
     try_backwards,
     try_prefixes,
     try_values,
@@ -55,8 +58,15 @@ def locate_compiled(setup: LocateSetup) -> Comparison:
         The comparison of the smallest region that is wrong, or the finest, with ``compiled``.
     """
     options = setup.options
+    if setup.golden is not None:
+        backend = "" if options.compile == "inductor" else f" {options.compile}"
+        raise UsageError(
+            "compile (--compile): compares a case with itself, run eagerly, so leave out golden"
+            f" (--golden); for that bundle: accucompare capture {setup.case or ''} --device"
+            f" {setup.device} --feed {setup.golden} --compile{backend} --out compiled, then"
+            f" accucompare diff {setup.golden} compiled"
+        )
     for name, given in (
-        ("golden (--golden)", setup.golden is not None),
         ("golden_case (--golden-case)", options.golden_case is not None),
         ("golden_python (--golden-python)", options.golden_python is not None),
         ("map (--map)", bool(options.map)),
@@ -68,7 +78,8 @@ def locate_compiled(setup: LocateSetup) -> Comparison:
                 f"compile (--compile): compares a case with itself, run eagerly; leave out {name}"
             )
     open_device(setup.device)
-    return _Levels(setup).located()
+    with registered_again(), contextlib.ExitStack() as stack:
+        return _Levels(setup, stack).located()
 
 
 @dataclass
@@ -76,9 +87,11 @@ class _Levels:
     """The levels that were compared, in order."""
 
     setup: LocateSetup
+    stack: contextlib.ExitStack
     found: list[CompiledLevel] = field(default_factory=list)
     sound: set[str] = field(default_factory=set)  # regions without a failing row
     exact: FloatType = FloatType.FLOAT64  # golden's type; float32 for a model not of float64
+    at_once: bool = False  # backwards are compiled with their forwards
 
     @property
     def rounded(self) -> RoundedType | None:
@@ -190,7 +203,18 @@ class _Levels:
         numerics = {
             name: getattr(setup.options, name) for name in ("hf32", "tf32", "deterministic")
         }
-        capture_case(setup.case, out, setup.device, replace(options, **numerics), dtype=setup.dtype)
+        options = replace(options, **numerics)
+        try:
+            capture_case(setup.case, out, setup.device, options, dtype=setup.dtype)
+        except CaptureError as error:
+            retried = None if options.compile is None or self.at_once else backwards_at_once()
+            if retried is None or isinstance(error.__cause__, OSError):
+                raise
+            why = str(error).partition("\n")[0]
+            self.setup.announce(f"again, with backwards compiled beside their forwards: {why}")
+            self.stack.enter_context(retried)
+            self.at_once, options = True, replace(options, overwrite=True)
+            capture_case(setup.case, out, setup.device, options, dtype=setup.dtype)
 
     def _followed(
         self, level: tuple[str, ...], comparison: Comparison, outline: ModuleTree
@@ -230,26 +254,26 @@ class _Levels:
             self._run(folder / "compiled", replace(only, feed=folder / "golden", compile=backend))
         graphs = [each for each in probe.graphs if each.inputs is not None]
         for graph in graphs:
-            found = self._wrong(graph, backend, culprit.stage is Stage.BACKWARD)
+            found = self._wrong(graph, culprit.stage is Stage.BACKWARD)
             if found is not None:
                 return self._blamed(name, found, graph), ""
         if not graphs:
             return None, "its graph could not be had"
         return None, "each of its operators is right where its value is given to the outside"
 
-    def _wrong(self, graph: ProbedGraph, backend: str, backward: bool) -> OperatorTrial | None:
+    def _wrong(self, graph: ProbedGraph, backward: bool) -> OperatorTrial | None:
         try:
             if backward:
-                return next(filter(_is_wrong, try_backwards(graph, backend)), None)
-            at_once = next(filter(_is_wrong, try_values(graph, backend)), None)
-            return at_once or next(filter(_is_wrong, try_prefixes(graph, backend)), None)
+                return next(filter(_is_wrong, try_backwards(graph)), None)
+            at_once = next(filter(_is_wrong, try_values(graph)), None)
+            return at_once or next(filter(_is_wrong, try_prefixes(graph)), None)
         except Exception as error:  # the answer stands without it
             self.setup.announce(f"operators: {type(error).__name__}: {error}")
             return None
 
     def _blamed(self, region: str, found: OperatorTrial, graph: ProbedGraph) -> BlamedOperator:
         kernel, file = "", ""
-        if code := generated_code(graph, str(self.setup.options.compile)):
+        if code := generated_code(graph):
             kernel = kernel_of(code, found)
             place = self.setup.out / "operators" / "generated.py"
             if isinstance(place, Path):
@@ -270,6 +294,8 @@ class _Levels:
 
 def _is_wrong(trial: OperatorTrial) -> bool:
     """Whether its error is beyond the limit that rows have."""
+    if trial.dtype not in DEFAULT_REL_L2:  # exact where eager is
+        return trial.compiled > 0 == trial.eager
     if trial.dtype == "float64":
         return trial.compiled > floor("float64") * excess_limit(trial.elements, "float32")
     limit = excess_limit(trial.elements, trial.dtype)

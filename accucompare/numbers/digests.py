@@ -27,17 +27,12 @@ def digest(raw: Array, helped: bool = False) -> str:
     flat = raw.reshape(-1)
 
     def of_segment(place: int) -> bytes:
-        return segment_digest(flat[place * size : (place + 1) * size])
+        return xxhash.xxh3_128_digest(flat[place * size : (place + 1) * size].view("u1"))
 
     segments = -(-flat.size // size)
     return digest_of_segments(
         shared(of_segment, segments) if helped else [*map(of_segment, range(segments))]
     )
-
-
-def segment_digest(segment: Array) -> bytes:
-    """The digest of at most SEGMENT elements."""
-    return xxhash.xxh3_128_digest(segment.view("u1"))
 
 
 def digest_of_segments(digests: Sequence[bytes]) -> str:

@@ -89,30 +89,9 @@ DTYPES: dict[str, DType] = {
         _float("float8_e4m3fn", "u1", "<f4", "float8_e4m3fn", 4, 448.0),
         _float("float8_e4m3fnuz", "u1", "<f4", "float8_e4m3fnuz", 4, 240.0),
         _float("float8_e8m0fnu", "u1", "<f4", "float8_e8m0fnu", 1, 2.0**127, signed=False),
-        DType(
-            "complex128",
-            Kind.COMPLEX,
-            np.dtype("<c16"),
-            np.dtype("<c16"),
-            digits=53,
-            largest=_FLOAT64_MAX,
-        ),
-        DType(
-            "complex64",
-            Kind.COMPLEX,
-            np.dtype("<c8"),
-            np.dtype("<c8"),
-            digits=24,
-            largest=_FLOAT32_MAX,
-        ),
-        DType(
-            "complex32",
-            Kind.COMPLEX,
-            np.dtype("<u4"),
-            np.dtype("<c8"),
-            digits=11,
-            largest=_FLOAT16_MAX,
-        ),
+        DType("complex128", Kind.COMPLEX, np.dtype("<c16"), np.dtype("<c16"), "", 53, _FLOAT64_MAX),
+        DType("complex64", Kind.COMPLEX, np.dtype("<c8"), np.dtype("<c8"), "", 24, _FLOAT32_MAX),
+        DType("complex32", Kind.COMPLEX, np.dtype("<u4"), np.dtype("<c8"), "", 11, _FLOAT16_MAX),
         *(
             DType(
                 name, Kind.INT, np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder("<")

@@ -6,13 +6,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from accucompare.devices import ENVIRONMENT
 from accucompare.doctor import DeviceReport, Examination
-from accucompare.report.console import open_console, reader_may_leave
+from accucompare.report.console import ReportConsole, open_console, reader_may_leave
 from accucompare.report.headline import Headline
 
 Rows = list[tuple[str, str]]
@@ -24,9 +23,9 @@ def print_examination(
     console = open_console()
     with reader_may_leave():
         if as_json:
-            console.print(Text(json.dumps(asdict(examination), indent=1)), soft_wrap=True)
+            console.say(Text(json.dumps(asdict(examination), indent=1)))
             return
-        console.print(_verdict(examination), soft_wrap=True)
+        console.say(_verdict(examination))
         if quiet:
             return
         for problem in examination.problems:
@@ -38,7 +37,7 @@ def print_examination(
             )
             if problem.cure:
                 # can be copied whole
-                console.print(Text(f"    cure: {problem.cure}"), soft_wrap=True)
+                console.say(Text(f"    cure: {problem.cure}"))
         _print_section(console, "Installation", _installation(examination))
         _print_section(
             console,
@@ -129,7 +128,7 @@ def _listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
-def _print_section(console: Console, title: str, rows: Rows) -> None:
+def _print_section(console: ReportConsole, title: str, rows: Rows) -> None:
     if not rows:
         return
     table = Table(

@@ -57,9 +57,9 @@ def check_decode(
     The sequence is that of the case's first inputs. Golden is the whole, without a cache, in
     float64 on the CPU. Then the model is given all but the last ``steps`` tokens, and those one by
     one; and in other ways: the first part in chunks, with padding, as ``generate()`` does. Each
-    module gets golden's values of its tokens, so its error is its own. How large rounding is, a run
-    of the whole in the same type says. Of a half type, all runs are made in float32, too, where
-    rounding hides less.
+    module gets golden's values of its tokens, so its error is its own. A run of the whole in the
+    same type says how large rounding is. Half types are run in float32, too, where rounding hides
+    less.
 
     Args:
         case: as for ``accucompare.locate``. A model of transformers, or one with two functions,
@@ -92,7 +92,11 @@ def check_decode(
 
 @dataclass
 class _DecodeRuns:
-    """The runs of one case, each built anew."""
+    """The runs of one case, each built anew.
+
+    A model may keep what a run leaves behind where no copy and no restored state reaches it: in a
+    closure, or in a module of its own that a patched ``forward`` holds.
+    """
 
     target: str | None
     device: torch.device

@@ -77,21 +77,21 @@ def check_invariance(
     bitwise: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> InvarianceCheck:
-    """Compute a case's samples alone, and in other batches: does a layer's result depend on those?
+    """Compute a case's samples alone, and in other batches: does a layer's result depend on them?
 
     The case's first inputs are run as they are; then each run has some of their samples: one alone,
     at other places, in smaller and larger batches, after another batch on the same model, with
     other padding if there is a mask, and on other numbers of threads. Each run builds the case anew
-    under the seed. Only the forward is run. How large rounding is, a run in float64 on the CPU
-    says. Of a half type, runs whose bits change are made in float64, too, where rounding hides
-    less.
+    under the seed. Only the forward is run. A run in float64 on the CPU says how large
+    rounding is. Of a half type, runs whose bits change are made in float64, too, where rounding
+    hides less.
 
     Args:
         case: as for ``accucompare.locate``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"npu"`` or ``"npu:N"``.
         dtype: what to compute in, by default the case's own type.
         seed: of weights and inputs.
-        batch_axis: the axis of the inputs in which they have their samples.
+        batch_axis: the axis of the inputs along which their samples lie.
         bitwise: whether changed bits fail, too.
         progress: called with the runs done, and all.
 

@@ -175,7 +175,7 @@ class GoldenTokens:
         return bool((found.rel_l2 <= DEFAULT_REL_L2["float32"]).all())
 
     def rows(self, key: _ValueKey, columns: Columns) -> torch.Tensor | None:
-        """Golden's values as a call's samples and columns have them; those of padding are any."""
+        """Golden's values as a call's samples and columns have them; any for padding."""
         place = self.places[key]
         view = by_token(self.values[key], place, self.samples, self.tokens)
         if view is None:

@@ -200,9 +200,11 @@ class TokenSequence:
         if self.is_decoder or not getattr(model, "_can_compile_fullgraph", False):
             found[DecodeWay.STATIC] = NotDecodedWhy.NO_STATIC
         says = getattr(model, "can_generate", None)
+        settings = getattr(model, "generation_config", None)
         if says is None or not says() or not self.tokens_name.endswith("_ids"):
-            for way in BY_GENERATE:
-                found[way] = NotDecodedWhy.NO_GENERATE
+            found.update(dict.fromkeys(BY_GENERATE, NotDecodedWhy.NO_GENERATE))
+        elif getattr(settings, "cache_implementation", None) == "quantized":
+            found.update(dict.fromkeys(BY_GENERATE, NotDecodedWhy.QUANTIZED))
         return found
 
     def _why_not_padded(self, first: int) -> NotDecodedWhy | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from accucompare.api import Comparison, diff
+from accucompare.bundle.format import Compiled
 from accucompare.bundle.reading import open_bundle
 from accucompare.bundle.writing import (
     forget_previous,
@@ -20,6 +22,7 @@ from accucompare.bundle.writing import (
     refuse_directory,
     restore_previous,
 )
+from accucompare.compare.compiled_facts import CompiledFound, CompiledLevel
 from accucompare.compare.limits import own_baseline, suggested
 from accucompare.errors import CaptureError, UsageError
 from accucompare.launched import starts_ranks
@@ -171,6 +174,57 @@ def locate_script(
             f" {advice.command}, then {compare}"
         )
     return diff(golden, candidate, baseline=baseline, map=maps, **compared)
+
+
+def locate_compiled_script(
+    command: Sequence[str],
+    device: str,
+    out: Place,
+    plan: Plan,
+    *,
+    overwrite: bool,
+    announce: Callable[[str], None],
+    **compared: Any,
+) -> Comparison:
+    """Run a script three times: what regions it has, those eagerly, and those compiled and fed.
+
+    Golden is the script itself on the same device, so errors are judged by fixed limits.
+
+    Args, Raises: as of ``locate_script``; the plan's options name a backend.
+    """
+    backend = str(plan.options["compile"])
+    for name in ("regions", "golden", "candidate"):
+        refuse_directory(out / name, overwrite)
+
+    def captured(name: str, told: str, **options: Any) -> Place:
+        place = out / name
+        announce(f"{name}: the script, {told}")
+        made = {**plan.options, **options}
+        asked = msgspec.structs.replace(
+            plan, out=whole(place.absolute()), options=made, steps=plan.steps or "1"
+        )
+        _captured(command, asked, overwrite, device, {})
+        return place
+
+    def compiled_in(bundle: Place) -> Compiled:
+        with open_bundle(bundle) as opened:
+            return opened.manifest.options.compiled or Compiled(backend)
+
+    tried = compiled_in(captured("regions", f"its regions compiled by {backend}"))
+    if not tried.regions:
+        raise CaptureError(f"{out / 'regions'}: no region could be compiled: {tried.eager}")
+    regions = [glob.escape(name) or "(root)" for name in tried.regions]
+    golden = captured("golden", "the same regions eagerly", compile=None, regions=regions)
+    feed = whole(golden.absolute())
+    candidate = captured("candidate", "compiled, on golden's inputs", regions=regions, feed=feed)
+    found = diff(golden, candidate, **compared)
+    compiled = compiled_in(candidate)
+    compiled = Compiled(backend, compiled.regions, {**tried.eager, **compiled.eager})
+    level = CompiledLevel(compiled, found.passed)
+    whole_model = "" in tried.regions
+    why = "a script's graphs are not searched; its model in a case is (locate CASE --compile)"
+    why = why if found.exit_code == 1 else ""
+    return replace(found, compiled=CompiledFound(backend, (level,), whole_model, no_operator=why))
 
 
 def _ranks_of(bundle: Place) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from accucompare.live.autograd import stepped_by
 from accucompare.live.modules import unwrapped
 from accucompare.scripts.handshake import SeenModel
 
@@ -86,12 +87,7 @@ class Scalers:
 
 def held_by(optimizers: Iterable[Any]) -> set[int]:
     """The ids of everything that optimizers update."""
-    return {
-        id(tensor)
-        for each in optimizers
-        for group in each.param_groups
-        for tensor in group["params"]
-    }
+    return {key for each in optimizers for key in stepped_by(each)}
 
 
 class _Stepped:
@@ -191,11 +187,9 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
     own = _parameters(root)
     if held <= own or not held & own:  # as optimizers that step copies or parts instead
         return root
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
     tops: dict[int, nn.Module] = {}
-    for module in modules:
-        if id(module) not in inner and held & _parameters(module):
+    for module in _living():
+        if held & _parameters(module):
             tops.setdefault(id(unwrapped(module)), module)
     if len(tops) > 1:
         return Together(tops.values())
@@ -206,6 +200,27 @@ def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
     ]:
         whole = closer[0]
     return whole
+
+
+def _living() -> list[nn.Module]:
+    """The living modules that are no part of another."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [each for each in modules if id(each) not in inner]
+
+
+def beside(model: nn.Module, optimizers: Iterable[Any]) -> list[str]:
+    """The classes of the other living models that optimizers train; without any, of all that have
+    parameters."""
+    own, held = _parameters(model), held_by(optimizers)
+    of_others = ((each, _parameters(each)) for each in _living())
+    return sorted(
+        {
+            type(unwrapped(each)).__name__
+            for each, theirs in of_others
+            if not theirs & own and (theirs & held if held else theirs)
+        }
+    )
 
 
 def is_one_being_made() -> bool:

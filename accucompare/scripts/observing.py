@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -16,24 +19,30 @@ from accucompare.scripts.plan import Action, Plan
 from accucompare.selection import Steps
 
 
-class Observation(Protocol):
-    def step(self) -> None:
-        """A step is over; an optimizer's hook may call this."""
+def _nothing(*_: Any) -> None:
+    pass
 
-    def rest(self) -> None:
-        """The next steps are not observed. Do not call it in a hook."""
 
-    def wake(self) -> None:
-        """The next step is observed again. Do not call it in a hook."""
+@dataclass(frozen=True)
+class Observation:
+    """What can be done to a capture or a watch of a running script.
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Observe nothing in this context."""
+    Attributes:
+        step: a step is over; an optimizer's hook may call this.
+        close: end; the error, if any, has ended the script. Do not call it in a hook.
+        aside: observe nothing in this context.
+        rest: the next steps are not observed. Do not call it in a hook.
+        wake: the next step is observed again. Do not call it in a hook.
+        scaled_by: set the scaler of the losses; ``None`` for none. An optimizer's hook may call
+            this.
+    """
 
-    def scaled_by(self, scaler: Any) -> None:
-        """Set the scaler of the losses; ``None`` for none. An optimizer's hook may call this."""
-
-    def close(self, error: BaseException | None) -> None:
-        """End; ``error`` has ended the script, if given. Do not call it in a hook."""
+    step: Callable[[], None]
+    close: Callable[[BaseException | None], None]
+    aside: Callable[[], contextlib.AbstractContextManager[None]]
+    rest: Callable[[], None] = _nothing
+    wake: Callable[[], None] = _nothing
+    scaled_by: Callable[[Any], None] = _nothing
 
 
 def observe(
@@ -43,6 +52,7 @@ def observe(
     scaler: Any,
     steps: Steps | None,
     first: int,
+    others: list[str],
 ) -> Observation:
     """Begin to observe a model. Errors as of ``accucompare.capture`` and ``accucompare.watch``.
 
@@ -51,6 +61,7 @@ def observe(
         scaler: probably scales its losses; ``None`` for none.
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
+        others: models that might have been chosen, too.
     """
     _log_nothing()
     own = {id(parameter) for parameter in model.parameters()}
@@ -58,8 +69,8 @@ def observe(
     holding = [each for each in optimizers if own & held_by((each,))]
     training = Training.of(Loop(holding, scaler=scaler))
     if plan.action is Action.WATCH:
-        return _Watching(plan, model, training)
-    return _Capturing(plan, model, training, steps, first)
+        return _watching(plan, model, training)
+    return _capturing(plan, model, training, steps, first, others)
 
 
 def _log_nothing() -> None:
@@ -69,79 +80,51 @@ def _log_nothing() -> None:
     logger.addHandler(logging.NullHandler())
 
 
-class _Capturing:
-    def __init__(
-        self, plan: Plan, model: nn.Module, training: Training, steps: Steps | None, first: int
-    ) -> None:
-        from accucompare.recorder.capture_options import CaptureOptions
-        from accucompare.recorder.session import Within, recording
+def _capturing(
+    plan: Plan,
+    model: nn.Module,
+    training: Training,
+    steps: Steps | None,
+    first: int,
+    others: list[str],
+) -> Observation:
+    from accucompare.recorder.capture_options import CaptureOptions
+    from accucompare.recorder.session import Within, recording
 
-        options = CaptureOptions(
-            **plan.options, steps=steps, seed=plan.seed, deterministic=plan.deterministic
-        )
-        made = {
-            "script": True,
-            **({"optimizer": _class_of(training.optimizers[0])} if training.optimizers else {}),
-        }
-        within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)
-        self._stack = contextlib.ExitStack()
-        self._session = self._stack.enter_context(
-            recording(model, plan.out, options, training, within=within)
-        )
-
-    def step(self) -> None:
-        self._session.step()
-
-    def rest(self) -> None:
-        self._session.rest()
-
-    def wake(self) -> None:
-        self._session.wake()
-
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        return self._session.aside()
-
-    def scaled_by(self, scaler: Any) -> None:
-        """A watch sees a scaler when it scales."""
-
-    def close(self, error: BaseException | None) -> None:
-        _close(self._stack, error)
+    options = CaptureOptions(
+        **plan.options, steps=steps, seed=plan.seed, deterministic=plan.deterministic
+    )
+    made: dict[str, Any] = {"script": True, "other_models": others}
+    if training.optimizers:
+        made["optimizer"] = _class_of(training.optimizers[0])
+    within = Within(made=made, begun=first, matched=plan.seed is not None, prepared=True)
+    stack = contextlib.ExitStack()
+    session = stack.enter_context(recording(model, plan.out, options, training, within=within))
+    return Observation(
+        session.step, partial(_close, stack), session.aside, session.rest, session.wake
+    )
 
 
-class _Watching:
-    def __init__(self, plan: Plan, model: nn.Module, training: Training) -> None:
-        from accucompare.watcher.watch import watching
-        from accucompare.watcher.watch_options import WatchOptions
+def _watching(plan: Plan, model: nn.Module, training: Training) -> Observation:
+    """A watch takes its hooks off itself in steps that it skips."""
+    from accucompare.watcher.watch import watching
+    from accucompare.watcher.watch_options import WatchOptions
 
-        options = WatchOptions(
-            **plan.options, loop=Loop(training.optimizers, scaler=training.scaler), quiet=True
-        )
-        self._stack = contextlib.ExitStack()
-        self._watch = self._stack.enter_context(watching(model, plan.out, options))
-        self._fused = any(
-            isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
-        )
+    options = WatchOptions(
+        **plan.options, loop=Loop(training.optimizers, scaler=training.scaler), quiet=True
+    )
+    stack = contextlib.ExitStack()
+    watch = stack.enter_context(watching(model, plan.out, options))
+    # evaluations are watched, unless hooks would disable a fused path, changing bits
+    fused = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
 
-    def step(self) -> None:
-        self._watch.step()
+    def close(error: BaseException | None) -> None:
+        _close(stack, error)
+        if watch.log_failure is not None:
+            raise CaptureError(watch.log_failure)
 
-    def rest(self) -> None:
-        """A watch takes its hooks off in steps that it skips."""
-
-    def wake(self) -> None:
-        pass
-
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Evaluations are watched, unless hooks would disable a fused path, changing bits."""
-        return self._watch.aside() if self._fused else contextlib.nullcontext()
-
-    def scaled_by(self, scaler: Any) -> None:
-        self._watch.scaled_by(scaler)
-
-    def close(self, error: BaseException | None) -> None:
-        _close(self._stack, error)
-        if self._watch.log_failure is not None:
-            raise CaptureError(self._watch.log_failure)
+    aside = watch.aside if fused else contextlib.nullcontext
+    return Observation(watch.step, close, aside, scaled_by=watch.scaled_by)
 
 
 def _close(stack: contextlib.ExitStack, error: BaseException | None) -> None:

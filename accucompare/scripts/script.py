@@ -33,6 +33,7 @@ from accucompare.scripts.models import (
     Models,
     Optimizers,
     Scalers,
+    beside,
     contains,
     is_one_being_made,
     whole_of,
@@ -398,9 +399,16 @@ class Script:
             self._claimed = rank
             self._clear()
         scaler = self._scalers.likely(chosen.optimizers)
+        told = self._plan.model is not None
         try:
             self._observation = observe(
-                self._plan, chosen.model, chosen.optimizers, scaler, chosen.steps, self._seen.steps
+                self._plan,
+                chosen.model,
+                chosen.optimizers,
+                scaler,
+                chosen.steps,
+                self._seen.steps,
+                [] if told else beside(chosen.model, self._optimizers.alive()),
             )
         except UsageError as error:
             if chosen.optimizers:

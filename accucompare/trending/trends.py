@@ -64,8 +64,8 @@ def trend(
     ``not sure``.
 
     Args:
-        runs: bundles, JSON files that a comparison wrote, or folders that hold such; the oldest
-            first. A folder's own are ordered by the time of their capture.
+        runs: bundles, JSON files that a comparison wrote, or folders of these; the oldest first.
+            A folder's runs are ordered by the time of their capture.
         golden: what bundles are compared with; by default the first of them.
         against: what the newest run's errors are held against: ``"best"``, ``"first"`` or a run.
         progress: called with the runs done, and all.

@@ -95,6 +95,14 @@ def test_weights_and_modes_that_differ_too_little_to_fail_are_told(
     assert told in comparison.conclusion
 
 
+def test_rows_that_statistics_alone_judge_are_told(tmp_path: Path) -> None:
+    golden, candidate = (
+        capture(tmp_path / "golden", mode="stats"),
+        capture(tmp_path / "candidate", nudge, mode="stats"),
+    )
+    assert "2 rows judged by statistics alone" in ac.diff(golden, candidate).conclusion
+
+
 def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_larger(
     tmp_path: Path,
 ) -> None:
@@ -181,7 +189,7 @@ class _Ends(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear(
+def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear_and_numpys_fail(
     tmp_path: Path, form: str, fed: bool
 ) -> None:
     for name, off in (("golden", 0.0), ("candidate", 0.5)):
@@ -192,5 +200,29 @@ def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear(
         ):
             model(torch.ones(3, 4))
     comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
-    assert "could not be" in comparison.conclusion
+    assert ("could not be" in comparison.conclusion) is (form != "numpy")
+    assert comparison.exit_code == 1 if form == "numpy" else comparison.exit_code != 1
     assert not comparison.conclusion.startswith("identical;")
+
+
+def test_parts_that_are_called_without_their_model_are_no_whole(tmp_path: Path) -> None:
+    model = _Ends("numpy", 0.0)
+    for name in ("golden", "candidate"):
+        with ac.capture(model, tmp_path / name), torch.no_grad():
+            model.forward(torch.ones(3, 4))
+    conclusion = ac.diff(tmp_path / "golden", tmp_path / "candidate").conclusion
+    assert conclusion.startswith("identical in what was compared; only parts of the model")
+
+
+def test_weights_that_differ_where_nothing_was_computed_of_them_are_no_all_clear(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
+    for name in ("golden", "candidate"):
+        with ac.capture(model, tmp_path / name), torch.no_grad():
+            model(torch.arange(5))
+        model[0].weight.data[8] += 1
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert comparison.exit_code == 2
+    assert comparison.conclusion.endswith("does not depend on parameters that differ: 0.weight")

@@ -706,8 +706,8 @@ def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path:
             incomplete,
             f"{incomplete}: is incomplete, so it is no baseline; capture it again",
         ),
-        ((golden, free), free, f"{free}: cannot be the baseline too"),
-        ((golden, free), golden, f"{golden}: cannot be the baseline too"),
+        ((golden, free), free, f"{free}: cannot be the baseline, too"),
+        ((golden, free), golden, f"{golden}: cannot be the baseline, too"),
     ):
         with pytest.raises(UsageError) as refused:
             ac.diff(*sides, baseline=baseline)

@@ -28,10 +28,9 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.bundle.writing.writer import BundleWriter
 from accucompare.compare.cluster import cluster as running
-from accucompare.compare.cluster import parcels, worker
+from accucompare.compare.cluster import worker
 from accucompare.compare.cluster.cluster import open_cluster
-from accucompare.compare.cluster.parcels import Parcel
-from accucompare.compare.cluster.worker import Job, Located, judge_parcel
+from accucompare.compare.cluster.worker import Job, Located, Parcel, judge_parcel
 from accucompare.errors import ClusterError, RecordError, UsageError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES
@@ -222,7 +221,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Parcel]:
     found: list[Parcel] = []
 
     def remembering(tasks: list[Any]) -> Parcel:
-        found.append(parcels.pack_tasks(tasks))
+        found.append(worker.pack_tasks(tasks))
         return found[-1]
 
     monkeypatch.setattr(running, "pack_tasks", remembering)
@@ -235,7 +234,7 @@ def test_no_tensor_travels_and_each_record_once(
     ac.diff(*sides, work=ac.Work(cluster=address))
     stored = sum(each.array.nbytes for each in layers() if each.array is not None)
     assert sum(len(parcel.tasks) for parcel in sent) < COUNT * 600 < stored
-    names = [task.pair.record.name for parcel in sent for task in parcels.unpack_tasks(parcel)]
+    names = [task.pair.record.name for parcel in sent for task in worker.unpack_tasks(parcel)]
     assert names == [each.record.name for each in layers()]
 
 
@@ -268,7 +267,7 @@ def test_pairs_without_tensors_are_parted_too(
             if ac.diff(*bundles, work=ac.Work(cluster=address)).compared == 0
             else AssertionError
         )
-    assert [len(parcels.unpack_tasks(parcel)) for parcel in sent] == [5, 5, 2]
+    assert [len(worker.unpack_tasks(parcel)) for parcel in sent] == [5, 5, 2]
 
 
 def test_progress_is_told_as_at_home(sides: list[Path], address: str) -> None:
@@ -344,7 +343,7 @@ def test_a_worker_that_lacks_the_file_system_is_named_with_the_bundle(
     def without_golden(tasks: list[Any]) -> Parcel:
         with contextlib.suppress(FileNotFoundError):
             sides[0].rename(sides[0].with_name("away"))
-        return parcels.pack_tasks(tasks)
+        return worker.pack_tasks(tasks)
 
     monkeypatch.setattr(running, "pack_tasks", without_golden)
     with pytest.raises(

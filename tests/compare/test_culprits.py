@@ -445,7 +445,8 @@ def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
         ),
     )
     assert (
-        comparison.conclusion == "different: a, 3 of 1000 differ; by fixed limits: a baseline tells"
+        comparison.conclusion
+        == "different: a, 3 of 1000 differ; by fixed limits; a baseline tells rounding from a bug"
     )
     assert comparison.culprits[0].shape == OtherChoices()
     assert differing_choices(comparison.culprits[0].row) == 3
@@ -467,7 +468,7 @@ def test_the_conclusion_names_its_answer_whatever_the_module_is_called(tmp_path:
     )
     assert (
         ac.diff(golden, candidate).conclusion
-        == "different: bug, 3 of 1000 differ; by fixed limits: a baseline tells"
+        == "different: bug, 3 of 1000 differ; by fixed limits; a baseline tells rounding from a bug"
     )
 
 
@@ -693,7 +694,7 @@ def test_an_all_clear_says_that_no_gradient_was_looked_at(tmp_path: Path) -> Non
         (
             True,
             (
-                "identical; forward only: the case has a loss, of which no gradient was compared;"
+                "identical; forward only: the case has a loss, but no gradient was compared;"
                 " by digests alone, no values were read"
             ),
         ),

@@ -17,8 +17,8 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.decide import Answer, Decision, decide
 from accucompare.compare.limits import LimitsInForce, Tolerance
+from accucompare.compare.limits.golden_baselines import Suggestion
 from accucompare.compare.limits.provenance import OtherCode
-from accucompare.compare.limits.suggested_baseline import Suggestion
 from accucompare.compare.origins.culprits import find_culprits
 from accucompare.compare.preflight_facts import (
     About,
@@ -356,7 +356,7 @@ def test_fixed_limits_alone_call_a_bug_only_what_no_rounding_makes(
     small, large = ROUNDING_OR_NOT[dtype]
     found = fed_pair(tmp_path / "a", dtype, small)
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
-    assert found.conclusion.endswith("; by fixed limits: a baseline tells")
+    assert found.conclusion.endswith("; by fixed limits; a baseline tells rounding from a bug")
     found = fed_pair(tmp_path / "b", dtype, large)
     assert (found.answer, found.exit_code) == (Answer.BUG, 1)
 

@@ -607,7 +607,7 @@ def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_thr
     )
     assert (after.status, limit_words.rule(after.verdict.limit)) == (
         Status.PASS,
-        "default for bfloat16, which values before have passed through",
+        "default for bfloat16, which earlier values passed through",
     )
 
 

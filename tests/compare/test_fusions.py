@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.preflight_facts import CarriedApart, FusedNames
+from accucompare.compare.fusions import find_fused
+from accucompare.compare.preflight_facts import CarriedApart, FusedNames, OtherDigests
 from accucompare.compare.rows import Reason
 from accucompare.errors import UsageError
 from planted import serving_models
@@ -96,6 +97,7 @@ def test_tokens_in_a_row_are_goldens_batch(tmp_path: Path) -> None:
         assert set(reasons(comparison, "model.layers.1.mlp")) <= {"ok", "identical"}, name
         assert set(reasons(comparison, "lm_head")) <= {"ok", "identical"}, name
         assert comparison.exit_code == 0, name
+        assert not any(isinstance(each.fact, OtherDigests) for each in comparison.preflight), name
 
 
 class Tables(nn.Module):
@@ -325,3 +327,17 @@ def test_gradients_of_a_residual_carried_apart_are_those_of_the_sum(
     assert all(row.golden is not None and row.candidate is not None for row in gradients)
     terms = [row for row in gradients if row.record.name == "layers.1"]
     assert len(terms) == 2
+
+
+def test_fresh_weights_of_one_seed_are_no_parts_of_each_others(tmp_path: Path) -> None:
+    """Two versions draw the same numbers for other weights."""
+    models = []
+    for order in (("v", "o", "wi"), ("wi", "v", "o")):
+        model = nn.ModuleDict({"v": nn.Linear(4, 4), "o": nn.Linear(4, 4), "wi": nn.Linear(4, 8)})
+        numbers = torch.manual_seed(0)
+        for name in order:
+            nn.init.normal_(model[name].weight, generator=numbers)
+        with ac.capture(model, tmp_path / order[0], seed=0):
+            pass
+        models.append(ac.open_bundle(tmp_path / order[0]).manifest.model)
+    assert find_fused(*models) == []

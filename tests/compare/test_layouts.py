@@ -12,8 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.format import Shard, StepSeries
+from accucompare.bundle.format import Box, GlobalRecord, Record, Shard, StepSeries
+from accucompare.compare.layouts import sizes_of_fed_sums
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.pairing import Pair
 from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
@@ -21,11 +23,13 @@ from accucompare.compare.remarks import (
     PartsMissing,
     RanksDiffer,
     ReducedHere,
+    SumUnknown,
     Swapped,
     TimesRanks,
 )
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
+from accucompare.numbers import DTYPES, summarize
 from accucompare.report.words import preflight_words, training_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, edit_manifest, item, write
@@ -51,10 +55,11 @@ def compared(
     golden: Sequence[Item],
     candidate: Sequence[Item],
     mesh: dict[str, int] | None = None,
+    mode: Mode = Mode.TENSORS,
 ) -> ac.Comparison:
     """The comparison of one device's records with those of two or four ranks."""
     ranks = 1 + max(each.record.rank for each in candidate)
-    out = write(tmp_path / "ranks", candidate, ranks=ranks)
+    out = write(tmp_path / "ranks", candidate, ranks=ranks, mode=mode)
     for rank in range(ranks):
         left, place = rank, {}
         for dimension, size in reversed((mesh or {}).items()):
@@ -62,7 +67,22 @@ def compared(
             place = {dimension: [index, size], **place}
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
         edit_manifest(out, lambda manifest, place=place: manifest.update(mesh=place), name)
-    return ac.diff(write(tmp_path / "one", golden), out)
+    return ac.diff(write(tmp_path / "one", golden, mode=mode), out)
+
+
+def compared_fed(
+    tmp_path: Path,
+    golden: Sequence[Item],
+    candidate: Sequence[Item],
+    mesh: dict[str, int] | None = None,
+) -> ac.Comparison:
+    """As ``compared``, of two ranks whose calls were given golden's values."""
+    free = compared(tmp_path, golden, candidate, mesh)
+    identity = ac.open_bundle(free.golden.path).identity()
+    feed = {"golden": "one", "identity": identity, "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(free.candidate.path, lambda made: made["capture"].update(feed=feed), file)
+    return ac.diff(free.golden.path, free.candidate.path)
 
 
 def row(comparison: ac.Comparison, name: str = "fc") -> Row:
@@ -137,6 +157,18 @@ def test_a_rank_without_the_last_update_that_others_made_is_named(
     (found,) = [each for each in comparison.rows if each.status is Status.FAIL]
     assert (found.reason, found.golden.step) == (Reason.RANKS_DISAGREE, 1)
     assert found.verdict.remarks == (PartsMissing((0,), (1,)),)
+
+
+def test_a_rank_that_has_frozen_what_others_train_is_named(tmp_path: Path) -> None:
+    fields = {"path": "weight"}
+    parts = held("fc", [VALUES, VALUES], role="param_before", **fields)
+    golden = [item(values=VALUES, role=role, **fields) for role in ("param_before", "param_grad")]
+    grads = held("fc", [VALUES, VALUES], role="param_grad", **fields)
+    assert compared(tmp_path / "both", golden, parts + grads, {"tp": 2}).passed
+    comparison = compared(tmp_path / "one", golden, parts + grads[:1], {"tp": 2})
+    (culprit,) = comparison.culprits
+    assert culprit.row.verdict.remarks == (PartsMissing((0,), (1,)),)
+    assert comparison.exit_code == 1
 
 
 def test_the_rank_whose_step_was_told_otherwise_is_named(tmp_path: Path) -> None:
@@ -262,6 +294,40 @@ def test_digests_of_parts_are_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code == 2
 
 
+LARGE, TERM = np.random.default_rng(2).standard_normal((2, 60, 200)).astype("f4")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_sketches_of_recorded_parts_add_up(tmp_path: Path, right: bool) -> None:
+    parts = [np.ascontiguousarray(each) for each in np.split(LARGE, [70], 1)]
+    if not right:  # which no statistics tell
+        parts[1] = np.ascontiguousarray(parts[1][::-1])
+    shards = [Shard((60, 200), (0, at), mesh=("tp",)) for at in (0, 70)]
+    candidate = held("fc", parts, shards)
+    found = row(compared(tmp_path, [item(values=LARGE)], candidate, {"tp": 2}, Mode.SKETCH))
+    assert found.metrics is not None
+    assert found.metrics.deviation > 0
+    assert (found.status is Status.PASS) is right
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "reason"),
+    [
+        (Mode.SKETCH, True, Reason.OK),
+        (Mode.SKETCH, False, Reason.INTRODUCED),
+        (Mode.STATS, True, Reason.NOT_COMPARABLE),
+    ],
+)
+def test_sketches_of_terms_add_up(tmp_path: Path, mode: Mode, right: bool, reason: Reason) -> None:
+    fields = {"role": "call_grad", "path": "weight"}
+    parts = held("fc", [2 * LARGE - TERM, TERM if right else 1.1 * TERM], **fields)
+    golden = [item(values=LARGE, **fields)]
+    found = row(compared(tmp_path, golden, parts, {"dp": 2}, mode))
+    assert found.reason is reason
+    if mode is Mode.STATS:
+        assert SumUnknown((0, 1)) in found.verdict.remarks
+
+
 def test_ranks_of_two_runs_are_told(tmp_path: Path) -> None:
     out = write(tmp_path / "ranks", held("fc", [VALUES] * 3), ranks=3)
     for rank, run in enumerate(("1234", "5678", "1234")):
@@ -299,6 +365,19 @@ def test_a_wrong_replica_is_named(tmp_path: Path) -> None:
     assert RanksDiffer((0, 1, 2, 3), (2,)) in found.verdict.remarks
 
 
+def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
+    parts = np.split(VALUES, [2, 4])
+    wrong = held("fc", [2 * parts[0], parts[1], 1.1 * parts[2]])
+    (found,) = compared(tmp_path / "two", [item(values=VALUES)], wrong, {"tp": 3}).culprits
+    assert found.wrong == (0, 2)
+    # a sum over the ranks is wrong everywhere if one's weight is
+    fields = {"role": "param_before", "path": "weight"}
+    golden = [item(values=VALUES), item(values=VALUES, **fields)]
+    both = held("fc", [2 * VALUES] * 2) + held("fc", [VALUES[:3], -VALUES[3:]], **fields)
+    found = compared_fed(tmp_path / "weight", golden, both, {"tp": 2}).culprits[0]
+    assert (found.row.record.role.value, found.wrong) == ("output", (1,))
+
+
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
     parts = held("fc", [VALUES, VALUES * np.float32(1 + 1e-7)])
     found = row(compared(tmp_path, [item(values=VALUES)], parts))
@@ -329,10 +408,63 @@ def test_terms_of_a_sum_that_was_not_made_are_unreduced(tmp_path: Path) -> None:
     assert ReducedHere("sum", (0, 1)) in found.verdict.remarks
 
 
+def test_fed_a_missing_sum_comes_before_larger_errors_and_a_wrong_sum_after_them(
+    tmp_path: Path,
+) -> None:
+    shard = Shard((6, 8), (0, 0), "sum", ("tp",), ("tp",))
+    names = ("sum", "own", "unreduced")
+    golden = [item(name, VALUES) for name in names]
+    parts = held("sum", [VALUES - OTHER, 2 * OTHER], [shard, shard])
+    parts += held("own", [1e3 * VALUES, 1e3 * VALUES])
+    parts += held("unreduced", [VALUES - OTHER / 9, OTHER / 9])
+    found = compared_fed(tmp_path, golden, parts, {"tp": 2}).culprits
+    assert [culprit.name for culprit in found] == ["unreduced", "own", "sum"]
+
+
+def test_fed_the_gradient_of_a_wrong_loss_comes_before_its_value(tmp_path: Path) -> None:
+    fields = {"role": "grad_output", "parent": None}
+    series = [StepSeries(0, losses=(1.0,))]
+    one = write(tmp_path / "one", [item("", VALUES, **fields)], series=series)
+    parts = held("", [VALUES, 1.001 * VALUES], **fields)
+    ranks = write(tmp_path / "ranks", parts, ranks=2, series=[StepSeries(0, losses=(9.0,))])
+    feed = {"golden": "one", "identity": ac.open_bundle(one).identity(), "not_fed": []}
+    for file in ("manifest.json", "rank1/manifest.json"):
+        edit_manifest(ranks, lambda made: made["capture"].update(feed=feed), file)
+    first, second = ac.diff(one, ranks).culprits
+    assert [each.row.record.role.value for each in (first, second)] == ["grad_output", "loss"]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("moe.experts", True), ("moe.seen", False)])
+def test_counts_of_experts_tokens_are_terms_where_ranks_have_rows_of_their_own(
+    tmp_path: Path, name: str, passes: bool
+) -> None:
+    counts = np.array([[2, 1], [1, 2]])
+    ranks = with_batch([(0, 0, (0, 1, 2)), (1, 0, (3, 4, 5))])
+    ranks += held(name, counts, role="input", path="1")
+    one = [*ONE, item(name, counts.sum(0), role="input", path="1")]
+    found = row(compared(tmp_path, one, ranks, {"dp": 2}), name)
+    assert (found.status is Status.PASS) is passes
+
+
 def test_terms_that_the_caller_adds_up_pass(tmp_path: Path) -> None:
     golden = [item(values=VALUES), item("", VALUES, parent=None)]
     parts = held("fc", [VALUES - OTHER, OTHER]) + held("", [VALUES, VALUES], parent=None)
     assert row(compared(tmp_path, golden, parts)).status.value == "pass"
+
+
+@pytest.mark.parametrize(("after", "fed"), [(1.0, False), (1.0, True), (2.0, False)])
+def test_what_one_rank_holds_whole_and_the_other_lost_is_a_term_where_a_sum_is_made(
+    tmp_path: Path, after: float, fed: bool
+) -> None:
+    golden = [item(values=VALUES, role="input", path="0"), item(values=VALUES)]
+    parts = held("fc", [VALUES, 0 * VALUES], role="input", path="0")
+    parts += held("fc", [after * VALUES, after * VALUES])
+    comparison = (compared_fed if fed else compared)(tmp_path, golden, parts)
+    found = comparison.rows[0]
+    if after == 1.0 and not fed:  # fed, a sum would be twice golden's
+        assert found.status is Status.PASS
+    else:
+        assert found.verdict.remarks == (RanksDiffer((0, 1), (1,)),)
 
 
 def test_a_gradient_of_a_call_may_be_a_term_of_the_mean(tmp_path: Path) -> None:
@@ -340,6 +472,23 @@ def test_a_gradient_of_a_call_may_be_a_term_of_the_mean(tmp_path: Path) -> None:
     parts = held("fc", [2 * VALUES - OTHER, OTHER], **fields)
     found = row(compared(tmp_path, [item(values=VALUES, **fields)], parts))
     assert found.status.value == "pass"
+
+
+def test_a_gradient_is_rounded_as_the_fed_shares_are_that_it_is_the_sum_of() -> None:
+    """Those of eight ranks are 2 and -1, three times multiplied: 125 ** 0.5 times as large."""
+
+    def pair(name: str, role: str, terms: int, scale: float = 1.0) -> Pair:
+        made = [each.record for each in held(name, [VALUES] * 8, role=role, path="0")]
+        golden = replace(made[0], statistics=summarize(scale * VALUES, DTYPES["float32"]))
+        fields = {each: getattr(golden, each) for each in Record.__struct_fields__}
+        replicas = () if terms > 1 else tuple((each,) for each in made[1:])
+        box = Box((0, 0), tuple(made[:terms]), replicas=replicas)
+        return Pair(golden, GlobalRecord(**{**fields, "boxes": (box,)}))
+
+    pairs = [pair("head", "grad_input", 8), pair("norm", "grad_output", 1, 0.5)]
+    assert sizes_of_fed_sums(pairs) == {1: pytest.approx(2 * 125**0.5)}
+    pairs[0] = pair("head", "grad_input", 1)
+    assert set(sizes_of_fed_sums(pairs).values()) == {1.0}
 
 
 def test_a_gradient_for_the_update_may_not(tmp_path: Path) -> None:
@@ -356,13 +505,15 @@ def test_swapped_parts_are_told(tmp_path: Path) -> None:
     assert Swapped((1, 0)) in found.verdict.remarks
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 2, 2)], ids=["gate and up", "query, key, value"])
-def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    layers = np.split(VALUES, np.cumsum(sizes)[:-1], 1)
-    parts = [
-        np.concatenate([np.split(layer, 2, 1)[rank] for layer in layers], 1) for rank in (0, 1)
-    ]
-    found = row(compared(tmp_path, [item(values=VALUES)], held("fc", parts), {"tp": 2}))
+@pytest.mark.parametrize("first", [1, 2], ids=["one head each", "two heads and one"])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1, 1)], ids=["gate and up", "query, key, value"])
+def test_fused_layers_are_interleaved(tmp_path: Path, sizes: tuple[int, ...], first: int) -> None:
+    heads = first + 1
+    whole = np.random.default_rng(2).standard_normal((6, heads * sum(sizes))).astype("f4")
+    layers = np.split(whole, heads * np.cumsum(sizes)[:-1], 1)
+    cut = [np.split(layer, [first * size], 1) for layer, size in zip(layers, sizes, strict=True)]
+    parts = [np.concatenate([layer[rank] for layer in cut], 1) for rank in (0, 1)]
+    found = row(compared(tmp_path, [item(values=whole)], held("fc", parts), {"tp": 2}))
     assert found.status.value == "pass"
     assert Interleaved(len(sizes)) in found.verdict.remarks
 
@@ -475,7 +626,10 @@ def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code != 0
 
 
-def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [Mode.TENSORS, Mode.STATS])
+def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(
+    tmp_path: Path, mode: Mode
+) -> None:
     def side(cut: list[tuple[int, int, range]], times: int) -> list[Item]:
         items = with_batch(cut)
         for rank, _, rows in cut:
@@ -484,7 +638,7 @@ def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(tmp_pat
         return items
 
     one, two = side([(0, 0, range(6))], 1), side([(0, 0, range(3)), (1, 0, range(3, 6))], 2)
-    comparison = compared(tmp_path, one, two, {"dp": 2})
+    comparison = compared(tmp_path, one, two, {"dp": 2}, mode)
     (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
     assert found.status.value == "pass"
     assert TimesRanks(2) in found.verdict.remarks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.compare.origins.producers import with_producers
+from accucompare.compare.origins.module_calls import with_producers
 from tests.compare.builder import Item, compare, item
 
 X, Y = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(3, 2)

@@ -289,7 +289,7 @@ def test_a_comparison_proposes_maps(tmp_path: Path) -> None:
     (finding,) = [finding for finding in comparison.preflight if finding.topic == "map"]
     assert (
         finding.message
-        == "the candidate calls some of golden's layers otherwise; try --map 'old.*=new.*', or"
+        == "the candidate has other names for some of golden's layers; try --map 'old.*=new.*', or"
         " --map auto"
     )
     assert (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.compare.measuring.sample import Sample
+from accucompare.compare.measuring.blocks import Sample
 from accucompare.compare.origins.describing import MOST_ELEMENTS, SAMPLED
 from accucompare.compare.shape_facts import (
     Axis,

@@ -93,8 +93,8 @@ def test_a_loss_over_its_limit_that_is_not_clearly_beyond_rounding_is_different(
     assert comparison.answer is Answer.DIFFERENT
     assert (
         comparison.conclusion
-        == "different: the loss: 2.002 in the candidate, 2 in golden; by fixed limits: a baseline"
-        " tells"
+        == "different: the loss: 2.002 in the candidate, 2 in golden; by fixed limits; a baseline"
+        " tells rounding from a bug"
     )
 
 

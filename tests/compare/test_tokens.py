@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.compare.judging import where_fed_alike
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import AfterRouting, RoutedOtherwise, TokensElsewhere
-from accucompare.compare.rows import Reason, Row
+from accucompare.compare.rows import Reason, Row, Task
 from accucompare.compare.tokens import HeldRows, RowLabels, paired_rows, row_digests
 from tests.compare.builder import Item, item, write
 
@@ -102,6 +105,26 @@ def test_a_wrong_row_is_seen_whatever_the_order(tmp_path: Path) -> None:
 
     comparison = compared(tmp_path, moe(), moe(orders=((4, 0, 1), (5, 2), (3,)), change=wrong))
     assert comparison.culprits[0].name == "moe.experts.0"
+
+
+def test_weighted_rows_of_every_expert_are_no_tokens_rows(tmp_path: Path) -> None:
+    """Llama 4 gives each expert all tokens times their scores, most of which are 0, and few 1."""
+
+    def weighted(tokens: np.ndarray) -> list[Item]:
+        scores = np.array([[0.9, 0.8, 0.7, 0.6, 0.5, 1.0], [0] * 6, [0] * 6], "f4")
+        rows = (scores[:, :, None] * tokens).reshape(-1, tokens.shape[-1])
+        name, parent = "moe.experts", ("moe", 0)
+        return [
+            item("moe", tokens, role="input", path="0", parent=("", 0)),
+            item(name, rows, role="input", path="0", parent=parent),
+            item(name, 2 * rows, parent=parent),
+        ]
+
+    assert compared(tmp_path / "same", weighted(TOKENS), weighted(TOKENS)).exit_code == 0
+    comparison = compared(tmp_path / "near", weighted(TOKENS), weighted(close(TOKENS)))
+    assert comparison.exit_code == 0
+    elements = {row.metrics.elements for row in rows_of(comparison, "moe.experts") if row.metrics}
+    assert elements == {72}
 
 
 def test_the_order_of_tokens_counts_where_golden_kept_it(tmp_path: Path) -> None:
@@ -195,3 +218,16 @@ def test_scores_that_no_module_gives_are_made_of_the_routers_weight(tmp_path: Pa
     choice = rows_of(comparison, "moe.router")[2]
     assert choice.reason is Reason.OK
     assert isinstance(choice.verdict.remarks[0], RoutedOtherwise)
+
+
+def test_a_baseline_judges_no_output_that_the_candidate_was_not_fed_and_it_was() -> None:
+    names = ("moe", "moe.experts.1", "moe.router")
+    tasks = []
+    for name in names:
+        record = item(name, TOKENS, parent=None).record
+        tasks.append(Task(Pair(record, record), Tolerance(), baseline=record))
+    # of experts, numbers are a rank's own; a list of them is no caller
+    judged = where_fed_alike(tasks, {(0, "moe.experts.3")})
+    kept = [name for name, task in zip(names, judged, strict=True) if task.baseline is not None]
+    assert kept == ["moe.experts.1", "moe.router"]
+    assert where_fed_alike(tasks, {(1, "moe.experts.3")}) == tasks

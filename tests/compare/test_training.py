@@ -190,6 +190,17 @@ def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(
     assert comparison.passed is bool(given)
 
 
+@pytest.mark.parametrize(("off", "reason"), [(0.0, "introduced"), (1e-7, "ok")])
+def test_free_running_an_update_that_was_given_goldens_bits_is_judged_as_if_fed(
+    tmp_path: Path, off: float, reason: str
+) -> None:
+    update = [
+        item("a", X * np.float32(by), role="param_update", path="w") for by in (0.01, 0.01003)
+    ]
+    given = [pair("a", role, off, path="w") for role in ("param_grad", "param_before")]
+    assert reasons(compared(tmp_path, *given, (update[0], update[1])))[-1] == reason
+
+
 @pytest.mark.parametrize(
     ("role", "dtype", "off"),
     [

@@ -734,3 +734,34 @@ def test_an_operator_that_fails_is_told_with_its_module(tmp_path: Path) -> None:
     assert "the model raised in transformer.h.0.mlp.act, step 0: RuntimeError: " in message
     with ac.open_bundle(tmp_path / "npu") as bundle:
         assert not bundle.complete
+
+
+def test_graph_mode_is_a_backend_by_name(tmp_path: Path) -> None:
+    """By torch_npu's own backend ``npu``: sound, and with an operator that is wrong in graphs."""
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\nfrom accucompare import Case\n"
+        "def case():\n"
+        "    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))\n"
+        "    return Case(model.eval(), torch.randn(2, 5, 6))\n"
+    )
+    done = python(
+        """
+        import os, simnpu.switches
+        import accucompare as ac
+        found = []
+        for fault in ("", "aten::gelu=scale1.01"):
+            os.environ["SIMNPU_GRAPH_FAULT"] = fault
+            simnpu.switches.value.cache_clear()
+            torch._dynamo.reset()
+            options = ac.LocateOptions(compile="npu")
+            said = ac.locate("model.py", "npu", out="out" + fault[-4:], options=options)
+            operator = said.compiled.operator
+            found.append([said.answer.value, [each.name for each in said.culprits],
+                          operator and operator.operator])
+        """,
+        tmp_path,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        ["rounding", [], None],
+        ["bug", ["1"], "torch.nn.functional.gelu"],
+    ]

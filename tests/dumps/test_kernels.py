@@ -13,8 +13,8 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.records import Layout, Record
 from accucompare.compare.rows.rows import Reason
+from accucompare.dumps.dump_files import UnreadableError
 from accucompare.dumps.importing import import_dump
-from accucompare.dumps.items import UnreadableError
 from accucompare.dumps.kernel_files import read_header
 from accucompare.errors import UsageError
 from accucompare.report.words import verdict_words
@@ -278,6 +278,6 @@ def test_a_diff_names_the_layer_of_a_kernel_by_a_map(of_a_model: Path) -> None:
 def test_kernels_of_no_layer_are_no_difference_and_no_pass(of_a_model: Path) -> None:
     found = ac.diff(of_a_model / "golden", of_a_model / "npu")
     assert {row.reason for row in found.rows} == {Reason.NOT_COMPARABLE}
-    assert all("--map brings two names together" in verdict_words.detail(row) for row in found.rows)
+    assert all("--map pairs two names" in verdict_words.detail(row) for row in found.rows)
     assert found.trouble
     assert not found.passed

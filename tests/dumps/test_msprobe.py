@@ -185,7 +185,7 @@ def test_what_the_dump_does_not_tell_is_no_difference_and_is_said_once(
 ) -> None:
     said = [finding.message for finding in comparison.preflight if finding.topic == "import"]
     assert len(said) == 1
-    assert "was imported from msprobe, whose dumps do not tell of: train mode" in said[0]
+    assert "was imported from msprobe, whose dumps do not tell: train mode" in said[0]
     assert {finding.topic for finding in comparison.preflight if finding.serious} <= {"steps"}
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.log.events import Cause, Frames, number
+from accucompare.findings.log.events import Cause, Frames
+from accucompare.findings.log.json_numbers import number
 from accucompare.findings.log.log import read_log
 from tests.findings.logs import (
     NASTY,

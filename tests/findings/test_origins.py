@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange, number
+from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange
+from accucompare.findings.log.json_numbers import number
 from accucompare.findings.log.observations import (
     OUTSIDE,
     ModuleCall,

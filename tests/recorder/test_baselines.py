@@ -164,7 +164,7 @@ def test_steps_that_a_fed_capture_does_not_run_are_told_and_are_no_failure(golde
     words = comparison.conclusion.split("; ")
     assert words[:3] == [
         "identical in what was compared",
-        "forward only: the case has a loss, of which no gradient was compared",
+        "forward only: the case has a loss, but no gradient was compared",
         "1 of 3 steps",
     ]
 

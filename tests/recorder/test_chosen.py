@@ -337,7 +337,7 @@ def test_a_later_step_of_a_golden_without_updates_cannot_be_fed(
 ) -> None:
     captured(target, tmp_path / "golden", roles="forward,backward", steps="2-2")
     with pytest.raises(
-        UsageError, match="has not the weights that golden's optimizer had made for step 2"
+        UsageError, match="lacks the weights that golden's optimizer had made for step 2"
     ):
         captured(target, tmp_path / "fed", feed=tmp_path / "golden")
 

@@ -4,6 +4,7 @@ otherwise, from capture to answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
+from accucompare.bundle.format import Role
+from accucompare.bundle.format.manifest import sealed
 from accucompare.compare.decide import Answer
+from accucompare.compare.remarks import NotOnSide, OneSideWhy
 from tests.asked import grouped
 
 Clip = Callable[[nn.Module], object]
@@ -136,6 +140,75 @@ def test_fed_updates_after_clipping_by_hand_are_goldens(tmp_path: Path) -> None:
 def test_the_same_clipping_is_no_difference(tmp_path: Path, how: str, fed: bool) -> None:
     clip = CLIPS[how](0.25)
     assert compared(tmp_path, {"clip": clip}, {"clip": clip}, fed=fed).answer is Answer.IDENTICAL
+
+
+def _clears(model: nn.Sequential) -> None:
+    model[2].bias.grad = None
+
+
+def _grows(parameter: nn.Parameter) -> None:
+    parameter.grad.mul_(1.5)
+
+
+def _replaces(model: nn.Sequential) -> None:
+    model[2].bias.grad = model[2].bias.grad * 1.5
+
+
+#: Ways to change a gradient between its backward and the end of the step.
+CHANGES: dict[str, tuple[bool, Clip]] = {
+    "a hook": (True, lambda model: model[2].bias.register_hook(lambda grad: grad * 1.5)),
+    "a hook after the sum": (
+        True,
+        lambda model: model[2].bias.register_post_accumulate_grad_hook(_grows),
+    ),
+    "in place": (False, lambda model: model[2].bias.grad.mul_(1.5)),
+    "another tensor": (False, _replaces),
+    "none": (False, _clears),
+    "clipped": (False, lambda model: nn.utils.clip_grad_norm_([model[2].bias], 1e-3)),
+}
+
+
+def left(out: Path, clip: Clip = lambda model: None, hooked: bool = False, **options: Any) -> Path:
+    """A step of two backwards, of which the loop keeps the gradients: no optimizer steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    if hooked:
+        clip(model)
+    with ac.capture(model, out, **grouped(backward=True, **options)):
+        for part in range(2):
+            mean_square(model(torch.sin(torch.arange(12.0).reshape(3, 4) + part))).backward()
+        if not hooked:
+            clip(model)
+    return out
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_gradient_that_is_changed_where_no_optimizer_steps_fails(
+    tmp_path: Path, how: str, fed: bool
+) -> None:
+    hooked, change = CHANGES[how]
+    golden = left(tmp_path / "golden")
+    options = {"feed": golden} if fed else {}
+    candidate = left(tmp_path / "candidate", change, hooked, **options)
+    comparison = ac.diff(golden, candidate)
+    assert (comparison.exit_code, comparison.culprits[0].row.record.role) == (1, Role.PARAM_GRAD)
+    assert comparison.culprits[0].row.record.name == "2"
+    again = left(tmp_path / "again", change, hooked, feed=candidate if fed else None)
+    assert ac.diff(candidate, again).answer is Answer.IDENTICAL
+
+
+def test_a_golden_that_has_gradients_of_updates_only_is_no_difference(tmp_path: Path) -> None:
+    """An older version's."""
+    older = left(tmp_path / "older", roles="forward,backward")
+    manifest = json.loads((older / "manifest.json").read_text())
+    manifest["capture"]["roles"] = None
+    del manifest["capture"]["left_grads"]
+    (older / "manifest.json").write_bytes(sealed(manifest))
+    comparison = ac.diff(older, left(tmp_path / "candidate"))
+    assert (comparison.exit_code, comparison.answer) == (0, Answer.IDENTICAL_SO_FAR)
+    remarks = [row.verdict.remarks for row in comparison.rows if row.record.role is Role.PARAM_GRAD]
+    assert remarks == [(NotOnSide(OneSideWhy.NO_UPDATE, golden=True),)] * 4
 
 
 @pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])

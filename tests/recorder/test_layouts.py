@@ -70,6 +70,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         drops(ranks, Path(folder))
     if ranks == 2:
         (Path(folder) / f"sums-{rank}.json").write_text(json.dumps(sums()))
+        (Path(folder) / f"waits-{rank}.json").write_text(json.dumps(waits(Path(folder))))
         falls_silent(rank, Path(folder))
     elif ranks > 1:
         leave()
@@ -88,6 +89,42 @@ def drops(ranks: int, folder: Path) -> None:
     with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
         model(given)
         model(rows)
+
+
+class Reduced(torch.nn.Module):
+    """The ranks' sum, for which nobody has waited yet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed import _functional_collectives as functional
+
+        return functional.all_reduce(x, "sum", torch.distributed.group.WORLD)
+
+
+def waits(folder: Path) -> dict[str, list[Any]]:
+    """By mode: how often anybody has waited before and after the model does; which digests the
+    result has where it leaves one module and enters the other."""
+    from torch.distributed import _functional_collectives as functional
+
+    model, own = torch.nn.Sequential(Reduced(), torch.nn.Flatten(0), torch.nn.ReLU()), []
+    counted, given = functional.wait_tensor, torch.arange(6.0).reshape(2, 3)
+    functional.wait_tensor = lambda tensor: (own.append(1), counted(tensor))[1]
+    model[2].register_forward_pre_hook(lambda *_: found.append(len(own)))
+    results = {}
+    for mode in ("digest", "tensors"):
+        out, found = folder / f"waits_{mode}", list[Any]()
+        own.clear()
+        with ac.capture(model, str(out), record=ac.Recorded(mode=mode)):
+            model(given)
+        found.append(len(own))
+        with ac.open_bundle(out) as bundle:
+            found += [
+                each.digest
+                for each in bundle.records()
+                if each.rank == 0 and (each.name, each.role) in (("0", "output"), ("2", "input"))
+            ]
+        results[mode] = found
+    functional.wait_tensor = counted
+    return results
 
 
 def sums() -> dict[str, Any]:
@@ -173,6 +210,14 @@ def of_group(bundle: Bundle, records: list[Record]) -> list[list[Record]]:
         place = tuple(mesh[name] for name in mesh if name not in each.shard.mesh)
         groups.setdefault(place, []).append(each)
     return [groups[place] for place in sorted(groups)]
+
+
+def test_a_digest_is_taken_when_the_model_waits_for_a_collective(folder: Path) -> None:
+    found = json.loads((folder / "waits-0.json").read_text())
+    assert found["digest"][0] == 0 < found["digest"][1]
+    assert found["tensors"][0] > 0
+    (digest,) = {*found["digest"][2:], *found["tensors"][2:]}
+    assert digest is not None
 
 
 @pytest.mark.parametrize("name", [*TWO, *FOUR])

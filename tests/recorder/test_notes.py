@@ -57,6 +57,17 @@ def test_a_compiled_helper_that_runs_eagerly_is_noted(record: Record) -> None:
     ]
 
 
+def test_a_compiled_model_that_ran_eagerly_is_told_with_the_all_clear(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="eager")
+    for name, each in (("golden", model), ("candidate", compiled)):
+        with ac.capture(each, tmp_path / name), torch.no_grad():
+            each(torch.ones(1, 2))
+    conclusion = ac.diff(tmp_path / "golden", tmp_path / "candidate").conclusion
+    told = "identical in what was compared; the candidate's compiled code ran eagerly"
+    assert conclusion.startswith(told)
+
+
 @pytest.mark.parametrize(
     "decorate", [torch.compiler.disable, lambda function: function], ids=["disabled", "plain"]
 )
@@ -157,7 +168,7 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
     (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
     assert (
         verdict_words.detail(row)
-        == "golden's is zero everywhere, and the candidate adds none, which is the same"
+        == "golden's is zero everywhere; the candidate adds nothing, which is the same"
     )
     assert comparison.passed
 
@@ -173,7 +184,7 @@ def test_an_argument_that_is_written_into_by_way_of_a_cast_is_so_in_its_own_type
     golden, candidate = (tmp_path / str(dtype) for dtype in (torch.float32, torch.bfloat16))
     comparison = ac.diff(golden, candidate)
     row = next(row for row in comparison.rows if row.status is Status.NOT_COMPARED)
-    assert "a cast of it is a copy" in verdict_words.detail(row)
+    assert "the call writes into a cast copy of it" in verdict_words.detail(row)
     assert comparison.passed
 
 

@@ -18,7 +18,7 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.format.records import Role
 from accucompare.compare.limit_facts import LimitKind, LimitOfKind
 from accucompare.compare.limits.baseline import excess_limit
-from accucompare.compare.limits.smallest_limit import SmallestLimit
+from accucompare.compare.limits.tolerance import SmallestLimit
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.result import Side
@@ -587,7 +587,11 @@ def test_a_factor_of_all_gradients_is_said_with_its_cause(
     row = judged("a", 31.0)
     found = culprit(row, scaled=ScaledGradients(factor, 1e-7, 3, 0, 0, row, of_loss))
     causes = "normalisation, reduction, clipping or loss scale, not rounding"
-    begins = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}
+    begins = {
+        True: "; the loss already gives them so",
+        False: "; what the loss gives is right",
+        None: "",
+    }
     assert error_words(found) == (words + causes + begins[of_loss],)
     assert culprit_hints(found)[0].startswith(hint)
 

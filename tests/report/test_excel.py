@@ -29,8 +29,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.format.manifest import Manifest, StepEntry
 from accucompare.bundle.format.records import Layout, Record, Role
 from accucompare.compare.limit_facts import DefaultOfDtype
-from accucompare.compare.limits.smallest_limit import SmallestLimit
-from accucompare.compare.limits.tolerance import Tolerance
+from accucompare.compare.limits.tolerance import SmallestLimit, Tolerance
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.preflight_facts import (

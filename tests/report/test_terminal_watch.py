@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from openpyxl import load_workbook
-from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis.analysis import read_logs
@@ -28,6 +27,7 @@ from accucompare.findings.log.events import (
 )
 from accucompare.findings.log.log import log_path
 from accucompare.findings.log.vital_events import ParameterFacts, TrainingSetup, Vitals
+from accucompare.report.console import ReportConsole
 from accucompare.report.table import sheets
 from accucompare.report.watch_files.log_page import write_log_page
 from accucompare.report.watch_files.watch_workbook import write_watch
@@ -170,7 +170,9 @@ def test_names_that_look_like_markup_are_safe_in_a_terminal_too() -> None:
             found(name),
             start(),
             frames(name),
-            console=Console(file=file, width=100, force_terminal=True, markup=False, emoji=False),
+            console=ReportConsole(
+                file=file, width=100, force_terminal=True, markup=False, emoji=False
+            ),
         )
     assert "[bold red]x[/]" in file.getvalue()
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.case import steps_of
 from accucompare.compare.reruns import (
     Decoded,
     DecodeOutcome,
@@ -26,7 +27,9 @@ from accucompare.compare.reruns import (
 )
 from accucompare.errors import CaseError, UsageError
 from accucompare.rerunning.token_places import TokenPlace, token_place
+from accucompare.rerunning.token_sequence import GivenTokens, TokenSequence
 from planted.computed_decode import DECODE_FAULTS, FIRST, STEPS
+from planted.computed_decode_models import clean
 from tests.conftest import Run
 
 
@@ -206,6 +209,15 @@ def test_a_cache_of_the_cases_own() -> None:
     found = check(f"{__name__}:right", steps=3)
     assert (found.exit_code, [each.way for each in found.outcomes]) == (0, [DecodeWay.TOKENS])
     assert {*found.not_looked_at.values()} == {NotDecodedWhy.OWN_PROTOCOL}
+
+
+def test_generating_with_a_quantized_cache_is_not_looked_at() -> None:
+    case = clean("llama")
+    case.model.generation_config.cache_implementation = "quantized"
+    (arguments,) = steps_of(case.inputs)
+    ways = TokenSequence("llama", case, arguments, STEPS).ways(case.model)
+    assert ways[DecodeWay.GENERATE] is NotDecodedWhy.QUANTIZED
+    assert isinstance(ways[DecodeWay.TOKENS], GivenTokens)
 
 
 def test_a_state_need_not_be_the_one_that_the_whole_begins_with() -> None:

@@ -125,6 +125,7 @@ optimizer.step()
     assert names(ran) == {"Linear": [], "Net": [], "Net:2": ["SGD"], "MSELoss": []}
     assert [model.name for model in ran.seen[0].models if model.chosen] == ["Net:2"]
     assert recorded(ran) == {0: ["", "0", "1"]}
+    assert ac.diff(ran.bundle, ran.bundle).passed
 
 
 def test_a_model_is_chosen_by_name_and_the_first_trained_one_without(tmp_path: Path) -> None:
@@ -146,6 +147,9 @@ for _ in range(2):
     )
     assert recorded(default) == {0: ["", "0", "1"] * 2}
     assert recorded(chosen) == {0: [""]}
+    assert ac.diff(chosen.bundle, chosen.bundle).passed
+    doubt = "models of the script were not captured: Linear; choose by --model"
+    assert ac.diff(default.bundle, default.bundle).conclusion.endswith(doubt)
 
 
 def test_models_that_one_optimizer_trains_are_recorded_as_one(tmp_path: Path) -> None:

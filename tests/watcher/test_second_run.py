@@ -602,7 +602,7 @@ def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_bla
     )
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
     assert said(found.notes[0]).startswith(
-        "the step was not run again: its parameters were others than when the watch began"
+        "the step was not run again: its parameters were not those of when the watch began"
     )
 
 
@@ -794,7 +794,7 @@ def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(
     code = (
         "import torch, accucompare as ac, net_to_move\nwith"
         " ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot',"
-        " quiet=True) as watch:\n    watch_me = watch._explainer._modules.named['']\n   "
+        " quiet=True) as watch:\n    watch_me = watch._explainer.modules.named['']\n   "
         " watch_me(torch.ones(1, 2))\n    watch.step()\n"
     )
     assert with_torch()(code, cwd=project, variables=os.environ).returncode == 0

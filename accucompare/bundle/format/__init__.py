@@ -1,9 +1,11 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
+from accucompare.bundle.format import zip_records
 from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
 from accucompare.bundle.format.capture_facts import (
     AsLayout,
     Compiled,
+    DumpFacts,
     Imported,
     Options,
     RegionFacts,
@@ -11,11 +13,13 @@ from accucompare.bundle.format.capture_facts import (
     Unfed,
 )
 from accucompare.bundle.format.global_records import (
+    UNKNOWN_CONTENT,
     Addends,
     Box,
     GlobalRecord,
     LayoutEvidence,
     row_width,
+    whole_box,
 )
 from accucompare.bundle.format.manifest import (
     BASELINES,
@@ -65,32 +69,15 @@ from accucompare.bundle.format.saved_training import (
     TrainingState,
 )
 from accucompare.bundle.format.shards import Shard, sketch_of_part
-from accucompare.bundle.format.zip_records import (
-    COUNT_IN_ZIP64,
-    END,
-    ENTRY,
-    FIELD,
-    IN_ZIP64,
-    LOCAL_HEADER,
-    ZIP64_END,
-    ZIP64_FIELD,
-    ZIP64_LOCATOR,
-)
 
 __all__ = [
     "AT_THE_END",
     "BASELINES",
     "BUFFER_ROLES",
-    "COUNT_IN_ZIP64",
     "DEVICE_DIGEST",
-    "END",
-    "ENTRY",
-    "FIELD",
     "FORMAT_VERSION",
     "GRADIENT_ROLES",
     "GROUP_OF",
-    "IN_ZIP64",
-    "LOCAL_HEADER",
     "NEEDS",
     "NODE_ROLES",
     "OPERATOR_ROLES",
@@ -102,18 +89,17 @@ __all__ = [
     "SHARDS_NEED",
     "STATE_ROLES",
     "TRAINING_ROLES",
+    "UNKNOWN_CONTENT",
     "UPDATE_ROLES",
     "WAYS_OF_UPDATING",
     "WRAPPER_NAMES",
     "WRITTEN_ROLES",
-    "ZIP64_END",
-    "ZIP64_FIELD",
-    "ZIP64_LOCATOR",
     "Addends",
     "AsLayout",
     "Box",
     "Compiled",
     "Component",
+    "DumpFacts",
     "Error",
     "GlobalRecord",
     "Imported",
@@ -146,4 +132,6 @@ __all__ = [
     "same_line",
     "sketch_of_part",
     "stamp_of",
+    "whole_box",
+    "zip_records",
 ]

@@ -53,8 +53,8 @@ class LeftOut(msgspec.Struct, frozen=True):
     why: str
 
 
-class Imported(msgspec.Struct, frozen=True):
-    """What the other tool can record whose dump a bundle was made from.
+class DumpFacts(msgspec.Struct, frozen=True):
+    """What a tool can record that wrote a dump.
 
     Attributes:
         roles: the roles that it can record; lacking others is no difference.
@@ -66,10 +66,8 @@ class Imported(msgspec.Struct, frozen=True):
             a partner is then no difference.
         hashes: what it holds in place of values (``norm``, ``hash_tensor``), by the ends of paths;
             empty if it holds values.
-        left_out: what the dump has and the bundle lacks.
     """
 
-    format: str
     roles: tuple[str, ...]
     root: bool = True
     named_gradients: bool = True
@@ -77,6 +75,12 @@ class Imported(msgspec.Struct, frozen=True):
     pruned: tuple[str, ...] = ()
     partial: bool = False
     hashes: tuple[str, ...] = ()
+
+
+class Imported(DumpFacts, frozen=True, kw_only=True):
+    """Of what dump a bundle was made; ``left_out``: what that has and the bundle lacks."""
+
+    format: str
     left_out: tuple[LeftOut, ...] = ()
 
 
@@ -144,6 +148,8 @@ class Options(msgspec.Struct, frozen=True):
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
+        left_grads: whether it holds gradients that no update took; of several ranks, and in older
+            bundles, it does not.
         call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
         backward: whether it holds gradients.
@@ -157,9 +163,11 @@ class Options(msgspec.Struct, frozen=True):
         unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
             known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
+        other_models: the script's models that might have been captured, too; none if it was told.
         run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
             older bundles.
         compiled: the regions that it ran as one; not in older bundles.
+        eager: whether the model's own compiled code ran eagerly.
         overruled: what else differed from golden's before it was replaced: ``the mode of
             encoder.drop``, ``the gradient of 0.weight``.
     """
@@ -178,6 +186,7 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False
+    left_grads: bool = False
     call_grads: bool = True
     round_feed: str | None = None
     loss: bool | None = None
@@ -189,9 +198,11 @@ class Options(msgspec.Struct, frozen=True):
     fallback: Fallback | None = None
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
+    eager: bool = False
     overruled: tuple[str, ...] = ()
     unplaced_draws: Count = 0
     script: bool = False
+    other_models: tuple[str, ...] = ()
     run: str = ""
     compiled: Compiled | None = None
 

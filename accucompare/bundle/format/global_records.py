@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -79,6 +81,15 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return all([record.digest for record in terms] == own for terms in self.replicas)
 
 
+def whole_box(terms: Addends, shape: tuple[int, ...], form: tuple[int, ...] = ()) -> Box:
+    """All of the terms, which are read in a shape."""
+    return Box((0,) * len(shape), terms, where=tuple((0, each) for each in shape), form=form)
+
+
+#: Changes of a record whose content is not that of any record.
+UNKNOWN_CONTENT: dict[str, Any] = {"digest": None, "statistics": None, "sketch": None}
+
+
 class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
     """A tensor of the global model, known by the key of its lowest rank with the rank 0.
 
@@ -95,6 +106,12 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
     axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
     reduced: str = ""
     padding: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, record: Record, boxes: Iterable[Box], **changes: Any) -> GlobalRecord:
+        """A record as one of a tensor that these boxes make up."""
+        known = {name: getattr(record, name) for name in Record.__struct_fields__}
+        return cls(**{**known, **changes}, boxes=tuple(boxes))
 
     @property
     def same(self) -> bool:

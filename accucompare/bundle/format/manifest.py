@@ -381,6 +381,11 @@ class Manifest:
                 ) from None
             if path.parent.is_dir():
                 why = f"it has no {path.name}"
+                if others := sorted(path.parent.glob(f"rank*/{path.name}")):
+                    why += (
+                        f", which rank 0 writes; {others[0].parent.name} has its own: put what all"
+                        " ranks wrote into one directory"
+                    )
             elif path.parent.exists():
                 why = "a file; a bundle is a directory"
             else:

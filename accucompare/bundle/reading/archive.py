@@ -19,19 +19,8 @@ import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from accucompare.bundle.format import (
-    COUNT_IN_ZIP64,
-    END,
-    ENTRY,
-    FIELD,
-    IN_ZIP64,
-    LOCAL_HEADER,
-    ZIP64_END,
-    ZIP64_FIELD,
-    ZIP64_LOCATOR,
-    Windows,
-    open_source,
-)
+from accucompare.bundle.format import Windows, open_source
+from accucompare.bundle.format import zip_records as zips
 from accucompare.errors import BundleError, RecordError
 from accucompare.numbers import DTYPES, Array
 from accucompare.places import Place
@@ -46,7 +35,7 @@ _ENTRY = np.dtype(
         "names": ["flags", "method", "stored", "size", "offset"],
         "formats": ["<u2", "<u2", "<u4", "<u4", "<u4"],
         "offsets": [8, 10, 20, 24, 42],
-        "itemsize": ENTRY.size,
+        "itemsize": zips.ENTRY.size,
     }
 )
 _LOCAL_HEADER = np.dtype(
@@ -54,14 +43,16 @@ _LOCAL_HEADER = np.dtype(
         "names": ["signature", "name", "extra"],
         "formats": ["S4", "<u2", "<u2"],
         "offsets": [0, 26, 28],
-        "itemsize": LOCAL_HEADER.size,
+        "itemsize": zips.LOCAL_HEADER.size,
     }
 )
 _NPY_START = np.dtype({"names": ["length"], "formats": ["<u2"], "offsets": [8], "itemsize": 10})
 _CRC = struct.Struct("<16xL")  # of an entry
 _WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
-_TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # the end record is in here, with its comment
+_TAIL = (
+    zips.ZIP64_LOCATOR.size + zips.END.size + 0xFFFF
+)  # the end record is in here, with its comment
 # a million members need half of it; a longer one is no honest directory
 _DIRECTORY_LIMIT = 1 << 28
 
@@ -73,7 +64,6 @@ _NPY_HEADER = re.compile(
 _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # ours takes 128 bytes; a longer one is no honest header
 _HEAD = 512  # bytes read of a member to find its data: both headers of any member of ours
-_HEAD_LIMIT = 1 << 18  # both headers of any member
 _GAP = 1 << 14  # bytes between two members that are cheaper to read than to skip
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
@@ -194,7 +184,7 @@ class Archive:
         sizes = entries["size"][wanted].astype(np.int64)
         content, places = self._read_pieces(offsets, sizes)
         heads = _rows(content, places, _LOCAL_HEADER)
-        starts = places + LOCAL_HEADER.size + heads["name"] + heads["extra"]
+        starts = places + zips.LOCAL_HEADER.size + heads["name"] + heads["extra"]
         ends = starts + _NPY_PREFIX + _rows(content, starts, _NPY_START)["length"]
         names_of = list(known)
         members = {}
@@ -216,7 +206,7 @@ class Archive:
                 signature == b"PK\x03\x04"
                 and end - start + nbytes == size
                 and start + size <= len(content)
-                and content.startswith(encoded[name], place + LOCAL_HEADER.size)
+                and content.startswith(encoded[name], place + zips.LOCAL_HEADER.size)
             ):
                 members[name] = Member(end, nbytes, dtype, shape)
         return content, members
@@ -246,7 +236,8 @@ class Archive:
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
             raise RecordError(
-                f"{self.path}: member {name!r} is too large to be read whole; one of ours is not"
+                f"{self.path}: member {name!r} is too large to be read whole; accucompare"
+                " writes none so large"
             )
         found = np.empty(member.shape, member.dtype)
         self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
@@ -294,17 +285,19 @@ class Archive:
         tail_offset = max(0, self._size - _TAIL)
         tail = self._read(_TAIL, tail_offset)
         end = _find_end(tail)
-        *_, count, size, offset, _ = END.unpack_from(tail, end)
-        locator = end - ZIP64_LOCATOR.size
+        *_, count, size, offset, _ = zips.END.unpack_from(tail, end)
+        locator = end - zips.ZIP64_LOCATOR.size
         if (
-            (count == COUNT_IN_ZIP64 or IN_ZIP64 in (size, offset))
+            (count == zips.COUNT_IN_ZIP64 or zips.IN_ZIP64 in (size, offset))
             and locator >= 0
             and tail.startswith(b"PK\x06\x07", locator)
         ):
-            record = self._read(ZIP64_END.size, ZIP64_LOCATOR.unpack_from(tail, locator)[2])
-            if len(record) < ZIP64_END.size or record[:4] != b"PK\x06\x06":
+            record = self._read(
+                zips.ZIP64_END.size, zips.ZIP64_LOCATOR.unpack_from(tail, locator)[2]
+            )
+            if len(record) < zips.ZIP64_END.size or record[:4] != b"PK\x06\x06":
                 raise _DamageError("no ZIP64 end record")
-            *_, count, size, offset = ZIP64_END.unpack(record)
+            *_, count, size, offset = zips.ZIP64_END.unpack(record)
         if offset + size > tail_offset + end or size > _DIRECTORY_LIMIT:
             raise _DamageError("its directory is out of bounds")
         return self._read(size, offset), count
@@ -315,9 +308,9 @@ class Archive:
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
         if end > len(head):
-            head = self._read(_HEAD_LIMIT, offset)
+            head = self._read(start + _NPY_PREFIX + _NPY_HEADER_LIMIT, offset)
             start, end = _npy_header_place(head)
-        if not head.startswith(encoded, LOCAL_HEADER.size):
+        if not head.startswith(encoded, zips.LOCAL_HEADER.size):
             raise _DamageError("is damaged (its local header has another name)")
         if end > len(head) or end - start > _NPY_HEADER_LIMIT:
             raise _DamageError("has no valid .npy header")
@@ -332,7 +325,9 @@ def _find_end(tail: bytes) -> int:
     """Where a file's end record lies: the last one whose comment reaches the file's end."""
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
-        if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
+        if len(tail) - end - zips.END.size == int.from_bytes(
+            tail[end + zips.END.size - 2 :][:2], "little"
+        ):
             return end
     raise _DamageError("no end record")
 
@@ -346,7 +341,7 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
             signature, name, extra, comment = _ENTRY_LENGTHS.unpack_from(directory, position)
             if signature != b"PK\x01\x02":
                 raise _DamageError("an entry of its directory is damaged")
-            start = position + ENTRY.size
+            start = position + zips.ENTRY.size
             positions[directory[start : start + name]] = position
             position = start + name + extra + comment
     except struct.error:
@@ -361,11 +356,12 @@ def _place(directory: bytes, position: int) -> tuple[int, int]:
     flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
-    if IN_ZIP64 in (size, stored, offset):
-        start = position + ENTRY.size + name
+    if zips.IN_ZIP64 in (size, stored, offset):
+        start = position + zips.ENTRY.size + name
         values = iter(_zip64_values(directory[start : start + extra]))
         size, stored, offset = (
-            next(values, -1) if value == IN_ZIP64 else value for value in (size, stored, offset)
+            next(values, -1) if value == zips.IN_ZIP64 else value
+            for value in (size, stored, offset)
         )
     if size != stored or offset < 0:
         raise _DamageError("is damaged (its entry in the directory contradicts itself)")
@@ -375,10 +371,10 @@ def _place(directory: bytes, position: int) -> tuple[int, int]:
 def _zip64_values(extra: bytes) -> tuple[int, ...]:
     """The values in an entry's extra field that 32 bits cannot hold; empty without any."""
     position = 0
-    while position + FIELD.size <= len(extra):
-        number, length = FIELD.unpack_from(extra, position)
-        position += FIELD.size
-        if number == ZIP64_FIELD:
+    while position + zips.FIELD.size <= len(extra):
+        number, length = zips.FIELD.unpack_from(extra, position)
+        position += zips.FIELD.size
+        if number == zips.ZIP64_FIELD:
             return struct.unpack_from(
                 f"<{min(length, len(extra) - position) // 8}Q", extra, position
             )
@@ -396,10 +392,10 @@ def _rows(content: bytes, places: _Integers, dtype: np.dtype[Any]) -> NDArray[An
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
     """Where the ``.npy`` header begins and ends; the end may lie beyond a short ``head``."""
-    if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
+    if len(head) < zips.LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
-    name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
-    start = LOCAL_HEADER.size + name + extra
+    name, extra = zips.FIELD.unpack_from(head, zips.LOCAL_HEADER.size - zips.FIELD.size)
+    start = zips.LOCAL_HEADER.size + name + extra
     return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
 
 

@@ -14,8 +14,8 @@ from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTenso
 from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
 from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
-#: The most blocks of the whole that are put together at once: half as many as parts have a share in
-#: a block, so that pieces of parts are not too small.
+#: The most blocks of the whole that are put together at once: as many as parts have a share in a
+#: block, so that pieces of parts are as large as one.
 _MOST_AT_ONCE = 16
 
 
@@ -59,11 +59,8 @@ class _Held(NamedTuple):
 
     terms: tuple[_Part, ...]
     factor: float
+    plain: bool  # the stored bits are those of the whole
     places: list[Placed]
-
-    def is_plain(self, dtype: DType) -> bool:
-        """Whether the stored bits are those of a whole of this type."""
-        return len(self.terms) == 1 and self.factor == 1.0 and self.terms[0].dtype is dtype
 
 
 #: The readings of one pass, by their tensors.
@@ -92,12 +89,13 @@ class GlobalTensor:
             for term, known in zip(box.terms, terms, strict=True):
                 if known not in parts:
                     part = stored(term)
-                    rows = TakenRows(term, part, box.taken, box.turned)
-                    parts[known] = rows if box.taken or box.turned else part
-            own = held.setdefault(
-                (box.factor, terms), _Held(tuple(parts[each] for each in terms), box.factor, [])
-            )
-            own.places.append(Placed.of(record.shape, box))
+                    chosen = box.taken or box.turned
+                    parts[known] = TakenRows(term, part, box.taken, box.turned) if chosen else part
+            if (box.factor, terms) not in held:
+                own = tuple(parts[each] for each in terms)
+                plain = len(own) == 1 and box.factor == 1.0 and own[0].dtype is self._dtype
+                held[box.factor, terms] = _Held(own, box.factor, plain, [])
+            held[box.factor, terms].places.append(Placed.of(record.shape, box))
         self._parts = list(parts.values())
         self._held = list(held.values())
 
@@ -110,14 +108,21 @@ class GlobalTensor:
         readings: _Readings = {part: part.reading() for part in self._parts}
         block = start, start + elements
         share = sum(any(each.meets(*block) for each in held.places) for held in self._held)
-        step = elements * min(max(share // 2, 1), _MOST_AT_ONCE)
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            room = self._memory.whole.of((last - first) * self._storage.itemsize)
-            whole = room.view(self._storage)
-            self._fill(first, whole, readings)
-            for at in range(0, len(whole), elements):
-                yield whole[at : at + elements]
+        step = elements * min(max(share, 1), _MOST_AT_ONCE)
+        # whole rows at a time, so that each part has one stretch in them
+        rows = (each.row_within(step) for held in self._held for each in held.places)
+        row = max(rows, default=1)
+        room = self._memory.whole.of((step + row + elements) * self._storage.itemsize)
+        whole, kept, first = room.view(self._storage), 0, start
+        while first < stop:
+            last = min(-(-(first + step) // row) * row, stop)
+            held = kept + last - first
+            self._fill(first, whole[kept:held], readings)
+            full = held if last == stop else held // elements * elements
+            for at in range(0, full, elements):
+                yield whole[at : min(at + elements, full)]
+            kept, first = held - full, last
+            whole[:kept] = whole[full:held]
 
     def part(self, *indices: Index) -> Array:
         """As ``StoredTensor.part``, but everything is read."""
@@ -147,47 +152,51 @@ class GlobalTensor:
         """Fill in the stored bits of the elements from ``start`` on; zeros where nothing lies."""
         if self._has_holes:
             whole[...] = 0
+        stop = start + len(whole)
         for held in self._held:
-            spans = [
-                span for each in held.places for span in each.stretches(start, start + len(whole))
-            ]
-            if spans:
+            spans: list[Stretch] = []
+            for each in held.places:
+                if start < each.last and each.first < stop:
+                    spans += each.stretches(start, stop)
+            if not spans:
+                continue
+            first, last = spans[0].own, spans[0].end
+            if len(spans) > 1:
                 first, last = min([span.own for span in spans]), max([span.end for span in spans])
                 # what lies close together in the part is read at once
-                if last - first <= 2 * sum([span.number * span.length for span in spans]):
-                    self._fill_spans(start, whole, held, spans, (first, last), readings)
-                else:
+                if last - first > 2 * sum([span.number * span.length for span in spans]):
                     for span in spans:
-                        edges = span.own, span.end
-                        self._fill_spans(start, whole, held, [span], edges, readings)
+                        bits = self._bits(held, span.own, span.end, readings)
+                        _put(whole, start, span, bits, span.own)
+                    continue
+            elif held.plain and spans[0].number == 1:
+                at = spans[0].at - start
+                readings[held.terms[0]].read(first, whole[at : at + last - first])
+                continue
+            bits = self._bits(held, first, last, readings)
+            for span in spans:
+                _put(whole, start, span, bits, first)
 
-    def _fill_spans(
-        self,
-        start: int,
-        whole: Array,
-        held: _Held,
-        spans: list[Stretch],
-        edges: tuple[int, int],
-        readings: _Readings,
-    ) -> None:
-        (first, last), plain = edges, held.is_plain(self._dtype)
-        if plain and len(spans) == spans[0].number == 1:
-            at = spans[0].at - start
-            readings[held.terms[0]].read(first, whole[at : at + last - first])
-            return
+    def _bits(self, held: _Held, first: int, last: int, readings: _Readings) -> Array:
+        """The bits for the whole of some of a part's elements, or of their sum."""
         total = None
         for term in held.terms:
             storage = term.dtype.storage
             bits = self._memory.part.of((last - first) * storage.itemsize).view(storage)
             readings[term].read(first, bits)
-            if not plain:
+            if not held.plain:
                 values = _wide(widen(bits, term.dtype))
                 total = values if total is None else np.add(total, values, out=total)
-        if total is not None:
-            bits = _rounded(total if held.factor == 1.0 else total * held.factor, self._dtype)
-        for span in spans:
-            target = _runs(whole, span, span.at - start, span.stride)
-            target[:] = _runs(bits, span, span.own - first, span.apart)
+        if total is None:
+            return bits
+        return _rounded(total if held.factor == 1.0 else total * held.factor, self._dtype)
+
+
+def _put(whole: Array, start: int, span: Stretch, bits: Array, first: int) -> None:
+    """Put a span's runs into the elements of the whole from ``start`` on, from those of a part from
+    ``first`` on."""
+    target = _runs(whole, span, span.at - start, span.stride)
+    target[:] = _runs(bits, span, span.own - first, span.apart)
 
 
 class _Level(NamedTuple):
@@ -228,10 +237,22 @@ class Placed(NamedTuple):
         """Whether its extent and the elements from ``start`` to ``stop`` overlap."""
         return start < self.last and self.first < stop
 
-    def stretches(self, start: int, stop: int) -> Iterator[Stretch]:
+    def row_within(self, elements: int) -> int:
+        """How far apart the outermost runs of it are of which so many elements hold two; else 1."""
+        return max((each.stride for each in self.levels if each.stride <= elements), default=1)
+
+    def stretches(self, start: int, stop: int) -> list[Stretch]:
         """Those between two elements of the whole, in order."""
-        if self.meets(start, stop):
-            yield from _spans(self.levels, self.length, self.first, self.own, start, stop)
+        if len(self.levels) == 1:
+            number, stride, apart = self.levels[0]
+            low = max(0, -((self.first - start) // stride))
+            high = min(number, (stop - self.first + stride - 1) // stride)
+            at = self.first + low * stride
+            uncut = low == 0 or at - stride + self.length <= start
+            if low < high and uncut and at + (high - 1 - low) * stride + self.length <= stop:
+                own = self.own + low * apart
+                return [Stretch(high - low, stride, self.length, at, own, apart)]
+        return list(_spans(self.levels, self.length, self.first, self.own, start, stop))
 
 
 @lru_cache(maxsize=1 << 12)

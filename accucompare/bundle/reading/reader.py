@@ -347,7 +347,7 @@ class Bundle:
         checked = self._sketch_facts.get(record.rank)
         if checked is not None:
             return checked
-        facts = self.manifests[record.rank].options.sketch
+        facts = self.manifests.get(record.rank, self.manifest).options.sketch
         if facts is None:
             raise RecordError(
                 f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accucompare.bundle.format import Record, sketch_of_part
+from accucompare.bundle.format import GlobalRecord, Record, sketch_of_part
 from accucompare.bundle.reading.reader import Bundle
 from accucompare.errors import RecordError, UsageError
 from accucompare.numbers import (
@@ -157,6 +157,10 @@ def numbers_of(bundle: Bundle, record: Record, size: int) -> Float64:
     Raises:
         RecordError: if it is damaged, or has a sketch of another size.
     """
+    if isinstance(record, GlobalRecord) and record.sketch is not None:
+        held = {(id(e), box.factor): (e, box.factor) for box in record.boxes for e in box.terms}
+        parts = [numbers_of(bundle, term, size) * factor for term, factor in held.values()]
+        return np.asarray(sum(parts[1:], parts[0]))
     if record.sketch is not None:
         found = bundle.sketch(record)
         if len(found) != size:

@@ -16,24 +16,14 @@ from typing import Any
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.format import (
-    COUNT_IN_ZIP64,
-    END,
-    ENTRY,
-    FIELD,
-    IN_ZIP64,
-    LOCAL_HEADER,
-    ZIP64_END,
-    ZIP64_FIELD,
-    ZIP64_LOCATOR,
-)
+from accucompare.bundle.format import zip_records as zips
 from accucompare.bundle.writing.past_cache import PAGE, WORTH_IT, rates_of, write_past
 from accucompare.numbers import Array
 
 ALIGNMENT = 64
 # From here on sizes, offsets and counts do not fit into a ZIP's own fields.
-_ZIP64_LIMIT = IN_ZIP64
-_COUNT_LIMIT = COUNT_IN_ZIP64
+_ZIP64_LIMIT = zips.IN_ZIP64
+_COUNT_LIMIT = zips.COUNT_IN_ZIP64
 _WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
 # bytes; smaller members are written together, since each write makes this thread and the model's
 # compete for the GIL
@@ -78,14 +68,24 @@ class ArchiveWriter:
         offset, size = self._end, len(header) + len(data)
         sizes = [size, size] if size >= _ZIP64_LIMIT else []
         offsets = [offset] if offset >= _ZIP64_LIMIT else []
-        short_size, short_offset = (IN_ZIP64 if sizes else size), (IN_ZIP64 if offsets else offset)
+        short_size, short_offset = (
+            (zips.IN_ZIP64 if sizes else size),
+            (zips.IN_ZIP64 if offsets else offset),
+        )
 
         extra = _zip64_field(sizes)
-        unpadded = offset + LOCAL_HEADER.size + len(encoded) + len(extra) + FIELD.size + len(header)
+        unpadded = (
+            offset
+            + zips.LOCAL_HEADER.size
+            + len(encoded)
+            + len(extra)
+            + zips.FIELD.size
+            + len(header)
+        )
         padding = -unpadded % (PAGE if len(data) >= WORTH_IT else ALIGNMENT)
-        extra += FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
+        extra += zips.FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
         common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
-        local = LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
+        local = zips.LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
         head = b"".join((local, encoded, extra, header))
         self._end += len(head) + len(data)
         self._waiting += head
@@ -96,7 +96,7 @@ class ArchiveWriter:
 
         extra = _zip64_field(sizes + offsets)
         tail = (len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
-        entry = ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, *tail)
+        entry = zips.ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, *tail)
         self._directory += b"".join((entry, encoded, extra))
         self._count += 1
 
@@ -105,9 +105,9 @@ class ArchiveWriter:
         count, size, offset = self._count, len(self._directory), self._end
         end = b""
         if count >= _COUNT_LIMIT or size >= _ZIP64_LIMIT or offset >= _ZIP64_LIMIT:
-            end = ZIP64_END.pack(
+            end = zips.ZIP64_END.pack(
                 b"PK\x06\x06",
-                ZIP64_END.size - 12,
+                zips.ZIP64_END.size - 12,
                 _VERSION,
                 _VERSION,
                 0,
@@ -117,10 +117,10 @@ class ArchiveWriter:
                 size,
                 offset,
             )
-            end += ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
-            count, size, offset = COUNT_IN_ZIP64, IN_ZIP64, IN_ZIP64
+            end += zips.ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
+            count, size, offset = zips.COUNT_IN_ZIP64, zips.IN_ZIP64, zips.IN_ZIP64
         self._waiting += self._directory
-        self._write(end + END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0))
+        self._write(end + zips.END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0))
         try:
             self._file.close()  # network file systems report a full disk here
         except OSError as error:
@@ -170,5 +170,7 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 def _zip64_field(values: list[int]) -> bytes:
     """The extra field for values that 32 bits cannot hold; empty without any."""
     return (
-        struct.pack(f"<2H{len(values)}Q", ZIP64_FIELD, 8 * len(values), *values) if values else b""
+        struct.pack(f"<2H{len(values)}Q", zips.ZIP64_FIELD, 8 * len(values), *values)
+        if values
+        else b""
     )

@@ -22,14 +22,16 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.cluster.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.cluster.worker import (
     Job,
     Located,
+    Reply,
     check_same,
     forget,
     introduce,
     judge_parcel,
+    pack_tasks,
+    unpack_outcomes,
 )
 from accucompare.compare.judging import Sides
 from accucompare.compare.rows import PairOutcome, Task, nbytes

@@ -5,17 +5,93 @@ from __future__ import annotations
 import platform
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
+from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle, open_bundle
-from accucompare.compare.cluster.parcels import Parcel, Reply, pack_outcomes, unpack_tasks
 from accucompare.compare.judging import Sides, judge_task, with_small_pairs
-from accucompare.compare.rows import PairOutcome
+from accucompare.compare.limits import Tolerance
+from accucompare.compare.pairing import Pair
+from accucompare.compare.remarks import ByRounding
+from accucompare.compare.rows import PairOutcome, Proof, Task
 from accucompare.errors import BundleError, ClusterError
 from accucompare.numbers import DTYPES, kernel
 from accucompare.places import place_of
 from accucompare.version import __version__
+
+
+class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A task's first fields, with a number in place of its limits: most tasks share them."""
+
+    pair: Pair
+    limits: int
+    baseline: Record | None
+    repeat: Record | None
+    by_rounding: ByRounding | None
+    golden_repeat: Record | None
+    before: Pair | None
+    given_to_both: bool
+    proof: Proof | None
+    rounded: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Some packed tasks. Limits are few and pickled, so that what a user gave keeps its type."""
+
+    limits: tuple[Tolerance, ...]
+    tasks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The packed outcomes of a parcel, and by place the errors of unreadable tasks.
+
+    Without ``keep_going`` the first error is the last thing in it."""
+
+    outcomes: bytes
+    errors: dict[int, BundleError] = field(default_factory=dict)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TASKS = msgspec.msgpack.Decoder(list[_Sent])
+_OUTCOMES = msgspec.msgpack.Decoder(list[PairOutcome])
+
+
+def pack_tasks(tasks: list[Task]) -> Parcel:
+    limits: dict[Tolerance, int] = {}
+    sent = [
+        _Sent(task.pair, limits.setdefault(task.tolerance, len(limits)), *astuple(task)[2:10])
+        for task in tasks
+    ]
+    return Parcel(tuple(limits), _ENCODER.encode(sent))
+
+
+def unpack_tasks(parcel: Parcel) -> list[Task]:
+    return [
+        Task(sent.pair, parcel.limits[sent.limits], *astuple(sent)[2:])
+        for sent in _TASKS.decode(parcel.tasks)
+    ]
+
+
+def pack_outcomes(outcomes: list[PairOutcome | BundleError]) -> Reply:
+    found = [outcome for outcome in outcomes if not isinstance(outcome, BundleError)]
+    return Reply(
+        _ENCODER.encode(found),
+        {place: each for place, each in enumerate(outcomes) if isinstance(each, BundleError)},
+    )
+
+
+def unpack_outcomes(reply: Reply) -> list[PairOutcome | BundleError]:
+    outcomes: list[PairOutcome | BundleError] = [*_OUTCOMES.decode(reply.outcomes)]
+    for place in sorted(reply.errors):
+        outcomes.insert(place, reply.errors[place])
+    return outcomes
+
 
 #: Of clients that are at work, or that were killed before they could say that they are done.
 _JOBS_HELD = 4
@@ -125,21 +201,11 @@ def _opened(job: Job) -> Sides:
     with _opening:
         if job.token not in _sides:
             check_same(f"worker {_own_address()}", introduce(), job.client)
-            opened = {name: _open(place) for name, place in job.bundles.items()}
+            opened: dict[str, Any] = {"baseline": None, "repeat": None}
+            opened |= {name: _open(place) for name, place in job.bundles.items()}
             while len(_sides) >= _JOBS_HELD:
                 del _sides[next(iter(_sides))]
-            _sides[job.token] = Sides(
-                opened["golden"],
-                opened["candidate"],
-                opened.get("baseline"),
-                opened.get("repeat"),
-                job.verify,
-                job.keep_going,
-                opened.get("golden_repeat"),
-                opened.get("proof"),
-                opened.get("proof_again"),
-                opened.get("rounded"),
-            )
+            _sides[job.token] = Sides(**opened, verify=job.verify, keep_going=job.keep_going)
         return _sides[job.token]
 
 

@@ -135,9 +135,9 @@ class ErrorTerms:
             terms, total = flat[picked], np.maximum(sums[picked, number], 1e-150)
             overlaps[picked] = terms @ (others * squares).T / total[:, None]
             alone[picked] = terms @ np.square(squares) / np.square(total)
-        for number in [*map(int, np.flatnonzero(self.exact))]:
-            together = np.einsum("ctm,tmd->cd", active, self._finite[number])
-            sums[:, number] = np.square(together).sum(-1)
+        for output in np.flatnonzero(self.exact):
+            together = np.einsum("ctm,tmd->cd", active, self._finite[output])
+            sums[:, output] = np.square(together).sum(-1)
         return TermEstimates(np.sqrt(sums.max(-1)), overlaps, alone)
 
     def weights(self, kept: Mask) -> NDArray[np.float64]:

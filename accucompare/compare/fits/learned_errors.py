@@ -88,7 +88,5 @@ class LearnedErrors:
 
     def _solved(self, right: NDArray[np.float64]) -> NDArray[np.float64]:
         known = COMMON_VARIANCE + TERM_VARIANCE * self._weights @ self._weights.T
-        found: NDArray[np.float64] = np.linalg.solve(
-            known + RUN_VARIANCE * np.eye(len(known)), right
-        )
-        return found
+        noisy = known + RUN_VARIANCE * np.eye(len(known))
+        return np.linalg.solve(noisy, right).astype(np.float64)

@@ -10,7 +10,16 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, GlobalRecord, Key, Layout, LayoutEvidence, Record, Role
+from accucompare.bundle.format import (
+    UNKNOWN_CONTENT,
+    GlobalRecord,
+    Key,
+    Layout,
+    LayoutEvidence,
+    Record,
+    Role,
+    whole_box,
+)
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
 from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, viewed
@@ -181,16 +190,7 @@ def _values(record: Record) -> _Values:
 
 
 def sum_of_terms(one: Record, other: Record) -> GlobalRecord:
-    fields = {each: getattr(one, each) for each in Record.__struct_fields__}
-    held = None not in (one.member, other.member)
-    edges = tuple((0, length) for length in one.shape)
+    member = None if None in (one.member, other.member) else one.member
     terms, form = plain_terms(one, other)
-    fields |= {
-        "digest": None,
-        "statistics": None,
-        "sketch": None,
-        "member": one.member if held else None,
-        "boxes": (Box((0,) * len(one.shape), terms, where=edges, form=form),),
-        "evidence": LayoutEvidence.VALUES,
-    }
-    return GlobalRecord(**fields)
+    box, shown = whole_box(terms, one.shape, form), LayoutEvidence.VALUES
+    return GlobalRecord.of(one, [box], member=member, evidence=shown, **UNKNOWN_CONTENT)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from accucompare.bundle.format import (
-    Box,
     GlobalRecord,
     Layout,
     LayoutEvidence,
     Manifest,
     Record,
     Role,
+    whole_box,
 )
 from accucompare.compare.pairing import Pair
 
@@ -61,12 +61,8 @@ def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> R
 
 def viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:
     """A record as it was captured, read in another shape or under another path."""
-    fields = {each: getattr(record, each) for each in Record.__struct_fields__}
-    edges = tuple((0, length) for length in shape)
-    box = Box((0,) * len(shape), (record,), where=edges, form=shape)
-    return GlobalRecord(
-        **{**fields, "shape": shape, "boxes": (box,), "evidence": LayoutEvidence.VALUES}
-    )
+    box = whole_box((record,), shape, shape)
+    return GlobalRecord.of(record, [box], shape=shape, evidence=LayoutEvidence.VALUES)
 
 
 def plain_terms(*records: Record) -> tuple[tuple[Record, ...], tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,8 +93,15 @@ class _View:
 class _Weights:
     """The parameters of a side that the other does not have alike under the same name."""
 
-    def __init__(self, entries: Mapping[str, _Entry]) -> None:
+    def __init__(self, entries: Mapping[str, _Entry], own: Collection[tuple[str, str]]) -> None:
+        """
+        Args:
+            own: names of golden's and of the candidate's that stand for one parameter, of one
+                shape. Its values may be those of a fresh model.
+        """
         self.entries = entries
+        self._own = own
+        self._named = {name for names in own for name in names}
         self.views: dict[int, list[_View]] = defaultdict(list)  # by width
         self.types: dict[int, set[str]] = defaultdict(set)  # by width
         for name in entries:
@@ -123,6 +130,11 @@ class _Weights:
             if renamings and (new := rename(name, renamings)) in modules and new is not None
         }
         tied = (golden if of_golden else own).get("tied") or {}
+        of_one_shape = {
+            (ours, theirs)
+            for ours, theirs in pairs.items()
+            if sides[0][ours]["shape"] == sides[1][theirs]["shape"]
+        }
         return cls(
             {
                 name: entry
@@ -131,7 +143,17 @@ class _Weights:
                 and name not in tied
                 and name.rpartition(".")[0] not in mapped
                 and ("rows" in entry or "columns" in entry)
-            }
+            },
+            of_one_shape,
+        )
+
+    def may_be(self, whole: str, parts: Sequence[WeightPart], of_golden: bool) -> bool:
+        """Whether a parameter may be made up of the other side's: each is known by its own name
+        otherwise. Fresh models of one seed have each other's rows under other names."""
+        names = [part.name for part in parts]
+        pairs = [(whole, name) if of_golden else (name, whole) for name in names]
+        return self._named.isdisjoint((whole, *names)) or (
+            len(pairs) == 1 and pairs[0] in self._own
         )
 
     @property
@@ -188,7 +210,10 @@ def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> It
             parts = tuple(
                 WeightPart(part.name, tuple(own), part.turned) for part, own in runs.items()
             )
-            if len(parts) > 1 or parts[0].turned is not view.turned or len(parts[0].runs) > 1:
+            several = len(parts) > 1 or len(parts[0].runs) > 1
+            if (several or parts[0].turned is not view.turned) and mine.may_be(
+                name, parts, of_golden
+            ):
                 yield FusedWeight(name, of_golden, parts, view.rows, view.turned)
                 return
 

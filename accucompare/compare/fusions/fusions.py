@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.format import (
+    UNKNOWN_CONTENT,
     UPDATE_ROLES,
     Box,
     GlobalRecord,
@@ -394,20 +395,17 @@ def _weight_box(record: Record, own: int, at: int, rows: int, turned: tuple[bool
 def _made(
     first: Record, name: str, path: str, shape: tuple[int, ...], boxes: Sequence[Box]
 ) -> GlobalRecord:
-    fields = {each: getattr(first, each) for each in Record.__struct_fields__}
     held = all(term.member is not None for box in boxes for term in box.terms)
-    fields |= {
-        "name": name,
-        "path": path,
-        "shape": shape,
-        "digest": None,
-        "statistics": None,
-        "sketch": None,
-        "member": first.member if held else None,
-        "boxes": tuple(boxes),
-        "evidence": LayoutEvidence.WEIGHTS,
-    }
-    return GlobalRecord(**fields)
+    return GlobalRecord.of(
+        first,
+        boxes,
+        name=name,
+        path=path,
+        shape=shape,
+        member=first.member if held else None,
+        evidence=LayoutEvidence.WEIGHTS,
+        **UNKNOWN_CONTENT,
+    )
 
 
 def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterator[PreflightFinding]:

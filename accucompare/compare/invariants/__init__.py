@@ -11,7 +11,6 @@ from accucompare.compare.invariants.rank_facts import (
     RankPlace,
     RankStatus,
     RunChecks,
-    Violation,
 )
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "RankPlace",
     "RankStatus",
     "RunChecks",
-    "Violation",
     "check_run",
     "rank_facts",
 ]

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from accucompare.bundle.reading import open_bundle
-from accucompare.compare.invariants.call_checks import check_batches, check_calls, check_dropout
+from accucompare.compare.invariants import call_checks, loop_checks
 from accucompare.compare.invariants.gradient_checks import check_reduction
-from accucompare.compare.invariants.loop_checks import ClippedNorms, check_loop
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
     NotSeenWhy,
@@ -17,15 +16,6 @@ from accucompare.compare.invariants.rank_facts import (
     Tally,
 )
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks
-from accucompare.compare.invariants.setup_checks import check_complete, check_settings
-from accucompare.compare.invariants.weight_checks import (
-    check_given_gradients,
-    check_layouts,
-    check_start,
-    check_tied,
-    check_updates,
-    check_weights,
-)
 from accucompare.errors import UsageError
 from accucompare.places import Place
 
@@ -33,17 +23,17 @@ _StepCheck = Callable[[RunOfRanks, StepOfRanks, Tally], None]
 
 #: What looks at each step; and why it has not, if nothing says more.
 _OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, NotSeenWhy]] = {
-    RankCheck.WEIGHTS: (check_weights, NotSeenWhy.NO_RECORDS),
-    RankCheck.BATCHES: (check_batches, NotSeenWhy.NO_INPUTS),
-    RankCheck.CALLS: (check_calls, NotSeenWhy.NO_SAME_CALL),
-    RankCheck.LAYOUTS: (check_layouts, NotSeenWhy.NO_LAYOUT),
-    RankCheck.DROPOUT: (check_dropout, NotSeenWhy.NO_DROPOUT),
-    RankCheck.GRADIENTS: (check_given_gradients, NotSeenWhy.NO_GRADIENTS),
+    RankCheck.WEIGHTS: (call_checks.check_weights, NotSeenWhy.NO_RECORDS),
+    RankCheck.BATCHES: (call_checks.check_batches, NotSeenWhy.NO_INPUTS),
+    RankCheck.CALLS: (call_checks.check_calls, NotSeenWhy.NO_SAME_CALL),
+    RankCheck.LAYOUTS: (call_checks.check_layouts, NotSeenWhy.NO_LAYOUT),
+    RankCheck.DROPOUT: (call_checks.check_dropout, NotSeenWhy.NO_DROPOUT),
+    RankCheck.GRADIENTS: (call_checks.check_given_gradients, NotSeenWhy.NO_GRADIENTS),
     RankCheck.REDUCTION: (check_reduction, NotSeenWhy.NO_GRADIENTS),
-    RankCheck.LOOP: (check_loop, NotSeenWhy.NO_SERIES),
+    RankCheck.LOOP: (loop_checks.check_loop, NotSeenWhy.NO_SERIES),
     RankCheck.NORM: (None, NotSeenWhy.NOT_CLIPPED),
-    RankCheck.UPDATES: (check_updates, NotSeenWhy.NOT_UPDATED),
-    RankCheck.TIED: (check_tied, NotSeenWhy.NOT_TIED),
+    RankCheck.UPDATES: (call_checks.check_updates, NotSeenWhy.NOT_UPDATED),
+    RankCheck.TIED: (call_checks.check_tied, NotSeenWhy.NOT_TIED),
     RankCheck.PADDING: (None, NotSeenWhy.NOTHING_TELLS),
 }
 
@@ -66,24 +56,24 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
         ranks = bundle.manifest.ranks
         if ranks < 2:
             raise UsageError(
-                f"{path}: was captured on one rank, and ranks are held against each other; compare"
+                f"{path}: was captured on one rank, so there are no ranks to compare; compare"
                 " it with another bundle: accucompare diff"
             )
-        outcomes = [check_complete(bundle), check_settings(bundle)]
+        outcomes = [loop_checks.check_complete(bundle), loop_checks.check_settings(bundle)]
         own = [{entry.step for entry in each.steps} for each in bundle.manifests.values()]
         steps = sorted(set.intersection(*own))
         tallies = {check: Tally(check, unseen) for check, (_, unseen) in _OF_STEPS.items()}
         if steps:
             run = RunOfRanks(bundle, steps)
             looks = {check: look for check, (look, _) in _OF_STEPS.items() if look is not None}
-            norms = ClippedNorms()
+            norms = loop_checks.ClippedNorms()
             looks[RankCheck.NORM] = norms.check
             if bundle.missing_ranks:
                 for check in _OF_ALL_PARTS:
                     missing = tuple(bundle.missing_ranks)
                     tallies[check].unseen = NotSeen(NotSeenWhy.RANKS_MISSING, missing)
                     del looks[check]
-            check_start(run, tallies[RankCheck.WEIGHTS])
+            call_checks.check_start(run, tallies[RankCheck.WEIGHTS])
             for done, number in enumerate(steps):
                 step = run.step(number)
                 for check, look in looks.items():

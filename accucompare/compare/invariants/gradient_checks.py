@@ -14,15 +14,8 @@ import numpy as np
 
 from accucompare.bundle.format import GlobalRecord, Record, Role, StepSeries
 from accucompare.compare.constants import FEWEST_GRADIENTS, REDUCED_WITHIN
-from accucompare.compare.invariants.rank_facts import (
-    NotSeen,
-    NotSeenWhy,
-    OtherGradient,
-    RankFact,
-    ScaledGradient,
-    Tally,
-    UnevenGradient,
-)
+from accucompare.compare.invariants import rank_facts as facts
+from accucompare.compare.invariants.rank_facts import NotSeen, NotSeenWhy, RankFact, Tally
 from accucompare.compare.invariants.run_of_ranks import (
     ByRank,
     RunOfRanks,
@@ -144,18 +137,18 @@ def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tall
 def _wrong(run: RunOfRanks, fit: _Fit, shared: _Shared, usual: float | None) -> RankFact | None:
     if not fit.even:
         if not fit.weights:
-            return OtherGradient(fit.error)
+            return facts.OtherGradient(fit.error)
         weights = tuple(
             (tuple(term.record.ranks), term.call[1], round(weight / shared.scale, 3))
             for term, weight in zip(fit.terms, fit.weights, strict=True)
         )
-        return UnevenGradient(weights)
+        return facts.UnevenGradient(weights)
     of_mean = shared.of_mean(fit)
     if any(_near(of_mean, right) for right in shared.right):
         return None
     if usual is not None and _near(of_mean, usual) and not _is_of_mesh(run, of_mean, shared):
         return None  # the loop scales all gradients
-    return ScaledGradient(float(f"{of_mean:.4g}"), shared.places, usual)
+    return facts.ScaledGradient(float(f"{of_mean:.4g}"), shared.places, usual)
 
 
 def _is_of_mesh(run: RunOfRanks, factor: float, shared: _Shared) -> bool:

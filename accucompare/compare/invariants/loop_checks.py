@@ -6,20 +6,84 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from accucompare.bundle.format import Role, StepSeries
+from accucompare.bundle.format import Manifest, Role, StepSeries
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import SAME_NUMBER, SAME_NUMBER_OF_HALVES, SAME_RATE
+from accucompare.compare.invariants import rank_facts as facts
 from accucompare.compare.invariants.gradient_checks import clip_factor, clipped_by
 from accucompare.compare.invariants.rank_facts import (
     LoopNumber,
-    NormUneven,
     NotSeen,
     NotSeenWhy,
-    NumberApart,
     RankPlace,
     Tally,
 )
 from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks, apart, by_value
 from accucompare.compare.layouts import IncompleteError
+from accucompare.devices import is_a_librarys
+
+#: Variables that say which rank a process is.
+_OWN = ("RANK", "VISIBLE_DEVICES", "MASTER_", "TORCHELASTIC_", "PROCID", "LOCALID", "HOST", "NODE")
+
+
+def check_complete(bundle: Bundle) -> facts.RankOutcome:
+    """Whether every rank and every step of each is there."""
+    steps = {
+        rank: {entry.step for entry in manifest.steps}
+        for rank, manifest in bundle.manifests.items()
+    }
+    every = set[int]().union(*steps.values())
+    unseen: NotSeen | None = None
+    if bundle.missing_ranks:
+        unseen = NotSeen(NotSeenWhy.RANKS_MISSING, tuple(bundle.missing_ranks))
+    elif short := {rank: every - own for rank, own in steps.items() if every - own}:
+        missing = tuple(sorted(set[int]().union(*short.values())))
+        unseen = NotSeen(NotSeenWhy.STEPS_MISSING, tuple(sorted(short)), missing)
+    elif early := [rank for rank, each in bundle.manifests.items() if not each.complete]:
+        unseen = NotSeen(NotSeenWhy.ENDED_EARLY, tuple(sorted(early)))
+    if unseen is not None:
+        place = RankPlace(ranks=unseen.ranks)
+        return facts.RankOutcome(
+            facts.RankCheck.COMPLETE, facts.RankStatus.NOT_LOOKED_AT, unseen, place
+        )
+    tally = Tally(facts.RankCheck.COMPLETE, NotSeenWhy.NO_RECORDS)
+    tally.looked, tally.steps = len(steps), every
+    return tally.outcome()
+
+
+def check_settings(bundle: Bundle) -> facts.RankOutcome:
+    """Whether versions, flags, variables, libraries and code are the same on all ranks."""
+    tally = Tally(facts.RankCheck.SETTINGS, NotSeenWhy.NO_RECORDS)
+    tables = {rank: dict(_settings(manifest)) for rank, manifest in bundle.manifests.items()}
+    names = dict.fromkeys(name for table in tables.values() for name in table)
+    for kind, name in names:
+        held = {rank: table.get((kind, name)) for rank, table in tables.items()}
+        # what was not loaded, or not read, on a rank is no other there
+        read = kind == "variable" and not is_a_librarys(name)
+        if (read or kind in ("version", "library", "source")) and None in held.values():
+            continue
+        tally.see()
+        if ranks := apart(held):
+            tally.fail(facts.SettingApart(kind, name, by_value(held)), RankPlace(ranks=ranks))
+    return tally.outcome()
+
+
+def _settings(manifest: Manifest) -> Iterator[tuple[tuple[str, str], Any]]:
+    device = manifest.environment.get("device")
+    yield ("device", ""), device.get("name") if isinstance(device, dict) else None
+    yield ("mode", ""), manifest.model.get("training")
+    yield ("run", ""), manifest.options.run or None
+    for kind, table in (
+        ("version", manifest.versions),
+        ("flag", manifest.flags),
+        ("variable", manifest.variables or {}),
+        ("library", manifest.libraries),
+        ("source", manifest.code.sources or {}),
+    ):
+        for name, value in table.items():
+            if kind != "variable" or not any(word in name for word in _OWN):
+                yield (kind, name), value
+
 
 #: What it is, and whose.
 _Number = tuple[LoopNumber, str]
@@ -60,7 +124,7 @@ def _same(tally: Tally, step: int, what: _Number, held: dict[int, Any], limit: f
     first = held[min(held)]
     alike = {rank: first if _near(value, first, limit) else value for rank, value in held.items()}
     if ranks := apart(alike):
-        tally.fail(NumberApart(*what, by_value(alike)), RankPlace("", step, None, 0, ranks))
+        tally.fail(facts.NumberApart(*what, by_value(alike)), RankPlace("", step, None, 0, ranks))
 
 
 def _near(value: Any, first: Any, limit: float) -> bool:
@@ -116,7 +180,7 @@ class ClippedNorms:
             tally.see(step)
         low, high = min(self.norms.values()), max(self.norms.values())
         if high - low > (SAME_NUMBER_OF_HALVES if self.halves else SAME_NUMBER) * high:
-            fact = NormUneven(low, high, len(self.norms))
+            fact = facts.NormUneven(low, high, len(self.norms))
             usual = sorted(self.norms.values())[len(self.norms) // 2]
             step = max(self.norms, key=lambda each: abs(self.norms[each] - usual))
             tally.fail(fact, RankPlace("", step, Role.PARAM_GRAD.value))

@@ -16,7 +16,6 @@ import numpy as np
 
 from accucompare.bundle.format import (
     UPDATE_ROLES,
-    Box,
     GlobalRecord,
     Key,
     Layout,
@@ -24,6 +23,7 @@ from accucompare.bundle.format import (
     Role,
     Shard,
     StepSeries,
+    whole_box,
 )
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.invariants.rank_facts import RankPlace
@@ -333,7 +333,8 @@ class RunOfRanks:
         found: list[GlobalRecord] = []
         for shape, mesh, records in self._laid_out(group):
             found += global_tensors(records, mesh, shape)[:1]
-        found += [_alone(record) for record in group.values() if record.shard is None]
+        alone = (record for record in group.values() if record.shard is None)
+        found += [GlobalRecord.of(each, [whole_box((each,), each.shape)]) for each in alone]
         return found
 
     def fills(self, group: ByRank) -> bool:
@@ -454,14 +455,6 @@ def _experts_around(parameter: str) -> str:
         if "expert" in part.lower() and "shared" not in part.lower():
             return ".".join(parts[:number])
     return ""
-
-
-def _alone(record: Record) -> GlobalRecord:
-    """A record of one rank as a whole tensor."""
-    fields = {name: getattr(record, name) for name in Record.__struct_fields__}
-    edges = tuple((0, length) for length in record.shape)
-    box = Box((0,) * len(record.shape), (record,), where=edges)
-    return GlobalRecord(**fields, boxes=(box,))
 
 
 def _shard_of(bundle: Bundle, name: str, entry: dict[str, Any]) -> Shard | None:

@@ -1,8 +1,7 @@
 """Whether the error of a pair is within its limit."""
 
 from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
-from accucompare.compare.judging.given import with_given
-from accucompare.compare.judging.handed_on import judge_handed_on
+from accucompare.compare.judging.handed_on import judge_handed_on, with_given
 from accucompare.compare.judging.judge import is_noise, judge_pair
 from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
 from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs

@@ -146,10 +146,13 @@ def lower_bounds(golden: Record, candidate: Record, cosine: bool = True) -> Metr
     one = min(extremes, sys.float_info.max)
     bias = left.mean.apart(right.mean)
     rmse = max(math.hypot(bias, left.spread.apart(right.spread)), _down(one / math.sqrt(count)))
+    rel_l2 = math.inf if extremes else 0.0
+    if left.largest:
+        rel_l2 = min(rmse, sys.float_info.max) / left.rms.most
     return msgspec.structs.replace(
         metrics,
         compared=count,
-        rel_l2=_relative(extremes, rmse, left),
+        rel_l2=rel_l2,
         one_minus_cosine=_one_minus_cosine(left, right) if cosine else 0.0,
         max_abs=max(extremes, rmse),
         mean_abs=max(bias, _down(one / count)),
@@ -285,12 +288,6 @@ def _distance(left: float, right: float) -> float:
         return float(abs(left - right))
     except OverflowError:  # of huge integers in damaged statistics
         return math.inf
-
-
-def _relative(extremes: float, rmse: float, golden: _Profile) -> float:
-    if not golden.largest:
-        return math.inf if extremes else 0.0
-    return min(rmse, sys.float_info.max) / golden.rms.most
 
 
 def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:

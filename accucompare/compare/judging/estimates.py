@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle.format import Record
+from accucompare.bundle.format import GlobalRecord, Record
 from accucompare.bundle.reading import Bundle, StepColumns, numbers_of
 from accucompare.bundle.writing import SKETCHES_A_MEMBER
 from accucompare.compare.judging.bounds import bound_columns, lower_bounds
@@ -60,17 +60,23 @@ def can_estimate(golden: Record, candidate: Record) -> bool:
     ):
         return False
     ours, theirs = golden.statistics, candidate.statistics
-    if (
-        ours is None
-        or theirs is None
-        or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits)
-    ):
+    if ours is None or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits):
         return False
+    if theirs is None:
+        return _is_finite_sum(candidate) and not (ours.l2 is None or ours.nan or ours.inf)
     if None in (ours.l2, theirs.l2):
         return False
     return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(
         golden, candidate
     )
+
+
+def _is_finite_sum(record: Record) -> bool:
+    """Whether the sketches of finite terms tell a record's own."""
+    if not isinstance(record, GlobalRecord) or record.sketch is None:
+        return False
+    known = [term.statistics for box in record.boxes for term in box.terms]
+    return all(each is not None and not (each.nan or each.inf) for each in known)
 
 
 class Estimates:
@@ -93,7 +99,6 @@ class Estimates:
             RecordError: if a sketch is damaged, or the two were made in different ways.
         """
         assert golden.statistics is not None
-        assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
         if (
             golden.sketch is not None
@@ -101,6 +106,10 @@ class Estimates:
             and _size(theirs, candidate) != size
         ):
             raise _of_two_sizes(ours, golden, theirs, candidate)
+        if candidate.statistics is None:
+            return _of_sum(
+                golden, numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
+            )
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
         bounds = lower_bounds(golden, candidate, cosine=False)
@@ -154,7 +163,8 @@ class Estimates:
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int
     ) -> tuple[float, float, float]:
         """A pair's products; not finite if a sketch is damaged."""
-        if golden.sketch is not None and golden.sketch == candidate.sketch:
+        of_ranks = isinstance(golden, GlobalRecord) or isinstance(candidate, GlobalRecord)
+        if golden.sketch is not None and golden.sketch == candidate.sketch and not of_ranks:
             of_all = self._of_members(ours, golden, theirs, candidate)
             place = golden.sketch % SKETCHES_A_MEMBER
             return of_all[place] if place < len(of_all) else (math.nan, math.nan, math.nan)
@@ -308,6 +318,30 @@ def ratio_room(metrics: Metrics) -> float:
 def _numbers(metrics: Metrics) -> int:
     """How many numbers the sketches had."""
     return round(0.5 / metrics.deviation**2)
+
+
+def _of_sum(golden: Record, ours: Float64, theirs: Float64) -> Metrics:
+    """The metrics of golden and a sum of ranks' terms, of which nothing but sketches is known."""
+    assert golden.statistics is not None
+    elements = math.prod(DTYPES[golden.dtype].reals(golden.shape))
+    apart, length = distance(ours, theirs), golden.statistics.l2 or 0.0
+    rmse, spread = apart / math.sqrt(max(elements, 1)), deviation(len(ours))
+    return Metrics(
+        elements=elements,
+        compared=elements,
+        rel_l2=apart / length if length else (math.inf if apart else 0.0),
+        one_minus_cosine=_one_minus_cosine(
+            ours, theirs, distance(ours, 0.0 * ours), distance(theirs, 0.0 * theirs)
+        ),
+        max_abs=rmse / (1.0 + 3.0 * spread),
+        max_rel=None,
+        rmse=rmse,
+        over_1e3=None,
+        over_5e3=None,
+        saturated=None,
+        masked=None,
+        deviation=spread,
+    )
 
 
 def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: float) -> float:

@@ -7,6 +7,7 @@ import math
 from msgspec.structs import replace
 
 from accucompare.bundle.format import Layout, Record
+from accucompare.compare import remarks
 from accucompare.compare.constants import FEW, RUNS, UNSTEADY
 from accucompare.compare.judging.bounds import can_bound
 from accucompare.compare.judging.estimates import ratio_room, room
@@ -24,18 +25,7 @@ from accucompare.compare.limits import (
 )
 from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import most_changed
-from accucompare.compare.remarks import (
-    BareRemark,
-    BeyondLikeBaseline,
-    ChoicesApart,
-    ChoicesChanged,
-    MissingCast,
-    NoneMayDiffer,
-    NoRelativeLimit,
-    PairRemark,
-    RunsApart,
-    Saturated,
-)
+from accucompare.compare.remarks import BareRemark, PairRemark
 from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.numbers import DTYPES, Kind
 
@@ -113,24 +103,26 @@ def judge_pair(
             remarks=(BareRemark.NON_FINITE_COUNTS,),
             rel_l2_limit=tolerance.rel_l2,
         )
-    remarks: tuple[PairRemark, ...] = (Saturated(metrics.saturated),) if metrics.saturated else ()
+    said: tuple[PairRemark, ...] = (
+        (remarks.Saturated(metrics.saturated),) if metrics.saturated else ()
+    )
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
         if not metrics.max_abs:
             return Verdict(Reason.OK, EXACT.judged, over_limit=0.0)
-        remark = NoneMayDiffer(differing(metrics), metrics.compared)
+        remark = remarks.NoneMayDiffer(differing(metrics), metrics.compared)
         return Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, remarks=(remark,))
     passes, used, smallest = zip(*_limits(metrics, tolerance), strict=True)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
-        remarks = (NoRelativeLimit(metrics.max_abs),)
+        said = (remarks.NoRelativeLimit(metrics.max_abs),)
     return Verdict(
         evident=not all(passes) and tolerance.is_no_rounding(metrics.rel_l2),
         reason=Reason.OK if all(passes) else Reason.OVER,
         limit=tolerance.judged,
         smallest=smallest,
         over_limit=max(used),
-        remarks=remarks,
+        remarks=said,
         rel_l2_limit=tolerance.rel_l2,
     )
 
@@ -169,7 +161,7 @@ def _judge_by_excess(
         and tolerance.ceiling < metrics.rel_l2 < math.inf
         and ratio <= most
     )
-    beyond_too = (BeyondLikeBaseline(expected.rel_l2),)
+    beyond_too = (remarks.BeyondLikeBaseline(expected.rel_l2),)
     # rounding may have changed a choice, in the baseline too: neither failure nor pass
     if beyond and not tolerance.fed:
         return replace(verdict, reason=Reason.OK, remarks=beyond_too, beyond=True)
@@ -186,7 +178,9 @@ def _judge_by_excess(
             beyond=True,
         )
     if expected.dtype and ratio <= most:
-        return replace(verdict, reason=Reason.OVER_PRECISE, remarks=(MissingCast(expected.dtype),))
+        return replace(
+            verdict, reason=Reason.OVER_PRECISE, remarks=(remarks.MissingCast(expected.dtype),)
+        )
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, smallest=())
     if ratio > most:
@@ -219,7 +213,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
                 Reason.OVER,
                 LimitOfKind(LimitKind.APART, most),
                 over_limit=apart / most,
-                remarks=(ChoicesApart(count, metrics.compared, apart, usual),),
+                remarks=(remarks.ChoicesApart(count, metrics.compared, apart, usual),),
                 evident=True,
             )
     most = most_changed(expected.different)
@@ -229,7 +223,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
         LimitOfKind(LimitKind.DIFFERENT, most),
         (SmallestLimit("different", count),),
         count / most,
-        (ChoicesChanged(count, metrics.compared, expected.different),),
+        (remarks.ChoicesChanged(count, metrics.compared, expected.different),),
         excess=count / expected.different,
         evident=reason is Reason.OVER,
     )
@@ -246,7 +240,7 @@ def settle_noise(
         or not is_noise(metrics, noise)
     ):
         return verdict
-    remark = RunsApart(golden=False, apart=noise)
+    remark = remarks.RunsApart(golden=False, apart=noise)
     if tolerance.by_default:
         return replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(remark,))
     return replace(verdict, remarks=(*verdict.remarks, remark))
@@ -268,7 +262,9 @@ def settle_unsteady(
     if apart <= UNSTEADY and not is_noise(metrics, apart):
         return verdict
     return replace(
-        verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(RunsApart(golden=True, apart=apart),)
+        verdict,
+        reason=Reason.NOT_DETERMINISTIC,
+        remarks=(remarks.RunsApart(golden=True, apart=apart),),
     )
 
 

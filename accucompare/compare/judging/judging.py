@@ -10,10 +10,11 @@ import msgspec
 
 from accucompare.bundle.format import TRAINING_ROLES, GlobalRecord, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import remarks
 from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
-from accucompare.compare.judging.closer_looks import look_closer
+from accucompare.compare.judging.closer_looks import CloserLook
 from accucompare.compare.judging.estimates import can_estimate
-from accucompare.compare.judging.given import is_rounded
+from accucompare.compare.judging.handed_on import is_rounded
 from accucompare.compare.judging.judge import (
     judge_pair,
     judge_without_data,
@@ -27,19 +28,12 @@ from accucompare.compare.judging.small_pairs import with_small_pairs
 from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
 from accucompare.compare.measuring import (
     Metrics,
-    Run,
     are_masks_of_two_kinds,
     is_broadcast,
     measure_broadcast,
     measure_masks,
 )
-from accucompare.compare.remarks import (
-    BareRemark,
-    NotRecordedOn,
-    OtherMasks,
-    PartsMissing,
-    RanksDiffer,
-)
+from accucompare.compare.remarks import BareRemark
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -61,14 +55,17 @@ from accucompare.text import with_article
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 #: What the ranks' records have in place of one tensor.
-_WHY_UNKNOWN: dict[Any, Reason] = {PartsMissing: Reason.INCOMPLETE, RanksDiffer: Reason.SHAPE}
+_WHY_UNKNOWN: dict[Any, Reason] = {
+    remarks.PartsMissing: Reason.INCOMPLETE,
+    remarks.RanksDiffer: Reason.SHAPE,
+}
 
 
-def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | BundleError:
+def judge_task(sides: Sides, task: Task) -> PairOutcome | BundleError:
     """The outcome of a pair; not comparable if rounding alone changes its shape or calls."""
-    outcome = _judged(sides, task, run)
+    outcome = _judged(sides, task)
     if isinstance(task.pair.candidate, GlobalRecord) and isinstance(outcome, PairOutcome):
-        outcome = settle_ranks(task, outcome, lambda record: judge_with(sides, task, record, run))
+        outcome = settle_ranks(task, outcome, lambda record: judge_with(sides, task, record))
     if (
         task.by_rounding is None
         or isinstance(outcome, BundleError)
@@ -80,10 +77,10 @@ def judge_task(sides: Sides, task: Task, run: Run = map) -> PairOutcome | Bundle
     )
 
 
-def judge_with(sides: Sides, task: Task, candidate: GlobalRecord, run: Run = map) -> PairOutcome:
+def judge_with(sides: Sides, task: Task, candidate: GlobalRecord) -> PairOutcome:
     """The outcome with another tensor in the candidate's place. Errors as ``Bundle.stored``."""
     pair = msgspec.structs.replace(task.pair, candidate=candidate)
-    outcome = _judged(sides, msgspec.structs.replace(task, pair=pair), run)
+    outcome = _judged(sides, msgspec.structs.replace(task, pair=pair))
     if isinstance(outcome, BundleError):
         raise outcome
     return outcome
@@ -118,12 +115,15 @@ def _passed_at_once(sides: Sides, task: Task) -> PairOutcome | None:
     return PairOutcome(metrics, verdict) if verdict.status is Status.PASS else None
 
 
-def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
+def _judged(sides: Sides, task: Task) -> PairOutcome | BundleError:
     golden, candidate = task.pair.golden, task.pair.candidate
-    if task.unknown is not None and not isinstance(task.unknown, NotRecordedOn):
+    if task.unknown is not None and not isinstance(task.unknown, remarks.NotRecordedOn):
         reason = _WHY_UNKNOWN.get(type(task.unknown), Reason.NOT_COMPARABLE)
-        if isinstance(task.unknown, PartsMissing) and task.unknown.lacking:
-            reason = Reason.RANKS_DISAGREE
+        if isinstance(task.unknown, remarks.PartsMissing) and task.unknown.lacking:
+            lost = Verdict(
+                Reason.RANKS_DISAGREE, over_limit=math.inf, remarks=(task.unknown,), evident=True
+            )
+            return PairOutcome(None, lost)
         return PairOutcome(None, Verdict(reason, remarks=(task.unknown,)))
     if golden is None or candidate is None:
         if is_operator(golden or candidate):
@@ -135,11 +135,11 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
             return PairOutcome(
                 None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ONE_COMPUTES_BUFFER,))
             )
-        remarks = () if task.unknown is None else (task.unknown,)
+        why = () if task.unknown is None else (task.unknown,)
         reason = Reason.EXTRA if golden is None else Reason.MISSING
-        return PairOutcome(None, Verdict(reason, remarks=remarks))
+        return PairOutcome(None, Verdict(reason, remarks=why))
     try:
-        outcome = _compare(sides, golden, candidate, task, run)
+        outcome = _compare(sides, golden, candidate, task)
         option = (
             _option(sides, golden, candidate) if outcome.verdict.status is Status.FAIL else None
         )
@@ -150,42 +150,45 @@ def _judged(sides: Sides, task: Task, run: Run) -> PairOutcome | BundleError:
         return error
 
 
-def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: Run) -> PairOutcome:
+def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> PairOutcome:
     """Measure a pair, find the limits that apply, judge it, and settle what else is known of it."""
+    tolerance = task.tolerance
     verdict = judge_without_data(golden, candidate)
-    if verdict is not None:
+    # of a sum of ranks' terms, nothing is known but a sketch
+    estimated = candidate.statistics is None and _by_sketch(golden, candidate, tolerance)
+    if verdict is not None and not (estimated and verdict.reason is Reason.NOT_COMPARABLE):
         of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
-            sides, golden, candidate, task.tolerance
+            sides, golden, candidate, tolerance
         )
         return of_two_forms or PairOutcome(None, verdict)
-    tolerance = task.tolerance
     if sides.verify and (golden.member is None) is not (candidate.member is None):
         (
             sides.golden.stored(golden)
             if golden.member is not None
             else sides.candidate.stored(candidate)
         ).read()
-    metrics = _measured(sides, golden, candidate, tolerance, run)
+    metrics = _measured(sides, golden, candidate, tolerance)
     if metrics is None:
         metrics = lower_bounds(golden, candidate)
         verdict = judge_bounds(golden, candidate, metrics, tolerance)
         return PairOutcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
-    expected = sides.expected(golden, candidate, metrics, task, run)
+    expected = sides.expected(golden, candidate, metrics, task)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, BareRemark.BASELINE_NON_FINITE)
-    doubtful = doubt(sides, task, golden, candidate, expected, run)
+    doubtful = doubt(sides, task, golden, candidate, expected)
     if doubtful is not None:
         expected, tolerance = doubtful.expected, because(tolerance, doubtful.remark)
     driven = None
     if expected is not None and doubtful is None:
-        driven = limit_on_rounded(sides, task, golden, candidate, expected, metrics.rel_l2, run)
+        driven = limit_on_rounded(sides, task, golden, candidate, expected, metrics.rel_l2)
     if driven is not None:
         tolerance = with_ceiling(tolerance, driven)
         task = msgspec.structs.replace(task, tolerance=tolerance)
-    noise = sides.noise(candidate, task.repeat, metrics, run)
+    noise = sides.noise(candidate, task.repeat, metrics)
     verdict = judge_pair(golden, candidate, metrics, tolerance, expected)
     if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
-        verdict = look_closer(sides, task, golden, candidate, metrics, verdict, expected, run)
+        look = CloserLook(sides, task, golden, candidate, metrics, verdict, expected)
+        verdict = look.settled()
     if (
         metrics.deviation
         and metrics.golden_nan + metrics.golden_inf
@@ -203,23 +206,26 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     if task.given_to_both and not tolerance.by_default:
         verdict = _settle_given(sides, golden, candidate, verdict)
     if verdict.status is Status.FAIL:
-        verdict = settle_unsteady(
-            verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run)
-        )
+        apart = sides.apart(sides.golden, golden, sides.golden_repeat, task.golden_repeat)
+        verdict = settle_unsteady(verdict, tolerance, metrics, apart)
     return PairOutcome(metrics, verdict, None if expected is None else expected.measured, noise)
 
 
 def _measured(
-    sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance, run: Run
+    sides: Sides, golden: Record, candidate: Record, tolerance: Tolerance
 ) -> Metrics | None:
     """The metrics of a pair; ``None`` if only bounds are known."""
-    if (golden.member is not None and candidate.member is not None) or _by_sketch(
-        golden, candidate, tolerance
-    ):
-        return sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance, run)
+    if None not in (golden.member, candidate.member) or _by_sketch(golden, candidate, tolerance):
+        return sides.measure(sides.golden, golden, sides.candidate, candidate, tolerance)
     if golden.statistics is not None and same_bits(golden, candidate):
         return metrics_of_identical(golden, golden.statistics, tolerance)
     return None
+
+
+def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
+    """Whether sketches tell the error; of one, nothing is known element by element."""
+    asked = tolerance.atol is not None or tolerance.rtol is not None
+    return not asked and can_estimate(golden, candidate)
 
 
 def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:
@@ -233,11 +239,6 @@ def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verd
     )
 
 
-def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
-    """Whether an estimate can judge the pair: nothing is known element by element."""
-    return can_estimate(golden, candidate) and tolerance.atol is None and tolerance.rtol is None
-
-
 def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> PairOutcome | None:
     """The outcome of two masks of two kinds, by what they let through; ``None`` for other pairs."""
     if not are_masks_of_two_kinds(golden, candidate):
@@ -247,7 +248,7 @@ def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Pair
     for each in stored:
         each.verify()
     if different := differing(metrics):
-        remark = OtherMasks(different, metrics.elements)
+        remark = remarks.OtherMasks(different, metrics.elements)
         verdict = Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, remarks=(remark,))
     else:
         verdict = Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(BareRemark.SAME_MASKS,))

@@ -53,7 +53,7 @@ from accucompare.compare.limits import (
     partners,
     product_formats,
 )
-from accucompare.compare.measuring import Metrics, Run
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.pairing import Pair, Renaming, most_changed
 from accucompare.compare.remarks import NoReference, NotReproduced, PairRemark
 from accucompare.compare.rows import Proof, Reason, Status, Task, Verdict, same_bits
@@ -210,13 +210,12 @@ class Doubt:
 
 
 def doubt(
-    sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None, run: Run
+    sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None
 ) -> Doubt | None:
     """Why a pair's baseline may not judge it; ``None`` if it is proved, or no proof was run.
 
     Args:
         expected: the baseline's error, if known.
-        run: as for ``Sides.measure``.
     """
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
@@ -229,15 +228,15 @@ def doubt(
         return Doubt(math.inf)
     if golden.member is None or record.member is None:
         return None
-    metrics = sides.measure(sides.golden, golden, sides.proof, record, EXACT, run)
-    if _explained(sides, task, proof, metrics, candidate, expected, run):
+    metrics = sides.measure(sides.golden, golden, sides.proof, record)
+    if _explained(sides, task, proof, metrics, candidate, expected):
         return None
-    apart = sides.apart(sides.proof, record, sides.proof_again, proof.again, run)
+    apart = sides.apart(sides.proof, record, sides.proof_again, proof.again)
     error = math.inf if metrics.nonfinite_mismatch else metrics.rel_l2
     baseline = task.baseline
     own = None
     if sides.baseline is not None and baseline is not None and baseline.member is not None:
-        metrics = sides.measure(sides.proof, record, sides.baseline, baseline, EXACT, run)
+        metrics = sides.measure(sides.proof, record, sides.baseline, baseline)
         own = None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
     return Doubt(error, own, apart if apart is not None and _unsteady(error, apart) else None)
 
@@ -254,7 +253,6 @@ def _explained(
     metrics: Metrics,
     candidate: Record,
     expected: Expected | None,
-    run: Run,
 ) -> bool:
     """Whether golden's precision explains how far the proof is from golden."""
     golden, baseline = task.pair.golden, task.baseline
@@ -277,7 +275,7 @@ def _explained(
         or None in (baseline.member, proof.record.member)
     ):
         return False
-    own = sides.measure(sides.baseline, baseline, sides.proof, proof.record, EXACT, run)
+    own = sides.measure(sides.baseline, baseline, sides.proof, proof.record)
     return not own.nonfinite_mismatch and _of(metrics, own.rel_l2, own.rmse) <= excess_limit(
         metrics.compared, golden.dtype
     )
@@ -294,13 +292,7 @@ def _of(metrics: Metrics, rel_l2: float, rmse: float) -> float:
 
 
 def limit_on_rounded(
-    sides: Sides,
-    task: Task,
-    golden: Record,
-    candidate: Record,
-    expected: Expected,
-    error: float,
-    run: Run,
+    sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected, error: float
 ) -> float | None:
     """The relative L2 error up to which golden's own code on rounded values is off, too.
 
@@ -309,7 +301,6 @@ def limit_on_rounded(
     Args:
         expected: the baseline's error, which is proved.
         error: the candidate's relative L2 error.
-        run: as for ``Sides.measure``.
     """
     record, ceiling = task.rounded, task.tolerance.ceiling
     if (
@@ -326,7 +317,7 @@ def limit_on_rounded(
     if kept is not None:
         driven = kept.rel_l2 or 0.0
     elif golden.member is not None and record.member is not None and record.shape == golden.shape:
-        metrics = sides.measure(sides.golden, golden, sides.rounded, record, EXACT, run)
+        metrics = sides.measure(sides.golden, golden, sides.rounded, record)
         driven = 0.0 if metrics.nonfinite_mismatch else metrics.rel_l2
     else:
         return None

@@ -9,16 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Record, Role
+from accucompare.compare import remarks
 from accucompare.compare.layouts import interleaved, reordered, scaled, with_replicas, with_sums
-from accucompare.compare.remarks import (
-    Interleaved,
-    OwnClipping,
-    PairRemark,
-    RanksDiffer,
-    ReducedHere,
-    Swapped,
-    TimesRanks,
-)
+from accucompare.compare.remarks import PairRemark
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Kind
@@ -53,9 +46,9 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcom
     for layers, other in interleaved(candidate):
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:
-            return _remarked(found, Interleaved(layers))
+            return _remarked(found, remarks.Interleaved(layers))
     if (order := _order(candidate, judge)) is not None:
-        return _remarked(settled, Swapped(order))
+        return _remarked(settled, remarks.Swapped(order))
     return settled
 
 
@@ -75,10 +68,14 @@ def _settled(
     worst = replace(worst, arranged=candidate)
     ranks = tuple(candidate.ranks)
     if not wrong:
-        return _remarked(worst, RanksDiffer(ranks))
+        compared = all(found.verdict.status is Status.PASS for _, found in held)
+        return _remarked(
+            worst, remarks.RanksDiffer(ranks) if compared else remarks.SumUnknown(ranks)
+        )
     right = next((each for each, found in held if found.verdict.status is Status.PASS), None)
     of_call = candidate.role in (*GRADIENT_ROLES, Role.INPUT, Role.OUTPUT)  # may be terms
     of_call = of_call and candidate.dtype != "bool"  # a mask that one rank lost is no term
+    terms = None
     for summed in (
         with_sums(candidate, task.means)
         if of_call or (right is None and candidate.dtype != "bool")
@@ -86,16 +83,21 @@ def _settled(
     ):
         found = judge(summed)
         if found.verdict.status is Status.PASS:
-            remark = ReducedHere(summed.reduced, ranks)
+            remark = remarks.ReducedHere(summed.reduced, ranks)
             # a number of each rank's own batch, such as its loss, is a term, too
             own = task.means and (not candidate.shape or _counts_tokens(candidate))
             if gradient or own:
                 return _remarked(replace(found, arranged=summed), remark)
-            return replace(_failed(worst, remark), summed=summed)
+            if right is None:
+                return replace(_failed(worst, remark), summed=summed)
+            terms = terms or summed  # or what the other ranks lost: they hold zeros
+        if found.verdict.status is Status.NOT_COMPARED and right is None:
+            return _remarked(replace(found, arranged=summed), remarks.SumUnknown(ranks))
+    worst = replace(worst, summed=terms)
     off = tuple(sorted({rank for each in wrong for rank in _off(each, right, judge)}))
     if len(wrong) < len(held):
-        return _failed(worst, RanksDiffer(ranks, off))
-    return _remarked(worst, RanksDiffer(ranks, off))
+        return _failed(worst, remarks.RanksDiffer(ranks, off))
+    return _remarked(worst, remarks.RanksDiffer(ranks, off))
 
 
 def _counts_tokens(record: GlobalRecord) -> bool:
@@ -121,7 +123,7 @@ def _by_mean(task: Task, candidate: GlobalRecord, judge: Rejudge) -> PairOutcome
         record = scaled(candidate, 1.0 / divisor)
         found = judge(record)
         if found.verdict.status is Status.PASS:
-            return _remarked(replace(found, arranged=record), TimesRanks(divisor))
+            return _remarked(replace(found, arranged=record), remarks.TimesRanks(divisor))
     return None
 
 
@@ -151,7 +153,10 @@ def _failed(outcome: PairOutcome, remark: PairRemark) -> PairOutcome:
 
 
 def pass_used_terms(
-    tasks: Sequence[Task], outcomes: list[PairOutcome | BundleError], judge: RejudgeTask
+    tasks: Sequence[Task],
+    outcomes: list[PairOutcome | BundleError],
+    judge: RejudgeTask,
+    fed: bool = False,
 ) -> None:
     """Pass values that ranks hold as terms of a sum, if what is computed of them is right.
 
@@ -159,6 +164,8 @@ def pass_used_terms(
 
     Args:
         judge: judges a task with another tensor in the candidate's place.
+        fed: whether calls were given golden's values. A value of which a rank holds all was then
+            given to each rank whole: what is computed of it is right where no sum is made.
     """
     wrong: dict[_Call | None, bool] = {}
     terms = []
@@ -170,9 +177,8 @@ def pass_used_terms(
             call = record.rank, record.step, record.name, record.call
             failed = outcome.verdict.status is Status.FAIL
             wrong[call] = failed or wrong.get(call, False)
-        if record.role in (Role.INPUT, Role.OUTPUT) and any(
-            isinstance(remark, ReducedHere) for remark in outcome.verdict.remarks
-        ):
+        is_sum = outcome.summed is not None and (not fed or _is_reduced_here(outcome))
+        if record.role in (Role.INPUT, Role.OUTPUT) and is_sum:
             terms.append(place)
     for place in terms:
         task, outcome = tasks[place], outcomes[place]
@@ -183,7 +189,9 @@ def pass_used_terms(
             continue
         if wrong.get((record.rank, record.step, *called)) is False:
             found = replace(judge(task, summed), arranged=summed)
-            outcomes[place] = _remarked(found, outcome.verdict.remarks[-1])
+            outcomes[place] = _remarked(
+                found, remarks.ReducedHere(summed.reduced, tuple(summed.ranks))
+            )
 
 
 def fail_left_terms(
@@ -233,7 +241,7 @@ def _sides(task: Task) -> tuple[Record, GlobalRecord]:
 
 def _is_reduced_here(outcome: PairOutcome | BundleError) -> bool:
     return isinstance(outcome, PairOutcome) and any(
-        isinstance(remark, ReducedHere) for remark in outcome.verdict.remarks
+        isinstance(remark, remarks.ReducedHere) for remark in outcome.verdict.remarks
     )
 
 
@@ -266,8 +274,8 @@ def judge_own_means(
         if verdict.status is Status.FAIL:
             wrong.append(place)
         elif verdict.status is Status.PASS and verdict.reason is not Reason.IDENTICAL:
-            remarks = verdict.remarks
-            times[next((each.times for each in remarks if isinstance(each, TimesRanks)), 1.0)] += 1
+            told = (each for each in verdict.remarks if isinstance(each, remarks.TimesRanks))
+            times[next((each.times for each in told), 1.0)] += 1
     most = max(times, key=lambda each: times[each], default=None)
     for place in wrong:
         task, outcome = tasks[place], outcomes[place]
@@ -279,7 +287,7 @@ def judge_own_means(
             record = scaled(outcome.arranged, 1.0 / each)
             own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
             again = settle_ranks(own, judge(task, record), functools.partial(judge, task))
-            found[each] = _remarked(again, TimesRanks(each))
+            found[each] = _remarked(again, remarks.TimesRanks(each))
         if most is None:  # the first wrong one tells
             found[1.0] = outcome
             most = min(found, key=lambda each: _error(found[each]))
@@ -311,7 +319,7 @@ def judge_own_clipping(
         record = scaled(arranged if isinstance(arranged, GlobalRecord) else candidate, 1.0 / factor)
         own = replace(task, pair=replace(task.pair, candidate=record), arranged=())
         again = settle_ranks(own, judge(task, record), functools.partial(judge, task))
-        outcomes[place] = _remarked(again, OwnClipping(factor))
+        outcomes[place] = _remarked(again, remarks.OwnClipping(factor))
 
 
 def of_ranks(verdict: Verdict) -> Verdict:
@@ -320,8 +328,8 @@ def of_ranks(verdict: Verdict) -> Verdict:
         return verdict
     for remark in verdict.remarks:
         match remark:
-            case ReducedHere():
+            case remarks.ReducedHere():
                 return replace(verdict, reason=Reason.UNREDUCED)
-            case RanksDiffer(ranks, wrong) if wrong and wrong != ranks:
+            case remarks.RanksDiffer(ranks, wrong) if wrong and wrong != ranks:
                 return replace(verdict, reason=Reason.RANKS_DISAGREE)
     return verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from accucompare.bundle.format import Record
 from accucompare.bundle.reading import Bundle
@@ -31,7 +31,10 @@ class Sides:
     """The bundles, and how to compare their pairs.
 
     Attributes:
+        repeat, golden_repeat: second runs of the candidate and of golden.
+        proof, proof_again, rounded: see ``compare.judging.proof``.
         known: metrics of small pairs, see ``compare.judging.small_pairs``.
+        run: as for ``measure_pair``.
     """
 
     golden: Bundle
@@ -46,20 +49,15 @@ class Sides:
     rounded: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
     known: KnownMetrics = field(default_factory=dict, compare=False)
+    run: Run = field(default=map, compare=False)
 
     def bundles(self) -> dict[str, Bundle]:
         """Those that there are, by name."""
-        named = {
-            "golden": self.golden,
-            "candidate": self.candidate,
-            "baseline": self.baseline,
-            "repeat": self.repeat,
-            "golden_repeat": self.golden_repeat,
-            "proof": self.proof,
-            "proof_again": self.proof_again,
-            "rounded": self.rounded,
+        return {
+            each.name: bundle
+            for each in fields(self)
+            if isinstance(bundle := getattr(self, each.name), Bundle)
         }
-        return {name: bundle for name, bundle in named.items() if bundle is not None}
 
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
@@ -72,7 +70,7 @@ class Sides:
             raise
 
     def expected(
-        self, golden: Record, candidate: Record, metrics: Metrics, task: Task, run: Run
+        self, golden: Record, candidate: Record, metrics: Metrics, task: Task
     ) -> Expected | None:
         """The baseline's error; ``None`` if missing or not measurable."""
         baseline = task.baseline
@@ -81,45 +79,38 @@ class Sides:
         if baseline.error is not None:
             return Expected.kept(baseline.error, candidate, baseline)
         if self.verify or not same_bits(candidate, baseline):
-            metrics = self.measure(self.golden, golden, self.baseline, baseline, EXACT, run)
+            metrics = self.measure(self.golden, golden, self.baseline, baseline)
         if metrics.nonfinite_mismatch:
             return None
-        size = size_of_terms(candidate, golden)
+        size = max(size_of_terms(candidate, golden), task.terms)
         expected = Expected.of(metrics, candidate, baseline)
         return expected.of_sums_over(task.summed, candidate.dtype, size)
 
-    def noise(
-        self, candidate: Record, repeat: Record | None, error: Metrics, run: Run
-    ) -> float | None:
+    def noise(self, candidate: Record, repeat: Record | None, error: Metrics) -> float | None:
         """The candidate's two runs' distance, relative to golden's norm; ``None`` if unmeasurable.
 
         Args:
             candidate, repeat: the two runs' records.
             error: the candidate's metrics against golden; they give golden's norm.
-            run: as for ``measure_pair``.
         """
-        apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
+        apart = self._apart(self.candidate, candidate, self.repeat, repeat)
         if apart is None or apart.nonfinite_mismatch:
             return None if apart is None else math.inf
         if not apart.rmse or not error.rmse:  # without an error, the candidate's norm is golden's
             return apart.rel_l2
         return apart.rmse / error.rmse * error.rel_l2
 
-    def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """The distance of golden's captures, relative to the first's norm; ``None`` if unknown."""
-        return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
-
     def apart(
-        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
+        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None
     ) -> float | None:
         """The distance of two runs, relative to the first's norm; ``None`` if not measurable."""
-        apart = self._apart(bundle, record, second, repeat, run)
+        apart = self._apart(bundle, record, second, repeat)
         if apart is None or apart.nonfinite_mismatch:
             return None if apart is None else math.inf
         return apart.rel_l2
 
     def _apart(
-        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run
+        self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None
     ) -> Metrics | None:
         """The metrics of one side's record in two captures; ``None`` if not measurable."""
         if second is None or repeat is None:
@@ -130,7 +121,7 @@ class Sides:
             return None
         if (record.shape, record.dtype, record.shard) != (repeat.shape, repeat.dtype, repeat.shard):
             return None
-        return self.measure(bundle, record, second, repeat, EXACT, run)
+        return self.measure(bundle, record, second, repeat)
 
     def measure(
         self,
@@ -138,8 +129,7 @@ class Sides:
         left: Record,
         theirs: Bundle,
         right: Record,
-        tolerance: Tolerance,
-        run: Run,
+        tolerance: Tolerance = EXACT,
     ) -> Metrics:
         """The metrics of two records with data; reads them if digests differ, or to verify."""
         if (measured := self.known.get((id(left), id(right)))) is not None:
@@ -170,7 +160,7 @@ class Sides:
             atol=atol,
             rtol=rtol,
             masks=masks,
-            run=run,
+            run=self.run,
         )
         for each in stored:
             each.verify()

@@ -11,14 +11,9 @@ from msgspec.structs import replace
 
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import remarks
 from accucompare.compare.limits import EXACT, why_not
-from accucompare.compare.remarks import (
-    AfterRouting,
-    PairRemark,
-    RoutedOtherwise,
-    RowsAlike,
-    TokensElsewhere,
-)
+from accucompare.compare.remarks import PairRemark
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
 from accucompare.compare.tokens import PairedTokens, Routing
 from accucompare.errors import BundleError
@@ -56,7 +51,7 @@ def settle_tokens(
     for place, remark in tokens.elsewhere.items():
         outcome = outcomes[place]
         if isinstance(outcome, PairOutcome):
-            if isinstance(remark, TokensElsewhere):
+            if isinstance(remark, remarks.TokensElsewhere):
                 explained = remark.by_rounding and place not in faulty
                 remark = replace(remark, by_rounding=explained)
             outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
@@ -77,7 +72,7 @@ def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
     )
 
 
-def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> None:
+def _judge_choices(outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherwise) -> None:
     outcome = outcomes[place]
     if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
         return
@@ -90,14 +85,14 @@ def _judge_choices(outcomes: _Outcomes, place: int, remark: RoutedOtherwise) -> 
 
 
 def _with_rest(
-    outcome: PairOutcome, remark: TokensElsewhere | RowsAlike, begins: bool
+    outcome: PairOutcome, remark: remarks.TokensElsewhere | remarks.RowsAlike, begins: bool
 ) -> PairOutcome:
     """The outcome of the rows that have partners, and what the others mean for it.
 
     Args:
         begins: whether it is what the expert was given.
     """
-    if begins and isinstance(remark, TokensElsewhere) and not remark.by_rounding:
+    if begins and isinstance(remark, remarks.TokensElsewhere) and not remark.by_rounding:
         used = outcome.verdict.over_limit or math.inf
         lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
         return replace(outcome, verdict=lost)
@@ -116,7 +111,7 @@ def _excuse_later(
 ) -> None:
     """What fails after tokens were routed otherwise shows nothing, except in their experts' calls,
     where these tokens are left out."""
-    remark = AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
+    remark = remarks.AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
     after = routing.call[0], routing.order
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         record = task.pair.record
@@ -134,7 +129,7 @@ def _excuse_later(
 
 def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing) -> None:
     """A fed router's own backward goes through its own choices, so what it gives shows nothing."""
-    remark = AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1], own=True)
+    remark = remarks.AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1], own=True)
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
         record = task.pair.record
         of_call = (

@@ -57,6 +57,14 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         **_united([manifest.model for manifest in manifests.values()]),
         **{kind: _shared(manifests.values(), kind) for kind in _TABLES},
     }
+    if bundle.missing_ranks and golden is not None:  # what is left of a tensor may be a part
+        for kind in _TABLES:
+            known = golden.model.get(kind) or {}
+            model[kind] = {
+                name: entry
+                for name, entry in model[kind].items()
+                if name in known and same_fingerprint(entry, known[name])
+            }
     whole = len(model["parameters"]) == len(first.model.get("parameters") or {})
     steps = {step for step, _ in ranks.batches}
     merged = replace(

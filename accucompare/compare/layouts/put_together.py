@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Box, GlobalRecord, Record
+from accucompare.bundle.format import Box, GlobalRecord, LayoutEvidence, Record
 from accucompare.compare.layouts.arrange import Arrangement, arrangements
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.sequence_parts import Holder
@@ -45,9 +45,10 @@ def global_record(first: Record, shape: tuple[int, ...], arrangement: Arrangemen
     )
     records = [record for box in arrangement.boxes for record in box.terms]
     held = all(record.member is not None for record in records)
+    adds_up = not held and _adds_up(arrangement, shape)
     fields |= {
         "digest": own.terms[0].digest if alone else None,
-        "sketch": own.terms[0].sketch if alone else None,
+        "sketch": own.terms[0].sketch if alone else (0 if adds_up else None),
         "member": own.terms[0].member if held else None,
         "statistics": own.terms[0].statistics if alone else _statistics(arrangement.boxes),
         "shape": shape,
@@ -57,6 +58,17 @@ def global_record(first: Record, shape: tuple[int, ...], arrangement: Arrangemen
         "axes": tuple(arrangement.axes.items()),
     }
     return GlobalRecord(**fields)
+
+
+def _adds_up(arrangement: Arrangement, shape: tuple[int, ...]) -> bool:
+    """Whether the sketches of the parts add up to the whole's: each was made by the part's recorded
+    place in it."""
+    return arrangement.evidence is not LayoutEvidence.GIVEN and all(
+        term.has_values and shape == (term.shape if term.shard is None else term.shard.shape)
+        for box in arrangement.boxes
+        for terms in (box.terms, *box.replicas)
+        for term in terms
+    )
 
 
 def _statistics(boxes: Sequence[Box]) -> Statistics | None:
@@ -115,12 +127,20 @@ def with_replicas(record: GlobalRecord) -> Iterator[GlobalRecord]:
         for box in record.boxes:
             held = (box.terms, *box.replicas)
             boxes.append(replace(box, terms=held[min(number, len(held) - 1)], replicas=()))
-        yield replace(_without_digest(record), boxes=tuple(boxes))
+        known = None if record.member else _statistics(boxes)
+        yield replace(record, boxes=tuple(boxes), digest=None, statistics=known)
 
 
 def scaled(record: GlobalRecord, factor: float) -> GlobalRecord:
     boxes = (replace(box, factor=box.factor * factor) for box in record.boxes)
-    return replace(_without_digest(record), boxes=tuple(boxes))
+    known = None if record.member else record.statistics
+    if known is not None:
+        low, high, mean, l2 = (
+            None if each is None else each * factor
+            for each in (known.min, known.max, known.mean, known.l2)
+        )
+        known = Statistics(low, high, mean, l2, known.nan, known.inf, known.rounding)
+    return replace(record, boxes=tuple(boxes), digest=None, statistics=known)
 
 
 def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRecord]]:
@@ -134,7 +154,7 @@ def reordered(record: GlobalRecord) -> Iterator[tuple[tuple[int, ...], GlobalRec
                 replace(boxes[number], start=box.start)
                 for number, box in zip(order, boxes, strict=True)
             )
-            yield order, replace(_without_digest(record), boxes=tuple(moved))
+            yield order, replace(_without_digest(record), boxes=tuple(moved), sketch=None)
 
 
 def interleaved(
@@ -142,25 +162,27 @@ def interleaved(
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
-    if len(record.axes) != 1 or len({box.shape for box in record.boxes}) > 1:
+    if len(record.axes) != 1:
         return
     ((axis, _),) = record.axes
-    places = sorted({box.start[axis] for box in record.boxes})
+    edges = [each for box in record.boxes for each in (box.start[axis], box.shape[axis])]
     for sizes in fused:
-        length, rest = divmod(record.boxes[0].shape[axis], sum(sizes))
-        if rest or not length:
+        if not min(edges[1::2]) or any(each % sum(sizes) for each in edges):
             continue
         boxes = []
         for box in record.boxes:
-            number, before = places.index(box.start[axis]), 0
-            for size in sizes:
-                own = size * length
+            before = 0
+            for size in sizes:  # of each layer, a rank's part lies after the earlier ranks' parts
+                first, own = (
+                    size * each // sum(sizes) for each in (box.start[axis], box.shape[axis])
+                )
                 start, where = list(box.start), list(box.where)
-                start[axis] = before * len(places) + number * own
-                where[axis] = where[axis][0] + before, where[axis][0] + before + own
+                start[axis] = before * record.shape[axis] // sum(sizes) + first
+                within = box.where[axis][0] + before * box.shape[axis] // sum(sizes)
+                where[axis] = within, within + own
                 boxes.append(replace(box, start=tuple(start), where=tuple(where)))
-                before += own
-        yield len(sizes), replace(_without_digest(record), boxes=tuple(boxes))
+                before += size
+        yield len(sizes), replace(_without_digest(record), boxes=tuple(boxes), sketch=None)
 
 
 def _without_digest(record: GlobalRecord) -> GlobalRecord:

@@ -112,16 +112,21 @@ class RankRecords(NamedTuple):
         return found
 
     def lacking(self, record: Record) -> PartsMissing | None:
-        """The ranks that finished the step without the update that they made in another step."""
-        if record.role not in (Role.PARAM_UPDATE, Role.STATE_AFTER):
-            return None
+        """The ranks that finished the step without the update that they made in another step, or
+        that made one without the gradient that others have."""
         held = {rank for rank, _ in self.groups[record.key]}
-        lacking = [
-            rank
-            for rank in sorted(self.updating[record.name, record.role, record.path] - held)
-            if any(entry.step == record.step for entry in self.manifests[rank].steps)
-        ]
-        return PartsMissing(tuple(sorted(held)), tuple(lacking)) if lacking else None
+        if record.role is Role.PARAM_GRAD:
+            before = self.groups.get(record.key._replace(role=Role.PARAM_BEFORE), {})
+            without = {rank for rank, _ in before} - held
+        elif record.role in (Role.PARAM_UPDATE, Role.STATE_AFTER):
+            without = {
+                rank
+                for rank in self.updating[record.name, record.role, record.path] - held
+                if any(entry.step == record.step for entry in self.manifests[rank].steps)
+            }
+        else:
+            return None
+        return PartsMissing(tuple(sorted(held)), tuple(sorted(without))) if without else None
 
     def short_of_ranks(self, pair: Pair) -> PartsMissing | None:
         """The ranks that have a step, if others were ended before, or their files are lost, and the

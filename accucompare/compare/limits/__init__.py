@@ -22,15 +22,22 @@ from accucompare.compare.limits.baseline import (
 from accucompare.compare.limits.golden_baselines import (
     BASELINE_ERRORS,
     PRECISIONS,
+    Suggestion,
+    float_dtype,
     keep_errors,
     own_baseline,
     parse_precisions,
+    product_formats,
+    suggest_baseline,
+    suggested,
 )
 from accucompare.compare.limits.limits_in_force import (
     CEILING,
     COPIES,
     DEFAULT_REL_L2,
     LimitsInForce,
+    Rule,
+    read_rules,
 )
 from accucompare.compare.limits.provenance import (
     OtherCode,
@@ -40,16 +47,13 @@ from accucompare.compare.limits.provenance import (
     other_optimizer,
     other_surroundings,
 )
-from accucompare.compare.limits.rules import Rule, read_rules
-from accucompare.compare.limits.smallest_limit import SmallestLimit
-from accucompare.compare.limits.suggested_baseline import (
-    Suggestion,
-    float_dtype,
-    product_formats,
-    suggest_baseline,
-    suggested,
+from accucompare.compare.limits.tolerance import (
+    COARSE,
+    EXACT,
+    SmallestLimit,
+    Tolerance,
+    with_ceiling,
 )
-from accucompare.compare.limits.tolerance import COARSE, EXACT, Tolerance, with_ceiling
 
 __all__ = [
     "BASELINE_ERRORS",

@@ -254,7 +254,7 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     """
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
-            raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
+            raise UsageError(f"{baseline.path}: cannot be the baseline, too; capture another")
     if (mode := baseline.manifest.options.mode) in (Mode.STATS, Mode.DIGEST):
         raise UsageError(
             f"{baseline.path}: holds no values (mode {mode}) to tell an error by; capture the"

@@ -1,6 +1,6 @@
 """The numbers of one pair of tensors, without judging them."""
 
-from accucompare.compare.measuring.blocks import Blocks, PairOfTensors
+from accucompare.compare.measuring.blocks import Blocks, PairOfTensors, Sample
 from accucompare.compare.measuring.broadcasting import is_broadcast, measure_broadcast
 from accucompare.compare.measuring.masks import (
     are_masks_of_two_kinds,
@@ -15,7 +15,6 @@ from accucompare.compare.measuring.measure import (
     measure_pair,
 )
 from accucompare.compare.measuring.norms import Run
-from accucompare.compare.measuring.sample import Sample
 from accucompare.compare.measuring.small import (
     PlacedPair,
     SmallMetrics,

@@ -8,15 +8,19 @@ from accucompare.compare.origins.describing import (
     is_choice,
     with_descriptions,
 )
-from accucompare.compare.origins.module_calls import parameter_of
+from accucompare.compare.origins.module_calls import parameter_of, with_producers
 from accucompare.compare.origins.outside_changes import small_changes
-from accucompare.compare.origins.producers import with_producers
 from accucompare.compare.origins.row_culprits import STRUCTURAL
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.origins.terms import PARAMETER_GRADIENTS, Terms
 from accucompare.compare.origins.trace import NotFed, Trace, not_fed
-from accucompare.compare.origins.unseen import Unseen, unseen_rows, without_output
+from accucompare.compare.origins.unseen import (
+    Unseen,
+    unseen_rows,
+    weights_not_shown,
+    without_output,
+)
 from accucompare.compare.origins.vouching import vouched_for
 
 __all__ = [
@@ -42,6 +46,7 @@ __all__ = [
     "unseen_rows",
     "unsteady",
     "vouched_for",
+    "weights_not_shown",
     "with_descriptions",
     "with_producers",
     "without_output",

@@ -30,7 +30,6 @@ from accucompare.compare.origins.row_culprits import (
     excess_of,
     operator_culprits,
     own_error,
-    step_of_culprit,
 )
 from accucompare.compare.origins.scaled import find_scaled
 from accucompare.compare.origins.sites import Culprit, Stage
@@ -85,10 +84,8 @@ def find_culprits(
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
     """The same order within a step; the first step with a clear error first, earlier ones last."""
-    first = min((step_of_culprit(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
-    return sorted(
-        culprits, key=lambda culprit: (step_of_culprit(culprit) < first, step_of_culprit(culprit))
-    )
+    first = min((culprit.record.step for culprit in culprits if _is_clear(culprit)), default=0)
+    return sorted(culprits, key=lambda culprit: (culprit.record.step < first, culprit.record.step))
 
 
 def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
@@ -97,9 +94,8 @@ def _of_most_steps_first(culprits: list[Culprit], fed: bool) -> list[Culprit]:
     Numbers of steps count by their powers of ``ALIKE``. Fed, clear errors come before all."""
     steps: dict[tuple[str, str, str], set[tuple[int, int]]] = {}
     for culprit in culprits:
-        assert culprit.row.record is not None
         steps.setdefault((culprit.name, culprit.site, culprit.before), set()).add(
-            (culprit.row.record.rank, culprit.row.record.step)
+            (culprit.record.rank, culprit.record.step)
         )
 
     def key(culprit: Culprit) -> tuple[bool, bool, int]:
@@ -139,9 +135,7 @@ def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
 
 
 def _of(culprit: Culprit) -> CallKey:
-    record = culprit.row.record
-    assert record is not None
-    return record.rank, record.step, culprit.name, culprit.call
+    return culprit.record.rank, culprit.record.step, culprit.name, culprit.call
 
 
 def _is_told(row: Row) -> bool:
@@ -176,11 +170,9 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
     culprit comes after its operators'. The gradient that a loss sends back comes before its value
     where several ranks made it: it tells whose loss is wrong."""
     sent = {
-        (culprit.row.record.rank, culprit.row.record.step)
+        (culprit.record.rank, culprit.record.step)
         for culprit in culprits
-        if culprit.row.record is not None
-        and culprit.stage is Stage.LOSS
-        and isinstance(culprit.row.candidate, GlobalRecord)
+        if culprit.stage is Stage.LOSS and isinstance(culprit.row.candidate, GlobalRecord)
     }
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
@@ -192,12 +184,12 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         else:
             apart = math.floor(math.log(most / culprit.size, ALIKE))
         not_all_fed = culprit.row.verdict.not_all_fed
-        record = culprit.row.record
-        harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
+        record = culprit.record
+        harmless = record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         if structure:
             # what a call with golden's inputs made in another shape is no golden value for others
-            made = record is not None and record.role is Role.OUTPUT and not not_all_fed
+            made = record.role is Role.OUTPUT and not not_all_fed
             structure = 1 if made and culprit.reason in STRUCTURAL else 2 + structure
         else:
             structure = 2 * not_all_fed
@@ -205,13 +197,12 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
         late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(
             culprit.stage
         )
-        told = record is not None and (record.rank, record.step) in sent
         return (
             int(structure),
             not_all_fed,
             culprit.site != "buffer",
             late,
-            told and record is not None and record.role is Role.LOSS,
+            record.role is Role.LOSS and (record.rank, record.step) in sent,
             apart,
             is_of_glue(culprit),
             _is_of_terms(culprit),  # of a sum, nothing tells the rank
@@ -243,8 +234,7 @@ def _is_of_terms(culprit: Culprit) -> bool:
 
 
 def is_of_glue(culprit: Culprit) -> bool:
-    record = culprit.row.record
-    return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
+    return culprit.site == "glue" or culprit.record.role is Role.OP_INPUT
 
 
 def scaled_first(
@@ -261,19 +251,20 @@ def scaled_first(
     first = Culprit("", 0, "module", "", row, excess_of(row), row.reason, scaled=scaled)
 
     def shows_it(culprit: Culprit) -> bool:
-        record = culprit.row.record
-        if record is None or record.role not in TRAINING_ROLES:
-            return False
-        return scaled.holds(culprit.row) or (not fed and record.step >= scaled.step)
+        return culprit.record.role in TRAINING_ROLES and (
+            scaled.holds(culprit.row) or (not fed and culprit.record.step >= scaled.step)
+        )
 
     others = [culprit for culprit in culprits if not shows_it(culprit)]
     own = fed and scaled.of_loss is None  # if so, an error of the loss is one beside the factor
 
-    def comes_before(culprit: Culprit) -> bool:
-        same_step = own and culprit.stage is Stage.LOSS and step_of_culprit(culprit) == scaled.step
-        return same_step and _is_clear(culprit)
-
-    before = [comes_before(culprit) for culprit in others]
+    before = [
+        own
+        and culprit.stage is Stage.LOSS
+        and culprit.record.step == scaled.step
+        and _is_clear(culprit)
+        for culprit in others
+    ]
     found = [
         *itertools.compress(others, before),
         first,
@@ -287,8 +278,7 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     first: dict[tuple[Hashable, ...], Culprit] = {}
     calls: dict[tuple[Hashable, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
-        record = culprit.row.record
-        assert record is not None
+        record = culprit.record
         # the loss's value is not its backward
         number = record.role.value if record.role in SERIES_ROLES else ""
         site = (

@@ -15,7 +15,6 @@ from accucompare.compare.origins.row_culprits import (
     culprit_of_row,
     excess_of,
     may_be_culprit,
-    step_of_culprit,
 )
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.rows import Reason, Row, is_buffer, owner_of
@@ -53,15 +52,15 @@ def by_jump(rows: Iterable[Row], children: set[CallKey | None]) -> list[Culprit]
         )
     )
     backward.sort(
-        key=lambda culprit: (step_of_culprit(culprit), -(culprit.jump or 0.0), _behind(culprit))
+        key=lambda culprit: (culprit.record.step, -(culprit.jump or 0.0), _behind(culprit))
     )
-    begun = step_of_culprit(backward[0]) if backward else math.inf
+    begun = backward[0].record.step if backward else math.inf
     # later steps have weights made of wrong gradients
-    kept = [culprit for culprit in culprits if step_of_culprit(culprit) <= begun]
+    kept = [culprit for culprit in culprits if culprit.record.step <= begun]
     changed = [
         culprit
         for culprit in backward
-        if culprit.stage is Stage.BETWEEN and step_of_culprit(culprit) <= begun
+        if culprit.stage is Stage.BETWEEN and culprit.record.step <= begun
     ]
     return [*changed, *kept] or backward
 
@@ -70,11 +69,9 @@ def _outer_first(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows, but of gradients that arrive one after the other the outer modules' first: a module
     may return what its last child does, and the child's is then recorded first."""
     for arrives, group in itertools.groupby(rows, _arrives):
-        yield from sorted(group, key=lambda row: _depth(row.module) if arrives else 0)
-
-
-def _depth(name: str) -> int:
-    return len(name.split(".")) if name else 0
+        yield from sorted(
+            group, key=lambda row: row.module.count(".") + bool(row.module) if arrives else 0
+        )
 
 
 def _arrives(row: Row) -> bool:

@@ -56,12 +56,8 @@ def once_for_an_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Cul
     told: set[_Update] = set()
     left = []
     for culprit in culprits:
-        record = culprit.row.record
-        if (
-            record is None
-            or not culprit.row.lost
-            or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE)
-        ):
+        record = culprit.record
+        if not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
             left.append(culprit)
             continue
         update = _update_of(record)
@@ -110,16 +106,16 @@ def where_cut(
     told = {
         step: cut
         for step, cut in cuts.items()
-        if all(followed[step]) and not _is_of_the_model(cut.record)
+        if all(followed[step])
+        # the model's own input was not lost on its way
+        and not (
+            (given := cut.record) is not None and given.role is Role.INPUT and given.parent is None
+        )
     }
 
     def moved(culprit: Culprit) -> Culprit:
-        record = culprit.row.record
-        if (
-            record is None
-            or not culprit.row.lost
-            or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT)
-        ):
+        record = culprit.record
+        if not culprit.row.lost or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
             return culprit
         cut = told.get((record.rank, record.step))
         if cut is None:
@@ -135,8 +131,3 @@ def where_cut(
         )
 
     return [moved(culprit) for culprit in culprits]
-
-
-def _is_of_the_model(record: Record | None) -> bool:
-    """Whether a record is of the model's own input."""
-    return record is not None and record.role is Role.INPUT and record.parent is None

@@ -67,10 +67,6 @@ def _is_alone(verdict: Verdict) -> bool:
     return verdict.reason in UNMATCHED
 
 
-def _is_extra(verdict: Verdict) -> bool:
-    return verdict.reason is Reason.EXTRA
-
-
 def _is_own(verdict: Verdict) -> bool:
     return is_wrong(verdict) and verdict.reason is not Reason.INHERITED
 
@@ -251,7 +247,9 @@ def _gradients(*source: Test) -> dict[Role, OriginRule]:
 
 def _updates(fed: bool) -> dict[Role, OriginRule]:
     # golden's parameter is fed to what comes next, unless it has none
-    begins_wrong = replace(MODULE, if_=_is_extra if fed else _is_alone)
+    begins_wrong = replace(
+        MODULE, if_=(lambda verdict: verdict.reason is Reason.EXTRA) if fed else _is_alone
+    )
     changes = (_STEP,) if fed else (_STEP, replace(MODULE, if_=_fails))
     changed = _UPDATE, _NOT_UPDATED
     # numbers, such as learning rates and step counters, do not wander

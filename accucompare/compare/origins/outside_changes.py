@@ -51,7 +51,7 @@ def small_changes(
         change = side.change(pair.record)
         if change is None:
             if is_half(dtype) and (
-                pair.record.role is not Role.PARAM_CHANGED or other.changed_some(pair.record)
+                pair.record.role is not Role.PARAM_CHANGED or pair.record.key[:2] in other.changed
             ):
                 found[place] = _no_difference(LeavesAsItIs(pair.golden is None, dtype))
             continue
@@ -76,7 +76,7 @@ class _Side:
     _known: dict[_Name, dict[tuple[int, int], Record]] = field(default_factory=dict)
     _given: dict[tuple[_Name, int, int], Record] = field(default_factory=dict)
     # ranks and steps with a parameter changed by something else
-    _changed: set[tuple[int, int]] = field(default_factory=set)
+    changed: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for record in self.records:
@@ -85,7 +85,7 @@ class _Side:
             if record.role in (Role.PARAM_UPDATE, Role.PARAM_CHANGED, *BUFFER_ROLES):
                 self._known.setdefault(_name_of(record), {})[record.step, record.order] = record
                 if record.role is Role.PARAM_CHANGED:
-                    self._changed.add((record.rank, record.step))
+                    self.changed.add((record.rank, record.step))
             elif record.role is Role.PARAM_BEFORE:
                 self._given[_name_of(record), record.step, record.call] = record
 
@@ -101,10 +101,6 @@ class _Side:
             "",
         )
         return found if found in DTYPES else record.dtype
-
-    def changed_some(self, record: Record) -> bool:
-        """Whether, here too, something but an update changed a parameter in the record's step."""
-        return (record.rank, record.step) in self._changed
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
         """L2 norms of change, value and last update; ``None`` if the value before is unknown."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from accucompare.bundle.format import SERIES_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.constants import MANY
@@ -36,17 +35,19 @@ def operator_culprits(rows: list[Row]) -> list[Culprit]:
                 if record.role is Role.INPUT and record.parent is not None
                 else (record.name, record.call)
             )
-            culprit = Culprit(
-                *call,
-                OPERATOR,
-                "",
-                row,
-                excess_of(row),
-                row.reason,
-                seen_in=blamed.hints,
-                operator=blamed.operator,
+            culprits.append(
+                Culprit(
+                    *call,
+                    OPERATOR,
+                    "",
+                    row,
+                    excess_of(row),
+                    row.reason,
+                    difference=blamed.difference,
+                    seen_in=blamed.hints,
+                    operator=blamed.operator,
+                )
             )
-            culprits.append(replace(culprit, difference=blamed.difference))
     return culprits
 
 
@@ -74,36 +75,24 @@ def may_be_culprit(row: Row) -> bool:
 
 def culprit_of_row(row: Row, children: set[CallKey | None], jump: float | None = None) -> Culprit:
     """The culprit that a row shows; ``children``: the calls that made others."""
-    record = row.record
+    record, reason = row.record, row.reason
     assert record is not None
+    call, site, before = (record.name, record.call), "module", ""
     if record.role is Role.COMPUTED_BUFFER:
-        return Culprit(
-            record.name, record.call, "buffer", "", row, excess_of(row), row.reason, jump=jump
-        )
-    if record.role is Role.INPUT:
+        site = "buffer"
+    elif record.role is Role.INPUT:
         assert record.parent is not None
-        reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
-        return Culprit(*record.parent, "glue", record.name, row, excess_of(row), reason, jump=jump)
-    if record.role is Role.GRAD_OUTPUT:
-        site, parent, before = (
-            ("glue", record.parent, record.name)
-            if record.parent is not None
-            else ("module", ("", 0), "")
-        )
-        return Culprit(*parent, site, before, row, excess_of(row), row.reason, jump=jump)
-    if is_buffer(record) or record.role in (*UPDATE_ROLES, *SERIES_ROLES):
-        return Culprit(
-            record.name, record.call, "module", "", row, excess_of(row), row.reason, jump=jump
-        )
-    site = "glue" if call_of(record) in children else "module"
-    reason = (
-        row.reason
-        if row.reason is not Reason.INHERITED
-        else Reason.GLUE
-        if site == "glue"
-        else Reason.INTRODUCED
-    )
-    return Culprit(record.name, record.call, site, "", row, excess_of(row), reason, jump=jump)
+        call, site, before = record.parent, "glue", record.name
+        reason = Reason.GLUE if reason is Reason.INHERITED else reason
+    elif record.role is Role.GRAD_OUTPUT:
+        call = ("", 0)
+        if record.parent is not None:
+            call, site, before = record.parent, "glue", record.name
+    elif not is_buffer(record) and record.role not in (*UPDATE_ROLES, *SERIES_ROLES):
+        site = "glue" if call_of(record) in children else "module"
+        if reason is Reason.INHERITED:
+            reason = Reason.GLUE if site == "glue" else Reason.INTRODUCED
+    return Culprit(*call, site, before, row, excess_of(row), reason, jump=jump)
 
 
 def excess_of(row: Row) -> float:
@@ -123,8 +112,3 @@ def excess_of(row: Row) -> float:
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.over_limit if row.verdict.over_limit is not None else 0.0
-
-
-def step_of_culprit(culprit: Culprit) -> int:
-    assert culprit.row.record is not None
-    return culprit.row.record.step

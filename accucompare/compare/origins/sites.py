@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.format import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.format import (
+    NODE_ROLES,
+    SERIES_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    Record,
+    Role,
+)
 from accucompare.compare.origins.scaled import ScaledGradients
 from accucompare.compare.rows import Difference, OperatorHint, OperatorPlace, Option, Reason, Row
 from accucompare.compare.shape_facts import ErrorShape, OtherChoices
@@ -43,6 +50,7 @@ class Culprit:
         scaled: the one number, and what is known of it, if all gradients are golden's times it.
         cut: whether autograd's graph was cut there, so that only one side has ``row``'s gradient.
         whole: whether a whole update is meant; ``row`` is its first parameter's.
+        wrong: of several ranks' parts, those that are over the limit by themselves.
     """
 
     name: str
@@ -62,6 +70,14 @@ class Culprit:
     scaled: ScaledGradients | None = None
     cut: bool = False
     whole: bool = False
+    wrong: tuple[int, ...] = ()
+
+    @property
+    def record(self) -> Record:
+        """Its row's record; a culprit's row always has one."""
+        record = self.row.record
+        assert record is not None
+        return record
 
     @property
     def excess(self) -> float | None:
@@ -78,12 +94,12 @@ class Culprit:
         """The part of a step in which its error is made."""
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
-        record = self.row.record
-        if record is not None and record.role in SERIES_ROLES:
+        record = self.record
+        if record.role in SERIES_ROLES:
             return Stage.LOSS if record.role is Role.LOSS else Stage.UPDATE
-        if record is not None and record.role is Role.BUFFER_AFTER:
+        if record.role is Role.BUFFER_AFTER:
             return Stage.UPDATE
-        if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
+        if record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
         if record.role is Role.PARAM_CHANGED:
             return Stage.BETWEEN
@@ -98,6 +114,6 @@ class Culprit:
     @property
     def buffer(self) -> str:
         """The qualified name of a computed buffer; ``""`` for other sites."""
-        if self.site != "buffer" or self.row.record is None:
+        if self.site != "buffer":
             return ""
-        return ".".join(part for part in (self.name, self.row.record.path) if part)
+        return ".".join(part for part in (self.name, self.record.path) if part)

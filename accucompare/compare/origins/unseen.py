@@ -126,6 +126,25 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
     return [row for own in far for row in own]
 
 
+def weights_not_shown(rows: Iterable[Row], names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the candidate's parameters, which differ, that nothing compared shows: all bits of
+    the module that has them, or of the nearest around it that returned something, are golden's."""
+    returned, others = set[str](), set[str]()
+    for row in rows:
+        if row.candidate is not None:
+            if row.candidate.role is Role.OUTPUT:
+                returned.add(row.candidate.name)
+            if row.reason is not Reason.IDENTICAL:
+                others.add(row.candidate.name)
+
+    def is_shown(owner: str) -> bool:
+        while owner and owner not in returned:
+            owner = owner.rpartition(".")[0]
+        return owner in others or owner not in returned
+
+    return tuple(name for name in names if not is_shown(name.rpartition(".")[0]))
+
+
 def without_output(rows: Iterable[Row]) -> Row | None:
     """The first input of a step in which the whole model returned nothing, or only objects.
 

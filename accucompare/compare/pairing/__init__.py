@@ -16,6 +16,7 @@ from accucompare.compare.pairing.choices import (
     most_changed,
 )
 from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
+from accucompare.compare.pairing.given_back import with_gradients_given_back
 from accucompare.compare.pairing.proposals import propose
 from accucompare.compare.pairing.renames import (
     Model,
@@ -34,7 +35,6 @@ from accucompare.compare.pairing.renames import (
 )
 from accucompare.compare.pairing.sequences import align_operators, numbered_as, numbered_nodes
 from accucompare.compare.pairing.tied import SharedNames, other_names
-from accucompare.compare.pairing.unasked import not_asked
 
 __all__ = [
     "Calls",
@@ -53,7 +53,6 @@ __all__ = [
     "given_otherwise",
     "judged_by_limits",
     "most_changed",
-    "not_asked",
     "numbered_as",
     "numbered_nodes",
     "of_dumps",
@@ -68,6 +67,7 @@ __all__ = [
     "renaming_matches",
     "signatures_of",
     "tupled",
+    "with_gradients_given_back",
     "with_parameter",
     "with_paths_of",
 ]

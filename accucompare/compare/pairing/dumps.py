@@ -33,10 +33,10 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     paths: dict[tuple[_Call, Role], set[str]] = {}
     for record in others:
         if record.role in (*_OF_OUTPUTS, *OF_INPUTS) and record.layout is not Layout.OPAQUE:
-            paths.setdefault((_call(record), record.role), set()).add(record.path)
+            paths.setdefault((record.key[:4], record.role), set()).add(record.path)
 
     def path_of(record: Record) -> str:
-        found = paths.get((_call(record), record.role), set())
+        found = paths.get((record.key[:4], record.role), set())
         if (
             record.path != _ALONE
             or len(found) != 1
@@ -142,7 +142,7 @@ def _otherwise(
         if record is None or values is None:
             continue
         if record.role is Role.GRAD_OUTPUT:
-            arrived.setdefault(_call(record), set()).add(values)
+            arrived.setdefault(record.key[:4], set()).add(values)
         elif record.role is Role.PARAM_GRAD and None not in (pair.golden, pair.candidate):
             shared[(record.rank, record.step, values)] = _parameter(record)
     parameters = other.manifest.model.get("parameters") or {}
@@ -151,7 +151,7 @@ def _otherwise(
         values = None if record is None else _values(record)
         if record is None or values is None or other.manifest.options.imported is not None:
             return None
-        if record.role is Role.GRAD_INPUT and values in arrived.get(_call(record), ()):
+        if record.role is Role.GRAD_INPUT and values in arrived.get(record.key[:4], ()):
             return BareRemark.HANDED_ON
         first = shared.get((record.rank, record.step, values))
         if (
@@ -170,10 +170,6 @@ def _otherwise(
 
 def _parameter(record: Record) -> str:
     return f"{record.name}.{record.path}" if record.name else record.path
-
-
-def _call(record: Record) -> _Call:
-    return record.rank, record.step, record.name, record.call
 
 
 def _values(record: Record) -> _Values | None:

@@ -326,7 +326,9 @@ class _Search:
             return True
         own, other = self.golden.own[ours], self.own.own[theirs]
         return self._fingerprints and any(
-            _known_different(own[leaf], other[leaf]) for leaf in own.keys() & other.keys()
+            bool(own[leaf].get("digests") and other[leaf].get("digests"))
+            and same_fingerprint(own[leaf], other[leaf]) is False
+            for leaf in own.keys() & other.keys()
         )
 
     def _may_be(self, ours: str, theirs: str) -> bool:
@@ -409,13 +411,6 @@ def _digests(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The digests of a module's first parameter, by type."""
     entry = parameters[min(parameters)] if parameters else {}
     return [(name, str(digest)) for name, digest in (entry.get("digests") or {}).items()]
-
-
-def _known_different(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return (
-        bool(ours.get("digests") and theirs.get("digests"))
-        and same_fingerprint(ours, theirs) is False
-    )
 
 
 def _parent(name: str) -> str:

@@ -1,6 +1,5 @@
 """One model run again: in other batches, with a cache, and as it was. What of it changed?"""
 
-from accucompare.compare.reruns.batch_axes import BatchAxes
 from accucompare.compare.reruns.decode_facts import (
     DecodeAnswer,
     Decoded,
@@ -20,7 +19,7 @@ from accucompare.compare.reruns.invariance_facts import (
     VariantOutcome,
     Variation,
 )
-from accucompare.compare.reruns.invariance_runs import VariedRuns
+from accucompare.compare.reruns.invariance_runs import BatchAxes, VariedRuns
 from accucompare.compare.reruns.repeat_facts import (
     Disagreement,
     Disagreements,

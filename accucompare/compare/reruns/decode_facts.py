@@ -37,6 +37,7 @@ class NotDecodedWhy(str, Enum):
     NO_GAPS = "no gaps"
     SHORT = "short"
     NO_GENERATE = "no generate"
+    QUANTIZED = "quantized"
 
 
 @dataclass(frozen=True)

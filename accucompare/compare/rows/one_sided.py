@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from accucompare.bundle.format import (
+    GROUP_OF,
     NODE_ROLES,
     TRAINING_ROLES,
     WAYS_OF_UPDATING,
     WRITTEN_ROLES,
+    Options,
     Record,
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.pairing import Pair, not_asked, of_dumps
-from accucompare.compare.remarks import (
-    BareRemark,
-    NeverCalled,
-    NotOnSide,
-    OneSideWhy,
-    OtherOptimizerState,
-    PairRemark,
-)
+from accucompare.compare import remarks
+from accucompare.compare.pairing import Pair, of_dumps
+from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy, PairRemark
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
-from accucompare.selection import Selection
+from accucompare.selection import Selection, Steps
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
@@ -41,6 +37,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     dumps = of_dumps(golden, candidate, pairs)
     options = golden.manifest.options, candidate.manifest.options
     cast = _cast(pairs)
+    taking = _taking(golden, candidate, pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -52,6 +49,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
+            or _not_left(pair, taking)
             or _no_gradient(pair)
             or _not_trained(pair.record, untrained)
             or _not_run(pair, steps)
@@ -115,6 +113,29 @@ def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark |
     return NotOnSide(OneSideWhy.FLAT_PARAMETERS, lacks_golden)
 
 
+def _taking(
+    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
+) -> tuple[set[int] | None, set[int] | None]:
+    """The steps in which golden, and the candidate, have gradients of parameters, if it records
+    only those that an update takes."""
+    records = [pair for pair in pairs if pair.record.role is Role.PARAM_GRAD]
+    golden_steps = {pair.golden.step for pair in records if pair.golden is not None}
+    steps = {pair.candidate.step for pair in records if pair.candidate is not None}
+    return (
+        None if golden.manifest.options.left_grads else golden_steps,
+        None if candidate.manifest.options.left_grads else steps,
+    )
+
+
+def _not_left(pair: Pair, taking: tuple[set[int] | None, set[int] | None]) -> PairRemark | None:
+    """Why a side has no gradients of parameters in a step without an update."""
+    lacks_golden = pair.golden is None
+    steps = taking[0 if lacks_golden else 1]
+    if pair.record.role is not Role.PARAM_GRAD or steps is None or pair.record.step in steps:
+        return None
+    return NotOnSide(OneSideWhy.NO_UPDATE, lacks_golden)
+
+
 def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
     """The side captured without gradients, on request or without a backward, if any."""
     if not golden.manifest.options.backward:
@@ -150,7 +171,7 @@ def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | No
     """Why one side lacks optimizer state: another class, or a setting (``AdamW.0.foreach``)."""
     record = pair.record
     if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
-        return OtherOptimizerState(*classes)
+        return remarks.OtherOptimizerState(*classes)
     if (
         not record.name
         and record.role is Role.STATE_BEFORE
@@ -178,6 +199,17 @@ def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> lis
     for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
         on_sides = [name in names for names in idle]
         if any(on_sides) and selection.allows(name):
-            remark = NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
+            remark = remarks.NeverCalled(modules[0].get(name) or modules[1].get(name), *on_sides)
             rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, remarks=(remark,)), module=name))
     return rows
+
+
+def not_asked(pair: Pair, golden: Options, candidate: Options) -> remarks.NotAsked | None:
+    """Why a side was not asked for an unpaired record (``--roles``, ``--steps``), if so."""
+    record, group = pair.record, GROUP_OF.get(pair.record.role)
+    asked = golden if pair.golden is None else candidate
+    if asked.roles is not None and group is not None and group not in asked.roles:
+        return remarks.NotAsked(pair.golden is None, "--roles", ",".join(asked.roles))
+    if asked.chosen_steps is not None and record.step not in asked.chosen_steps:
+        return remarks.NotAsked(pair.golden is None, "--steps", str(Steps.held(asked.chosen_steps)))
+    return None

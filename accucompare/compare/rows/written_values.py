@@ -30,25 +30,19 @@ def is_wrong(verdict: Verdict) -> bool:
 
 def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
     """The rows of one-sided writes by calls or modules that both sides have otherwise."""
-    calls, modules, alone = set(), set(), []
+    both: set[tuple[object, ...]] = set()  # calls, and modules
+    alone = []
     for row in rows:
         record = row.record
         if record is None:
             continue
         if row.golden is not None and row.candidate is not None:
-            calls.add((record.rank, record.step, record.name, record.call))
-            modules.add((record.rank, record.step, record.name))
+            both |= {record.key[:4], record.key[:3]}
         elif record.role in WRITTEN_ROLES and row.reason in UNMATCHED and row.status is Status.FAIL:
             alone.append((row, record))
     by_call = (Role.BUFFER_UPDATE, Role.ARGUMENT_UPDATE)
     return [
-        row
-        for row, record in alone
-        if (
-            (record.rank, record.step, record.name, record.call) in calls
-            if record.role in by_call
-            else (*record.key[:3],) in modules
-        )
+        row for row, record in alone if record.key[: 4 if record.role in by_call else 3] in both
     ]
 
 

@@ -74,7 +74,8 @@ def with_step_rows(
     places = [
         place
         for place in sorted(ours.keys() & theirs.keys())
-        if ours[place].losses or _clip(ours[place], theirs[place])
+        if ours[place].losses
+        or (ours[place].clipped_norm, theirs[place].clipped_norm) != (None, None)
     ]
     if not places:
         return rows
@@ -129,10 +130,6 @@ def _among(
             _inherited(row) if clipped and _made_by_update(row) and _place(row) in clipped else row
         )
     return found + made.get(len(rows), [])
-
-
-def _clip(golden: StepSeries, candidate: StepSeries) -> bool:
-    return golden.clipped_norm is not None or candidate.clipped_norm is not None
 
 
 def _dtype(golden: Manifests, candidate: Manifests, tolerances: LimitsInForce) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import msgspec
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle
+from accucompare.compare import preflight_facts as facts
 from accucompare.compare.limits import (
     float_dtype,
     other_code,
@@ -23,38 +25,10 @@ from accucompare.compare.limits import (
 from accucompare.compare.pairing import Renaming, SharedNames, renamed_model
 from accucompare.compare.preflight_facts import (
     About,
-    AttributeDiffers,
-    BaselineHelps,
     BesideGolden,
-    CaptureNote,
     CaptureSetting,
-    CaptureStopped,
-    ComputedOtherwise,
     DigestTable,
-    DrawsApart,
-    FlagDiffers,
-    HeldInMode,
-    ImportedDump,
-    LowerPrecision,
-    MoreAttributes,
-    NotFedValues,
-    OneSidedEntries,
-    OtherDigests,
-    OtherSteps,
-    OtherTypes,
     PreflightFinding,
-    ProductsRounded,
-    ProperBaseline,
-    RankLacksSteps,
-    RanksMissing,
-    RefusedBaseline,
-    Saturates,
-    ScalerDiffers,
-    SettingDiffers,
-    SurroundingsDiffer,
-    VersionDiffers,
-    WeightsNotRounded,
-    WeightsOfSteps,
 )
 from accucompare.compare.trust.unverified import unverified
 from accucompare.numbers import same_fingerprint
@@ -99,10 +73,10 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
             stopped = manifest.stopped or {}
             if "rank" in stopped:
                 lacking = stopped["rank"], stopped["steps"], stopped["of"]
-                yield PreflightFinding(RankLacksSteps(side, *lacking))
+                yield PreflightFinding(facts.RankLacksSteps(side, *lacking))
                 continue
             yield PreflightFinding(
-                CaptureStopped(
+                facts.CaptureStopped(
                     side,
                     rank if bundle.manifest.ranks > 1 else None,
                     stopped.get("module") or "",
@@ -111,7 +85,7 @@ def _completeness(pair: Pairing) -> Iterator[PreflightFinding]:
                 )
             )
         if bundle.missing_ranks:
-            missing = RanksMissing(side, tuple(bundle.missing_ranks), bundle.ranks)
+            missing = facts.RanksMissing(side, tuple(bundle.missing_ranks), bundle.ranks)
             yield PreflightFinding(missing)
 
 
@@ -119,7 +93,7 @@ def _mode(pair: Pairing) -> Iterator[PreflightFinding]:
     for mode in (Mode.SKETCH, Mode.STATS, Mode.DIGEST):
         held = [bundle.manifest.options.mode == mode for bundle in (pair.golden, pair.candidate)]
         if any(held):
-            yield PreflightFinding(HeldInMode(mode, *held), serious=False)
+            yield PreflightFinding(facts.HeldInMode(mode, *held), serious=False)
 
 
 def _imported(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -130,7 +104,9 @@ def _imported(pair: Pairing) -> Iterator[PreflightFinding]:
                 for setting, serious, _ in _SETTINGS
                 if serious and _get(bundle.manifest, setting) is None
             )
-            yield PreflightFinding(ImportedDump(side, imported.format, unknown), serious=False)
+            yield PreflightFinding(
+                facts.ImportedDump(side, imported.format, unknown), serious=False
+            )
 
 
 def _steps(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -145,13 +121,13 @@ def _steps(pair: Pairing) -> Iterator[PreflightFinding]:
     ]
     if sides[0] != sides[1]:
         golden, other = ((len(side), len({rank for rank, _ in side})) for side in sides)
-        yield PreflightFinding(OtherSteps(golden, other, pair.side), about=About.STEPS)
+        yield PreflightFinding(facts.OtherSteps(golden, other, pair.side), about=About.STEPS)
 
 
 def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         if ours.described_at != theirs.described_at:
-            steps = WeightsOfSteps(rank, ours.described_at, theirs.described_at, pair.side)
+            steps = facts.WeightsOfSteps(rank, ours.described_at, theirs.described_at, pair.side)
             yield PreflightFinding(steps, serious=False)
             continue
         golden = renamed_model(ours.model, theirs.model, pair.renamings)
@@ -194,7 +170,7 @@ def _weights(pair: Pairing) -> Iterator[PreflightFinding]:
             yield from _digests(DigestTable(kind, rank), loaded[0], loaded[1], pair.side, about)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
-                    yield PreflightFinding(ComputedOtherwise(name, rank))
+                    yield PreflightFinding(facts.ComputedOtherwise(name, rank))
 
 
 def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -202,13 +178,26 @@ def _inputs(pair: Pairing) -> Iterator[PreflightFinding]:
         of_steps: dict[PreflightFinding, list[int]] = {}
         table = DigestTable("inputs", rank)  # of all steps that have the same finding
         for step in sorted(ours.inputs.keys() & theirs.inputs.keys(), key=int):
-            for finding in _digests(table, ours.inputs[step], theirs.inputs[step], pair.side):
+            golden = ours.inputs[step]
+            others = {
+                name: {**each, "shape": golden[name]["shape"]}
+                if name in golden and _of_one_batch(golden[name]["shape"], each["shape"])
+                else each
+                for name, each in theirs.inputs[step].items()
+            }
+            for finding in _digests(table, golden, others, pair.side):
                 of_steps.setdefault(finding, []).append(int(step))
         for finding, steps in of_steps.items():
             fact = finding.fact
-            if isinstance(fact, (OtherDigests, OtherTypes, OneSidedEntries)):
+            if isinstance(fact, (facts.OtherDigests, facts.OtherTypes, facts.OneSidedEntries)):
                 fact = msgspec.structs.replace(fact, table=replace(table, steps=tuple(steps)))
             yield replace(finding, fact=fact)
+
+
+def _of_one_batch(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether one shape is the other with samples and tokens in one row: digests tell the rest."""
+    longer, shorter = sorted((list(one), list(other)), key=len, reverse=True)
+    return len(shorter) > 0 and [math.prod(longer[:2]), *longer[2:]] == shorter
 
 
 def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -217,7 +206,7 @@ def _unverified(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in sides:
         draws = bundle.manifest.options.unplaced_draws
         if draws and bundle.ranks > bundle.manifest.ranks:  # put together
-            yield PreflightFinding(DrawsApart(side, draws), about=About.UNVERIFIED)
+            yield PreflightFinding(facts.DrawsApart(side, draws), about=About.UNVERIFIED)
 
 
 def _by_rank(
@@ -247,7 +236,7 @@ def _digests(
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = tuple(name for name in shared if same[name] is False)
     if different:
-        yield PreflightFinding(OtherDigests(table, different, len(shared)), about=about)
+        yield PreflightFinding(facts.OtherDigests(table, different, len(shared)), about=about)
     changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
@@ -261,11 +250,11 @@ def _digests(
     for (ours, theirs, known), names in changes.items():
         by_chance = ours in kept  # others kept this dtype, so this is probably an accident
         named = tuple(names) if by_chance else ()
-        fact = OtherTypes(table, ours, theirs, side, known, named, len(shared))
+        fact = facts.OtherTypes(table, ours, theirs, side, known, named, len(shared))
         yield PreflightFinding(fact, serious=by_chance, about=About.GIVEN)
     alone = tuple(sorted(golden.keys() ^ candidate.keys()))
     if alone and shared:
-        yield PreflightFinding(OneSidedEntries(table, alone), about=About.GIVEN)
+        yield PreflightFinding(facts.OneSidedEntries(table, alone), about=About.GIVEN)
 
 
 def _settings(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -279,7 +268,7 @@ def _settings(pair: Pairing) -> Iterator[PreflightFinding]:
         unsaid = setting in (CaptureSetting.RANDOM, CaptureSetting.OPTIMIZER)
         # a killed, or older, capture could not say
         if ours != theirs and not (unsaid and None in (ours, theirs)):
-            fact = SettingDiffers(setting, ours, theirs, pair.side)
+            fact = facts.SettingDiffers(setting, ours, theirs, pair.side)
             yield PreflightFinding(fact, serious, about=about)
 
 
@@ -309,13 +298,13 @@ def _versions(pair: Pairing) -> Iterator[PreflightFinding]:
         ):
             continue
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
-            fact = VersionDiffers(name, ours.get(name), theirs.get(name), pair.side)
+            fact = facts.VersionDiffers(name, ours.get(name), theirs.get(name), pair.side)
             yield PreflightFinding(fact, serious=False)
 
 
 def _surroundings(pair: Pairing) -> Iterator[PreflightFinding]:
     if found := other_surroundings(pair.golden.manifest, pair.candidate.manifest):
-        yield PreflightFinding(SurroundingsDiffer(tuple(found), pair.side), serious=False)
+        yield PreflightFinding(facts.SurroundingsDiffer(tuple(found), pair.side), serious=False)
 
 
 def _configuration(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -323,10 +312,10 @@ def _configuration(pair: Pairing) -> Iterator[PreflightFinding]:
         other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings)
     )
     for name, key, ours, theirs in attributes[:_MOST_CONFIGURED]:
-        fact = AttributeDiffers(name, key, repr(ours), repr(theirs), pair.side)
+        fact = facts.AttributeDiffers(name, key, repr(ours), repr(theirs), pair.side)
         yield PreflightFinding(fact, about=About.CONFIGURATION)
     if len(attributes) > _MOST_CONFIGURED:
-        more = MoreAttributes(len(attributes) - _MOST_CONFIGURED, *attributes[-1][:2])
+        more = facts.MoreAttributes(len(attributes) - _MOST_CONFIGURED, *attributes[-1][:2])
         yield PreflightFinding(more, about=About.CONFIGURATION)
 
 
@@ -338,7 +327,7 @@ def _flags(pair: Pairing) -> Iterator[PreflightFinding]:
     ours, theirs = (bundle.manifest.flags for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
-            yield PreflightFinding(FlagDiffers(name, ours[name], theirs[name]))
+            yield PreflightFinding(facts.FlagDiffers(name, ours[name], theirs[name]))
     for side, flags in ((BesideGolden.GOLDEN, ours), (BesideGolden.CANDIDATE, theirs)):
         in_force = [flag for flag in FLAGS if flags.get(flag.name) in flag.values]
         lowered = tuple(
@@ -347,10 +336,10 @@ def _flags(pair: Pairing) -> Iterator[PreflightFinding]:
             if flag.products and ours.get(flag.name) != theirs.get(flag.name)
         )
         if lowered:
-            yield PreflightFinding(LowerPrecision(side, lowered))
+            yield PreflightFinding(facts.LowerPrecision(side, lowered))
         for flag in in_force:
             if flag.saturates:
-                yield PreflightFinding(Saturates(side, flag.effect, flag.name))
+                yield PreflightFinding(facts.Saturates(side, flag.effect, flag.name))
 
 
 def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -358,7 +347,7 @@ def _feeding(pair: Pairing) -> Iterator[PreflightFinding]:
         left = () if manifest.feed is None else manifest.feed.not_fed
         if left:
             places = tuple((entry.name, str(entry.role), entry.why) for entry in left)
-            yield PreflightFinding(NotFedValues(len(left), places), serious=False)
+            yield PreflightFinding(facts.NotFedValues(len(left), places), serious=False)
 
 
 def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -372,7 +361,7 @@ def _scaler(pair: Pairing) -> Iterator[PreflightFinding]:
         for series in trained
     ]
     if all(trained) and (scales[0] is None) is not (scales[1] is None):
-        yield PreflightFinding(ScalerDiffers(scales[0], scales[1], pair.side))
+        yield PreflightFinding(facts.ScalerDiffers(scales[0], scales[1], pair.side))
 
 
 def _rounding(pair: Pairing) -> Iterator[PreflightFinding]:
@@ -383,14 +372,14 @@ def _rounding(pair: Pairing) -> Iterator[PreflightFinding]:
         and pair.golden.manifest.options.round_weights != theirs
         and pair.candidate.manifest.fed
     ):
-        yield PreflightFinding(WeightsNotRounded(theirs), serious=False)
+        yield PreflightFinding(facts.WeightsNotRounded(theirs), serious=False)
 
 
 def _notes(pair: Pairing) -> Iterator[PreflightFinding]:
     for side, bundle in pair.sides:
         for manifest in bundle.manifests.values():
             for note in manifest.notes:
-                yield PreflightFinding(CaptureNote(side, note), serious=False)
+                yield PreflightFinding(facts.CaptureNote(side, note), serious=False)
 
 
 def _get(manifest: Manifest, setting: CaptureSetting) -> Any:
@@ -430,11 +419,11 @@ def preflight_baseline(
     candidate: Bundle,
     baseline: Bundle | None,
     renamings: Sequence[Renaming] = (),
-    refused: RefusedBaseline | None = None,
+    refused: facts.RefusedBaseline | None = None,
 ) -> list[PreflightFinding]:
     """What makes a baseline a poor judge; or, if none may judge and one would help, its command."""
     if refused is not None:
-        proper = PreflightFinding(ProperBaseline(refused.cure), serious=False)
+        proper = PreflightFinding(facts.ProperBaseline(refused.cure), serious=False)
         return [PreflightFinding(refused), proper]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
@@ -448,7 +437,7 @@ def preflight_baseline(
         then = shlex.join(
             ["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", advice.out]
         )
-        helps = BaselineHelps(advice, then, other[0][:2] if other else None)
+        helps = facts.BaselineHelps(advice, then, other[0][:2] if other else None)
         return [PreflightFinding(helps, serious=False)]
     pair = Pairing(golden, baseline, renamings, BesideGolden.BASELINE)
     findings = [
@@ -460,5 +449,7 @@ def preflight_baseline(
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")
     if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":
-        findings.append(PreflightFinding(ProductsRounded(lowered, suggested(golden, candidate))))
+        findings.append(
+            PreflightFinding(facts.ProductsRounded(lowered, suggested(golden, candidate)))
+        )
     return findings

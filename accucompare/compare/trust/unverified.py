@@ -65,12 +65,9 @@ def _same_batches(golden: Manifest, candidate: Manifest) -> bool:
     """Whether digests show that each step of the candidate was given golden's inputs."""
     batches = {entry.step: entry.batch for entry in golden.series}
     same = all(entry.batch == batches.get(entry.step, entry.batch) for entry in candidate.series)
+    inputs = ((golden.inputs.get(step, {}), table) for step, table in candidate.inputs.items())
     return same and all(
-        _same_inputs(golden.inputs.get(step, {}), table) for step, table in candidate.inputs.items()
-    )
-
-
-def _same_inputs(golden: dict[str, dict[str, str]], candidate: dict[str, dict[str, str]]) -> bool:
-    return golden.keys() == candidate.keys() and all(
-        same_fingerprint(golden[name], candidate[name]) for name in golden
+        ours.keys() == theirs.keys()
+        and all(same_fingerprint(ours[name], theirs[name]) for name in ours)
+        for ours, theirs in inputs
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -78,6 +78,16 @@ def failed(
     return CheckOutcome(CheckStatus.FAIL, measured, value, step, place)
 
 
+def warned_if(
+    over: bool,
+    measured: WatchRemark,
+    value: float | None = None,
+    step: int | None = None,
+    place: str = "",
+) -> CheckOutcome:
+    return warned(measured, value, step, place) if over else passed(measured, value)
+
+
 def not_looked_at(because: WatchRemark) -> CheckOutcome:
     return CheckOutcome(CheckStatus.NOT_LOOKED_AT, because)
 
@@ -104,9 +114,9 @@ class Evidence:
     ranks: Sequence[Analysis] = ()
 
     @cached_property
-    def setup(self) -> TrainingSetup | None:
-        """The last one of the run."""
-        return self.run.setups[-1] if self.run.setups else None
+    def setup(self) -> TrainingSetup:
+        """The last one of the run; an empty one if the log has none."""
+        return self.run.setups[-1] if self.run.setups else TrainingSetup(0)
 
     @cached_property
     def vitals(self) -> Sequence[Vitals]:
@@ -147,8 +157,7 @@ class Evidence:
         self, *measurements: str
     ) -> Iterator[tuple[ParameterFacts, list[tuple[int, list[float]]]]]:
         """For each parameter, the steps in which all of these were measured, with the numbers."""
-        parameters = self.setup.parameters if self.setup is not None else []
-        for index, parameter in enumerate(parameters):
+        for index, parameter in enumerate(self.setup.parameters):
             series: list[tuple[int, list[float]]] = []
             for each in self.looked:
                 found = [_at(each.layers.get(name), index) for name in measurements]
@@ -192,14 +201,14 @@ class Need(str, Enum):
 
 
 _HAS: dict[Need, Callable[[Evidence], object]] = {
-    Need.VITALS: lambda seen: seen.vitals and seen.setup is not None,
-    Need.BEGUN: lambda seen: seen.run.vitals and seen.setup is not None,
+    Need.VITALS: lambda seen: seen.vitals and seen.run.setups,
+    Need.BEGUN: lambda seen: seen.run.vitals and seen.run.setups,
     Need.UPDATES: lambda seen: seen.updates,
     Need.LOSSES: lambda seen: seen.losses,
     Need.NORMS: lambda seen: seen.norms,
     Need.CLOSE: lambda seen: any("update" in each.layers for each in seen.looked),
     Need.SCALER: lambda seen: any(step.scale is not None for step in seen.run.steps),
-    Need.SCHEDULER: lambda seen: seen.setup is not None and seen.setup.schedulers,
+    Need.SCHEDULER: lambda seen: seen.setup.schedulers,
     Need.CALLED: lambda seen: any(
         each.given or each.outputs or each.entered for each in seen.run.vitals
     ),
@@ -225,11 +234,15 @@ class Check:
     """
 
     id: str
-    layer: Layer
     judge: Judge | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[Need, ...] = (Need.VITALS,)
     across: bool = False
+    layer: Layer = Layer.RUN
+
+
+def of_layer(layer: Layer, *checks: Check) -> tuple[Check, ...]:
+    return tuple(replace(check, layer=layer) for check in checks)
 
 
 def median(values: Iterable[float]) -> float:

@@ -17,8 +17,10 @@ from accucompare.findings.checklist.checks import (
     Need,
     failed,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import Given, LoadedBatch, Targets, Vitals, WatchRemark, remark
 
@@ -170,7 +172,7 @@ def _rounded(seen: Evidence, given: Given) -> WatchRemark | None:
     """How coarse an input in a half type is, unless it holds whole numbers or a weight is half,
     too."""
     limit = _WHOLE.get(given.dtype, math.inf)
-    if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
+    if given.low is None or given.high is None or _is_mask(given) or not seen.run.setups:
         return None
     size = max(abs(float(given.low)), abs(float(given.high)))
     if not limit < size < math.inf or any(each.dtype in _WHOLE for each in seen.setup.parameters):
@@ -209,7 +211,7 @@ def _out_of_vocabulary(seen: Evidence) -> CheckOutcome | None:
                     each.step,
                     name,
                 )
-    rows = seen.setup.vocabulary if seen.setup is not None else None
+    rows = seen.setup.vocabulary
     # labels may be of another vocabulary: their cross entropy judges them
     for each, given in _every(seen):
         if (
@@ -267,7 +269,7 @@ def _digests(run: Analysis) -> list[tuple[int, str]]:
 
 
 def _repeated(seen: Evidence) -> CheckOutcome:
-    if seen.setup is not None and seen.setup.cycle == 1:
+    if seen.setup.cycle == 1:
         return not_looked_at(remark("one-input-again"))
     digests = _digests(seen.run)
     twice = [
@@ -305,7 +307,7 @@ def _is_begun_anew(before: LoadedBatch | None, now: LoadedBatch | None) -> bool:
 
 
 def _order(seen: Evidence) -> CheckOutcome:
-    if seen.setup is not None and seen.setup.cycle:
+    if seen.setup.cycle:
         return not_looked_at(remark("inputs-again", inputs=seen.setup.cycle))
     digests = _digests(seen.run)
     first: dict[str, int] = {}
@@ -326,9 +328,12 @@ def _order(seen: Evidence) -> CheckOutcome:
         # a text or a series is read in its order
         return passed(remark("order-not-shuffled", measured=measured), share)
     measured = remark("order-of-shuffling-loader", measured=measured)
-    if share > seen.limits["order-repeated"] and running.count(usual) >= 3:
-        return warned(measured, share, digests[usual][0])
-    return passed(measured, share)
+    return warned_if(
+        share > seen.limits["order-repeated"] and running.count(usual) >= 3,
+        measured,
+        share,
+        digests[usual][0],
+    )
 
 
 def _padding(seen: Evidence) -> CheckOutcome:
@@ -338,11 +343,7 @@ def _padding(seen: Evidence) -> CheckOutcome:
     step, given = max(looks, key=lambda pair: pair[1].padding_rows or 0.0)
     share = given.padding_rows or 0.0
     measured = remark("rows-of-padding", share=share, looks=len(looks))
-    return (
-        warned(measured, share, step, _called(given))
-        if share > seen.limits["padding-rows"]
-        else passed(measured, share)
-    )
+    return warned_if(share > seen.limits["padding-rows"], measured, share, step, _called(given))
 
 
 def _mask(seen: Evidence) -> CheckOutcome:
@@ -356,15 +357,19 @@ def _mask(seen: Evidence) -> CheckOutcome:
     )
     kept, hidden = given.unmasked_padding or 0.0, given.masked_content or 0.0
     measured = remark("mask-and-padding", kept=kept, hidden=hidden)
-    if max(kept, hidden) > seen.limits["mask-padding"]:
-        return warned(measured, max(kept, hidden), step, _called(given))
-    return passed(measured, max(kept, hidden))
+    return warned_if(
+        max(kept, hidden) > seen.limits["mask-padding"],
+        measured,
+        max(kept, hidden),
+        step,
+        _called(given),
+    )
 
 
 def _tokenizer(seen: Evidence) -> CheckOutcome:
     earlier = seen.run.earlier
     assert earlier is not None
-    if seen.setup is None or not earlier.setups:
+    if not seen.run.setups or not earlier.setups:
         return not_looked_at(remark("no-setup"))
     if _names(seen.run) != _names(earlier):
         return not_looked_at(remark("other-model"))
@@ -440,24 +445,24 @@ def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
 
 
 _GIVEN = (Need.VITALS, Need.CALLED, Need.GIVEN)
-DATA = (
-    Check("input-finite", Layer.DATA, _input_finite, needs=(Need.BEGUN, Need.CALLED, Need.GIVEN)),
-    Check("input-range", Layer.DATA, _input_range, {"input-range": 1e4}, needs=_GIVEN),
-    Check("input-constant", Layer.DATA, _input_constant, {"constant-features": 1.0}, needs=_GIVEN),
-    Check("input-type", Layer.DATA, _type_changed, needs=_GIVEN),
-    Check("labels-range", Layer.DATA, _labels_range, needs=(Need.BEGUN,)),
+DATA = of_layer(
+    Layer.DATA,
+    Check("input-finite", _input_finite, needs=(Need.BEGUN, Need.CALLED, Need.GIVEN)),
+    Check("input-range", _input_range, {"input-range": 1e4}, needs=_GIVEN),
+    Check("input-constant", _input_constant, {"constant-features": 1.0}, needs=_GIVEN),
+    Check("input-type", _type_changed, needs=_GIVEN),
+    Check("labels-range", _labels_range, needs=(Need.BEGUN,)),
     Check(
         "labels-ignored",
-        Layer.DATA,
         _labels_ignored,
         {"labels-ignored": 0.5},
         needs=(Need.VITALS, Need.TARGETS),
     ),
-    Check("input-shape", Layer.DATA, _shapes, needs=_GIVEN),
-    Check("batch-repeated", Layer.DATA, _repeated, needs=_GIVEN),
-    Check("order-repeated", Layer.DATA, _order, {"order-repeated": 0.5}, needs=_GIVEN),
-    Check("batch-on-two-ranks", Layer.DATA, _two_ranks, across=True, needs=(Need.RANKS, *_GIVEN)),
-    Check("padding-rows", Layer.DATA, _padding, {"padding-rows": 0.0}, needs=_GIVEN),
-    Check("mask-padding", Layer.DATA, _mask, {"mask-padding": 0.1}, needs=_GIVEN),
-    Check("tokenizer", Layer.DATA, _tokenizer, needs=(Need.VITALS, Need.EARLIER)),
+    Check("input-shape", _shapes, needs=_GIVEN),
+    Check("batch-repeated", _repeated, needs=_GIVEN),
+    Check("order-repeated", _order, {"order-repeated": 0.5}, needs=_GIVEN),
+    Check("batch-on-two-ranks", _two_ranks, across=True, needs=(Need.RANKS, *_GIVEN)),
+    Check("padding-rows", _padding, {"padding-rows": 0.0}, needs=_GIVEN),
+    Check("mask-padding", _mask, {"mask-padding": 0.1}, needs=_GIVEN),
+    Check("tokenizer", _tokenizer, needs=(Need.VITALS, Need.EARLIER)),
 )

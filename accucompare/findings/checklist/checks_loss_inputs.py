@@ -13,8 +13,10 @@ from accucompare.findings.checklist.checks import (
     Need,
     failed,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import Labels, remark
 
@@ -155,25 +157,17 @@ def _padding(seen: Evidence) -> CheckOutcome:
         return not_looked_at(remark("padding-not-known"))
     share, step = max(shares)
     measured = remark("padding-in-labels", share=share)
-    if share > seen.limits["padding-learnt"]:
-        return warned(measured, share, step)
-    return passed(measured, share)
+    return warned_if(share > seen.limits["padding-learnt"], measured, share, step)
 
 
-LOSS = (
-    Check("loss-input", Layer.LOSS, _loss_input),
-    Check("loss-shape", Layer.LOSS, _loss_shape),
-    Check("one-class", Layer.LOSS, _one_class, {"one-class": 1000}),
-    Check(
-        "padding-in-loss",
-        Layer.LOSS,
-        _padding,
-        {"padding-learnt": 0.02},
-        needs=(Need.VITALS, Need.TARGETS),
-    ),
+LOSS = of_layer(
+    Layer.LOSS,
+    Check("loss-input", _loss_input),
+    Check("loss-shape", _loss_shape),
+    Check("one-class", _one_class, {"one-class": 1000}),
+    Check("padding-in-loss", _padding, {"padding-learnt": 0.02}, needs=(Need.VITALS, Need.TARGETS)),
     Check(
         "labels-by-rank",
-        Layer.LOSS,
         _labels_by_rank,
         {"rank-labels": 300},
         across=True,

@@ -13,8 +13,10 @@ from accucompare.findings.checklist.checks import (
     Need,
     failed,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import remark
 
@@ -25,7 +27,6 @@ _SETTLED = 5
 
 
 def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     trainable = [each for each in seen.setup.parameters if each.trainable]
     outside = {each.name for each in trainable if not each.group}
     reached = [
@@ -45,7 +46,6 @@ def _in_no_optimizer(seen: Evidence) -> CheckOutcome:
 
 
 def _without_gradient(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     looked = [each for each in seen.looked if each.updates]
     if len(looked) < _LOOKS:
         return not_looked_at(remark("too-few-updates", looks=len(looked), least=_LOOKS))
@@ -86,7 +86,6 @@ def _entrance(seen: Evidence) -> str:
 
     Where it has a gradient, all that the loss depends on has one. Branches that end aside have
     none: a head, an expert, a pooler."""
-    assert seen.setup is not None
     trained: dict[str, str] = {}
     for each in seen.setup.parameters:
         if each.group and each.trainable:
@@ -100,7 +99,6 @@ def _frozen(seen: Evidence) -> CheckOutcome:
     if found is not None:
         measured = remark("frozen-updated", names=found.frozen)
         return warned(measured, float(len(found.frozen)), found.step, found.frozen[0])
-    assert seen.setup is not None
     held = sum(1 for each in seen.setup.parameters if each.group and not each.trainable)
     return passed(remark("none-frozen-updated", held=held), 0.0)
 
@@ -111,9 +109,7 @@ def _dead_units(seen: Evidence) -> CheckOutcome:
         return not_looked_at(remark("no-cut-off"))
     name, share = max(looks[-1].idle.items(), key=lambda item: item[1])
     measured = remark("idle-units", share=share, module=name, looks=len(looks))
-    if share > seen.limits["dead-units"]:
-        return warned(measured, share, looks[-1].step, name)
-    return passed(measured, share)
+    return warned_if(share > seen.limits["dead-units"], measured, share, looks[-1].step, name)
 
 
 def _output_constant(seen: Evidence) -> CheckOutcome:
@@ -121,11 +117,7 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
     if len(looks) < _LOOKS:
         return not_looked_at(remark("too-few-looks", looks=len(looks), least=_LOOKS))
     changing = len({tuple(given.digest for given in each.given) for each in looks}) > 1
-    trained = (
-        {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable}
-        if seen.setup is not None
-        else set()
-    )
+    trained = {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable}
     # A table of positions that no update has moved gives the same each time; other checks say that
     # nothing is updated.
     moved: dict[str, bool] = {}
@@ -155,7 +147,6 @@ def _output_constant(seen: Evidence) -> CheckOutcome:
 
 
 def _twins(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if seen.setup.twins:
         one, other = seen.setup.twins[0]
         measured = remark("one-module", one=one, other=other, pairs=len(seen.setup.twins))
@@ -164,7 +155,6 @@ def _twins(seen: Evidence) -> CheckOutcome:
 
 
 def _mode(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at(remark("no-modes"))
     trained = [each for each in seen.updates if each.backwards]
@@ -183,7 +173,6 @@ def _mode(seen: Evidence) -> CheckOutcome:
 
 
 def _evaluated(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.switched:
         return not_looked_at(remark("no-modes"))
     found = [each for each in seen.vitals if each.trained_without]
@@ -225,7 +214,6 @@ def _buffers(seen: Evidence) -> CheckOutcome:
 
 
 def _dropout(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     if not seen.setup.dropouts:
         return not_looked_at(remark("no-dropout"))
     name, share = max(seen.setup.dropouts.items(), key=lambda item: item[1])
@@ -240,16 +228,17 @@ def _dropout(seen: Evidence) -> CheckOutcome:
 
 
 _UPDATED = (Need.VITALS, Need.UPDATES)
-MODEL = (
-    Check("in-no-optimizer", Layer.MODEL, _in_no_optimizer, needs=_UPDATED),
-    Check("without-gradient", Layer.MODEL, _without_gradient, needs=_UPDATED),
-    Check("frozen-with-gradient", Layer.MODEL, _frozen),
-    Check("dead-units", Layer.MODEL, _dead_units, {"dead-units": 0.9}),
-    Check("output-constant", Layer.MODEL, _output_constant),
-    Check("shared-by-mistake", Layer.MODEL, _twins),
-    Check("training-mode", Layer.MODEL, _mode, needs=_UPDATED),
-    Check("evaluation-mode", Layer.MODEL, _evaluated, {"evaluated-in-training": 0.5}),
-    Check("buffers", Layer.MODEL, _buffers, {"buffer-grows": 100}),
-    Check("dropout", Layer.MODEL, _dropout, {"dropout": 0.9}),
-    Check("custom-backward", Layer.MODEL),
+MODEL = of_layer(
+    Layer.MODEL,
+    Check("in-no-optimizer", _in_no_optimizer, needs=_UPDATED),
+    Check("without-gradient", _without_gradient, needs=_UPDATED),
+    Check("frozen-with-gradient", _frozen),
+    Check("dead-units", _dead_units, {"dead-units": 0.9}),
+    Check("output-constant", _output_constant),
+    Check("shared-by-mistake", _twins),
+    Check("training-mode", _mode, needs=_UPDATED),
+    Check("evaluation-mode", _evaluated, {"evaluated-in-training": 0.5}),
+    Check("buffers", _buffers, {"buffer-grows": 100}),
+    Check("dropout", _dropout, {"dropout": 0.9}),
+    Check("custom-backward"),
 )

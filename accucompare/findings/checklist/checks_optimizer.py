@@ -13,8 +13,10 @@ from accucompare.findings.checklist.checks import (
     failed,
     median,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import ParameterFacts, remark
 
@@ -108,14 +110,12 @@ def _update_ratio(seen: Evidence) -> CheckOutcome:
         return warned(
             remark("loss-came-to", measured=measured, share=learnt), usual, high[1], high[2]
         )
-    if usual < seen.limits["update-least"]:
-        return warned(measured, usual, low[1], low[2])
-    return passed(measured, usual)
+    return warned_if(usual < seen.limits["update-least"], measured, usual, low[1], low[2])
 
 
 def _second_moment(seen: Evidence) -> CheckOutcome:
     """The root of the mean of Adam's second moment against eps, where the gradient was largest."""
-    eps = {each.name: each.eps for each in seen.setup.parameters} if seen.setup is not None else {}
+    eps = {each.name: each.eps for each in seen.setup.parameters}
     found = []
     for parameter, series in seen.of_layers("v", "grad"):
         values = [
@@ -131,11 +131,7 @@ def _second_moment(seen: Evidence) -> CheckOutcome:
         return not_looked_at(remark("no-second-moment"))
     usual, (_, step, name) = median(value for value, *_ in found), min(found)
     measured = remark("second-moment", times=usual)
-    return (
-        warned(measured, usual, step, name)
-        if usual < seen.limits["second-moment"]
-        else passed(measured, usual)
-    )
+    return warned_if(usual < seen.limits["second-moment"], measured, usual, step, name)
 
 
 def _state_restored(seen: Evidence) -> CheckOutcome:
@@ -216,7 +212,7 @@ def _update_skipped(seen: Evidence) -> CheckOutcome:
         trained = [each for each in trained if min(updated) <= each.step <= max(updated)] or trained
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
-        if seen.setup is None or not seen.setup.optimizers:
+        if not seen.setup.optimizers:
             return not_looked_at(remark("no-optimizer"))
         return warned(remark("given-optimizer-idle"), 1.0, without[0].step)
     share = len(without) / len(trained)
@@ -260,7 +256,6 @@ def _unmoved(seen: Evidence) -> tuple[list[int], int]:
 
 
 def _decay(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     decayed = [
         each
         for each in seen.setup.parameters
@@ -281,27 +276,24 @@ def _decay(seen: Evidence) -> CheckOutcome:
 
 _UPDATED = (Need.VITALS, Need.UPDATES)
 _CLOSE = (Need.VITALS, Need.CLOSE)
-OPTIMIZER = (
-    Check("gradient-vanishes", Layer.OPTIMIZER, _vanishing, {"gradient-ratio": 1e-5}, needs=_CLOSE),
-    Check("gradient-explodes", Layer.OPTIMIZER, _exploding, {"gradient-most": 100}, needs=_CLOSE),
+OPTIMIZER = of_layer(
+    Layer.OPTIMIZER,
+    Check("gradient-vanishes", _vanishing, {"gradient-ratio": 1e-5}, needs=_CLOSE),
+    Check("gradient-explodes", _exploding, {"gradient-most": 100}, needs=_CLOSE),
     Check(
         "update-ratio",
-        Layer.OPTIMIZER,
         _update_ratio,
         {"update-least": 1e-7, "update-most": 2, "update-learnt": 0.5},
         needs=(Need.VITALS, Need.UPDATES, Need.CLOSE),
     ),
     Check(
         "second-moment",
-        Layer.OPTIMIZER,
         _second_moment,
         {"second-moment": 10},
         needs=(Need.VITALS, Need.CLOSE, Need.ADAM),
     ),
-    Check(
-        "state-restored", Layer.OPTIMIZER, _state_restored, {"restored-ahead": 1}, needs=_UPDATED
-    ),
-    Check("zero-grad", Layer.OPTIMIZER, _zero_grad, needs=_UPDATED),
-    Check("update-skipped", Layer.OPTIMIZER, _update_skipped, {"accumulating": 0.4}),
-    Check("decay-of-biases", Layer.OPTIMIZER, _decay, {"decay-of-biases": 0.25}, needs=_UPDATED),
+    Check("state-restored", _state_restored, {"restored-ahead": 1}, needs=_UPDATED),
+    Check("zero-grad", _zero_grad, needs=_UPDATED),
+    Check("update-skipped", _update_skipped, {"accumulating": 0.4}),
+    Check("decay-of-biases", _decay, {"decay-of-biases": 0.25}, needs=_UPDATED),
 )

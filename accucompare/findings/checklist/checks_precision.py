@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from accucompare.findings.checklist.checks import (
     Check,
@@ -13,8 +14,10 @@ from accucompare.findings.checklist.checks import (
     failed,
     median,
     not_looked_at,
+    of_layer,
     passed,
     warned,
+    warned_if,
 )
 from accucompare.findings.log import AlertKind, remark
 
@@ -70,7 +73,7 @@ def _scale_growing(seen: Evidence) -> CheckOutcome:
     return passed(measured, highest)
 
 
-def _alerts(seen: Evidence, kind: AlertKind, none: str) -> CheckOutcome:
+def _alerts(kind: AlertKind, none: str, seen: Evidence) -> CheckOutcome:
     found = [each for each in seen.run.warnings if each.kind is kind]
     if not found:
         return passed(remark(none))
@@ -78,14 +81,6 @@ def _alerts(seen: Evidence, kind: AlertKind, none: str) -> CheckOutcome:
     return warned(
         remark("alert", text=found[0].text, others=places[1:]), step=found[0].step, place=places[0]
     )
-
-
-def _underflow(seen: Evidence) -> CheckOutcome:
-    return _alerts(seen, AlertKind.UNDERFLOW, "none-subnormal")
-
-
-def _near(seen: Evidence) -> CheckOutcome:
-    return _alerts(seen, AlertKind.NEAR, "none-near")
 
 
 def _entropy(seen: Evidence) -> CheckOutcome:
@@ -143,9 +138,7 @@ def _update_lost(seen: Evidence) -> CheckOutcome:
     usual = median(share for share, *_ in shares)
     worst = max(shares)
     measured = remark("updates-rounded-away", share=usual, parameters=len(shares))
-    if usual > seen.limits["update-lost"]:
-        return warned(measured, usual, worst[2], worst[1])
-    return passed(measured, usual)
+    return warned_if(usual > seen.limits["update-lost"], measured, usual, worst[2], worst[1])
 
 
 def _smoothing(seen: Evidence) -> CheckOutcome:
@@ -163,9 +156,7 @@ def _smoothing(seen: Evidence) -> CheckOutcome:
         else -sum(part * math.log(part) for part in parts)
     )
     measured = remark("smoothing", amount=amount, classes=classes, floor=floor)
-    if amount > seen.limits["label-smoothing"]:
-        return warned(measured, amount, step)
-    return passed(measured, amount)
+    return warned_if(amount > seen.limits["label-smoothing"], measured, amount, step)
 
 
 def _narrowed(seen: Evidence) -> CheckOutcome:
@@ -179,35 +170,23 @@ def _narrowed(seen: Evidence) -> CheckOutcome:
 
 
 _TARGETS = (Need.VITALS, Need.TARGETS)
-PRECISION = (
+PRECISION = of_layer(
+    Layer.PRECISION,
+    Check("scale-falling", _scale_falling, {"skips-running": 5}, needs=(Need.SCALER,)),
+    Check("scale-at-one", _scale_at_one, {"scale-least": 1}, needs=(Need.SCALER,)),
     Check(
-        "scale-falling", Layer.PRECISION, _scale_falling, {"skips-running": 5}, needs=(Need.SCALER,)
+        "scale-growing", _scale_growing, {"scale-zero-steps": 3}, needs=(Need.SCALER, Need.NORMS)
     ),
-    Check("scale-at-one", Layer.PRECISION, _scale_at_one, {"scale-least": 1}, needs=(Need.SCALER,)),
-    Check(
-        "scale-growing",
-        Layer.PRECISION,
-        _scale_growing,
-        {"scale-zero-steps": 3},
-        needs=(Need.SCALER, Need.NORMS),
-    ),
-    Check("underflow", Layer.PRECISION, _underflow, needs=()),
-    Check("near-limit", Layer.PRECISION, _near, needs=()),
+    Check("underflow", partial(_alerts, AlertKind.UNDERFLOW, "none-subnormal"), needs=()),
+    Check("near-limit", partial(_alerts, AlertKind.NEAR, "none-near"), needs=()),
     Check(
         "entropy",
-        Layer.PRECISION,
         _entropy,
         {"entropy-least": 1e-3, "entropy-loss": 1.0, "entropy-flat": 1e-6},
         needs=_TARGETS,
     ),
-    Check("loss-type", Layer.PRECISION, _loss_type, needs=_TARGETS),
-    Check(
-        "update-lost",
-        Layer.PRECISION,
-        _update_lost,
-        {"update-lost": 0.5},
-        needs=(Need.VITALS, Need.CLOSE),
-    ),
-    Check("label-smoothing", Layer.PRECISION, _smoothing, {"label-smoothing": 0.5}, needs=_TARGETS),
-    Check("autocast-types", Layer.PRECISION, _narrowed),
+    Check("loss-type", _loss_type, needs=_TARGETS),
+    Check("update-lost", _update_lost, {"update-lost": 0.5}, needs=(Need.VITALS, Need.CLOSE)),
+    Check("label-smoothing", _smoothing, {"label-smoothing": 0.5}, needs=_TARGETS),
+    Check("autocast-types", _narrowed),
 )

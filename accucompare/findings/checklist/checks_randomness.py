@@ -10,6 +10,7 @@ from accucompare.findings.checklist.checks import (
     Layer,
     Need,
     not_looked_at,
+    of_layer,
     passed,
     warned,
 )
@@ -126,11 +127,12 @@ def _ranks(seen: Evidence) -> CheckOutcome:
 
 
 _EARLIER = (Need.VITALS, Need.EARLIER)
-RANDOMNESS = (
-    Check("seeded", Layer.RANDOMNESS, _seeded),
-    Check("drawn-behind", Layer.RANDOMNESS, _drawn, needs=(Need.VITALS, Need.CALLED, Need.GIVEN)),
-    Check("same-first-step", Layer.RANDOMNESS, _first_step, needs=_EARLIER),
-    Check("seeds-of-ranks", Layer.RANDOMNESS, _ranks, across=True, needs=(Need.RANKS, Need.VITALS)),
-    Check("seeded-others", Layer.RANDOMNESS, _others, needs=_EARLIER),
-    Check("loader-workers", Layer.RANDOMNESS),
+RANDOMNESS = of_layer(
+    Layer.RANDOMNESS,
+    Check("seeded", _seeded),
+    Check("drawn-behind", _drawn, needs=(Need.VITALS, Need.CALLED, Need.GIVEN)),
+    Check("same-first-step", _first_step, needs=_EARLIER),
+    Check("seeds-of-ranks", _ranks, across=True, needs=(Need.RANKS, Need.VITALS)),
+    Check("seeded-others", _others, needs=_EARLIER),
+    Check("loader-workers"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,14 +12,138 @@ from accucompare.findings.checklist.checks import (
     Check,
     CheckOutcome,
     Evidence,
-    Layer,
     Need,
+    Point,
     failed,
+    median,
     not_looked_at,
     passed,
+    spikes,
+    warned,
+    warned_if,
 )
-from accucompare.findings.checklist.checks_loss_curve import LOSS_CURVE
-from accucompare.findings.log import Ending, Number, remark
+from accucompare.findings.log import Ending, Number, WatchRemark, remark
+
+#: Fewer losses show no trend.
+_FEWEST = 30
+#: How many looks at a cross entropy stand for the beginning and for the end.
+_FEW_LOOKS = 3
+
+
+def _loss_finite(seen: Evidence) -> CheckOutcome:
+    bad = [point for point in seen.losses if not math.isfinite(point.value)]
+    if not bad:
+        return passed(remark("loss-finite", steps=len(seen.losses)), 0.0)
+    running = longest = 0
+    for point in seen.losses:
+        running = 0 if math.isfinite(point.value) else running + 1
+        longest = max(longest, running)
+    measured = remark("loss-not-finite", value=bad[0].value, steps=len(bad), running=longest)
+    judge = failed if longest >= seen.limits["loss-not-finite-running"] else warned
+    return judge(measured, float(longest), bad[0].step)
+
+
+def _spiking(
+    what: WatchRemark, series: list[Point], times: float, floor: float, record: float
+) -> CheckOutcome:
+    series = [point for point in series if math.isfinite(point.value) and point.value > 0]
+    if len(series) <= 20:
+        return not_looked_at(remark("too-few-for-spread", steps=len(series)))
+    most = dict(
+        zip(
+            (point.step for point in series[1:]),
+            itertools.accumulate((point.value for point in series), max),
+            strict=False,
+        )
+    )
+    found = [
+        each
+        for each in spikes(series, times, floor=floor)
+        if each.point.value > record * most[each.point.step]
+    ]
+    if not found:
+        return passed(remark("no-spike", what=what, times=times, record=record))
+    worst = max(found, key=lambda each: each.spreads)
+    measured = remark(
+        "spike",
+        what=what,
+        value=worst.point.value,
+        spreads=worst.spreads,
+        usual=worst.usual,
+        steps=len(found) if len(found) > 1 else 0,
+    )
+    return warned(measured, worst.spreads, worst.point.step)
+
+
+def _loss_spike(seen: Evidence) -> CheckOutcome:
+    finite = [point.value for point in seen.losses if math.isfinite(point.value)]
+    if any(value < 0 for value in finite):
+        lowest = min(finite)
+        return not_looked_at(remark("loss-not-positive", lowest=lowest))
+    # near 0, a loss may be ten times the last one
+    floor = seen.limits["loss-spike-floor"] * median(finite[:_FEWEST])
+    series = [Point(step, value + floor) for step, value in seen.losses]
+    return _spiking(
+        remark("the-loss"), series, seen.limits["loss-spike"], 0.1, seen.limits["loss-record"]
+    )
+
+
+def _norm_spike(seen: Evidence) -> CheckOutcome:
+    return _spiking(
+        remark("the-gradient-norm"),
+        seen.norms,
+        seen.limits["norm-spike"],
+        0.2,
+        seen.limits["norm-record"],
+    )
+
+
+def _loss_trend(seen: Evidence) -> CheckOutcome:
+    """A loss that ends far above its beginning or guessing; one that stays flat may be right."""
+    values = [point.value for point in seen.losses if math.isfinite(point.value)]
+    if len(values) < _FEWEST:
+        return not_looked_at(remark("too-few-for-trend", steps=len(values), least=_FEWEST))
+    part = max(len(values) // 10, 5)
+    first, last = median(values[:part]), median(values[-part:])
+    if first <= 0:
+        return not_looked_at(remark("no-ratio", first=first))
+    ratio = last / first
+    measured = remark("loss-went", first=first, last=last, steps=part)
+    targets = [
+        each.targets
+        for each in seen.vitals
+        if each.targets is not None and each.targets.missed is not None
+    ]
+    missed = [
+        float(each.missed)
+        for each in targets
+        if each.missed is not None and math.isfinite(float(each.missed))
+    ]
+    if len(missed) >= _FEW_LOOKS:
+        guessing = math.log(max(each.classes for each in targets))
+        now, then = median(missed[-_FEW_LOOKS:]), median(missed[:_FEW_LOOKS])
+        words = remark(
+            "cross-entropy-went", then=then, now=now, looks=_FEW_LOOKS, guessing=guessing
+        )
+        over = now / max(then, guessing) if guessing > 0 else 0.0
+        return warned_if(over > seen.limits["loss-rise"], words, over, seen.losses[-1].step)
+    return warned_if(ratio > seen.limits["loss-diverges"], measured, ratio, seen.losses[-1].step)
+
+
+#: Of the layer *run*.
+LOSS_CURVE = (
+    Check("loss-finite", _loss_finite, {"loss-not-finite-running": 3}, needs=(Need.LOSSES,)),
+    Check(
+        "loss-spike",
+        _loss_spike,
+        {"loss-spike": 10, "loss-spike-floor": 0.1, "loss-record": 6},
+        needs=(Need.LOSSES,),
+    ),
+    Check(
+        "loss-trend", _loss_trend, {"loss-rise": 1.5, "loss-diverges": 1e4}, needs=(Need.LOSSES,)
+    ),
+    Check("norm-spike", _norm_spike, {"norm-spike": 10, "norm-record": 5}, needs=(Need.NORMS,)),
+)
 
 
 def _finite(seen: Evidence) -> CheckOutcome:
@@ -103,10 +229,10 @@ def _pairs_of_ranks(runs: Sequence[Analysis]) -> Iterator[_OnTwoRanks]:
 
 
 #: Also the first verdict of a watch.
-FINITE = Check("finite", Layer.RUN, _finite, needs=())
+FINITE = Check("finite", _finite, needs=())
 RUN = (
     FINITE,
-    Check("ended", Layer.RUN, _ended, needs=()),
+    Check("ended", _ended, needs=()),
     *LOSS_CURVE,
-    Check("ranks-agree", Layer.RUN, _ranks_agree, across=True, needs=(Need.RANKS, Need.VITALS)),
+    Check("ranks-agree", _ranks_agree, across=True, needs=(Need.RANKS, Need.VITALS)),
 )

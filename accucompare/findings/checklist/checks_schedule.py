@@ -17,6 +17,7 @@ from accucompare.findings.checklist.checks import (
     failed,
     median,
     not_looked_at,
+    of_layer,
     passed,
     warned,
 )
@@ -96,7 +97,6 @@ def _lr_jump(seen: Evidence) -> CheckOutcome:
 
 
 def _lr_rises_again(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     for name, length in seen.setup.scheduler_lengths.items():
         if name.startswith(_RISES_AGAIN):
             continue
@@ -167,7 +167,6 @@ def _epochs(seen: Evidence) -> int:
 
 
 def _schedule_order(seen: Evidence) -> CheckOutcome:
-    assert seen.setup is not None
     first = seen.updates[0]
     for name, applied in first.schedulers.items():
         before = applied.stepped - seen.run.setups[0].schedulers.get(name, applied.stepped)
@@ -252,10 +251,13 @@ def _clip_share(seen: Evidence) -> CheckOutcome:
 
 
 def _grown(seen: Evidence) -> CheckOutcome:
+    # by one factor, unlike by noise, decay and projections
     alike = {
         each.step
         for each in seen.updates
-        if each.grown is not None and _is_one_factor(*map(float, each.grown))
+        if each.grown is not None
+        and 0 < (low := float(each.grown[0])) <= (high := float(each.grown[1])) < math.inf
+        and high / low < _ALIKE
     }
     grown = [
         Point(point.step, norm / most)
@@ -270,12 +272,6 @@ def _grown(seen: Evidence) -> CheckOutcome:
     worst = max(grown, key=lambda point: point.value)
     measured = remark("gradients-grown", times=worst.value, steps=len(grown))
     return warned(measured, worst.value, worst.step)
-
-
-def _is_one_factor(low: float, high: float) -> bool:
-    """Whether all gradients were multiplied by one number, unlike by noise, decay and
-    projections."""
-    return 0 < low <= high < math.inf and high / low < _ALIKE
 
 
 def _most_before(seen: Evidence, step: int) -> float:
@@ -313,36 +309,23 @@ _ALIKE = 1.001
 _SCHEDULED = (Need.VITALS, Need.SCHEDULER, Need.UPDATES)
 _NORMED = (Need.VITALS, Need.UPDATES, Need.NORMS)
 _UPDATED = (Need.VITALS, Need.UPDATES)
-SCHEDULE = (
-    Check("lr-range", Layer.SCHEDULE, _lr_range, {"lr-zero": 0.05}, needs=_UPDATED),
-    Check("lr-jump", Layer.SCHEDULE, _lr_jump, {"lr-jump": 1.5}, needs=_UPDATED),
-    Check("lr-length", Layer.SCHEDULE, _lr_rises_again, needs=_SCHEDULED),
+SCHEDULE = of_layer(
+    Layer.SCHEDULE,
+    Check("lr-range", _lr_range, {"lr-zero": 0.05}, needs=_UPDATED),
+    Check("lr-jump", _lr_jump, {"lr-jump": 1.5}, needs=_UPDATED),
+    Check("lr-length", _lr_rises_again, needs=_SCHEDULED),
     Check(
         "schedule-steps",
-        Layer.SCHEDULE,
         _schedule_steps,
         {"schedule-unstepped": 200, "schedule-doubled": 0.1},
         needs=_SCHEDULED,
     ),
-    Check("schedule-order", Layer.SCHEDULE, _schedule_order, needs=_SCHEDULED),
-    Check(
-        "schedule-applied",
-        Layer.SCHEDULE,
-        _schedule_applied,
-        {"schedule-overruled": 0.5},
-        needs=_SCHEDULED,
-    ),
-    Check(
-        "clip-share",
-        Layer.SCHEDULE,
-        _clip_share,
-        {"clip-always": 0.95, "clip-strength": 1e-4},
-        needs=_NORMED,
-    ),
-    Check("gradients-grow", Layer.SCHEDULE, _grown, {"clip-grows": 1.01}, needs=_NORMED),
+    Check("schedule-order", _schedule_order, needs=_SCHEDULED),
+    Check("schedule-applied", _schedule_applied, {"schedule-overruled": 0.5}, needs=_SCHEDULED),
+    Check("clip-share", _clip_share, {"clip-always": 0.95, "clip-strength": 1e-4}, needs=_NORMED),
+    Check("gradients-grow", _grown, {"clip-grows": 1.01}, needs=_NORMED),
     Check(
         "clip-before-unscale",
-        Layer.SCHEDULE,
         _clip_before_unscale,
         {"clip-scaled": 1e-2},
         needs=(Need.VITALS, Need.SCALER, Need.UPDATES),

@@ -36,7 +36,6 @@ from accucompare.findings.log import (
     StepObservation,
     TensorRange,
     WatchLimits,
-    WatchRemark,
     What,
     kinds_of,
     near_the_limit,
@@ -355,9 +354,10 @@ class _OriginSearch:
             finding, cause=Cause.INSIDE, operator=observation.operator, line=observation.line
         )
         if origin and call is not None:
-            finding = finding.noting(
-                *map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1])
-            )
+            for maker in [*call.makers.values()][:1]:  # only the backward shows what it made
+                finding = finding.noting(
+                    remark("swallowed", operator=maker.operator, line=maker.line)
+                )
         self._findings.append(finding if origin else finding.passing_on())
 
     def _hidden(self, place: ModuleCall) -> Finding | None:
@@ -511,8 +511,3 @@ def _made_by(maker: StepObservation, finding: Finding) -> Finding:
 def _is_number(tensor: TensorRange) -> bool:
     """Whether it may be a number in the code, not a tensor."""
     return not tensor.shape and tensor.dtype == "float64"
-
-
-def _swallowed(maker: StepObservation) -> WatchRemark:
-    """What an operator made in the forward that only the backward shows."""
-    return remark("swallowed", operator=maker.operator, line=maker.line)

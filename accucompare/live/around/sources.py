@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ class FunctionsRun:
 
     def start(self) -> None:
         """Collect from now on, on this thread."""
+        caller: FrameType | None = sys._getframe()
+        while caller is not None and not self.compiled:
+            self.compiled, caller = _is_compiled(caller.f_code), caller.f_back
         self.disturbed = self.disturbed or sys.getprofile() is not None
         if self.running is None and not self.disturbed:
             self.running = threading.get_ident()
@@ -83,10 +86,13 @@ class FunctionsRun:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            file = frame.f_code.co_filename
-            self.files.add(file)
-            if file == _COMPILER and "callback" in frame.f_code.co_freevars:
-                self.compiled = True
+            self.files.add(frame.f_code.co_filename)
+            self.compiled = self.compiled or _is_compiled(frame.f_code)
+
+
+def _is_compiled(code: CodeType) -> bool:
+    """Whether it is what ``torch.compile`` puts around compiled code."""
+    return code.co_filename == _COMPILER and "callback" in code.co_freevars
 
 
 def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:

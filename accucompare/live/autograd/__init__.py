@@ -9,6 +9,7 @@ from accucompare.live.autograd.gradients import (
     has_foreign_hooks,
     parameters_of,
     register_first_hook,
+    stepped_by,
 )
 from accucompare.live.autograd.graph import (
     ACCUMULATES,
@@ -73,4 +74,5 @@ __all__ = [
     "reachable",
     "register_first_hook",
     "seeded",
+    "stepped_by",
 ]

@@ -439,6 +439,11 @@ def parameters_of(modules: Modules) -> Iterator[Parameter]:
                 yield Parameter(f"{name}.{own}" if name else own, own, name, tensor)
 
 
+def stepped_by(optimizer: Any) -> dict[int, torch.Tensor]:
+    """What an optimizer updates, by id."""
+    return {id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+
+
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     """Which tensor a parameter's gradient is, and its count of writes."""
     return id(parameter.grad), (

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from accucompare.bundle.format import Role, Shard
 from accucompare.errors import UsageError
 from accucompare.live.around import Dimensions, dimensions_of, is_of_mesh
+from accucompare.live.layouts.awaited import Awaited
 from accucompare.live.layouts.megatron import cut_values, flat_part, kept_parts, megatron_parts
 from accucompare.live.modules import Modules
 from accucompare.live.operators import entrances
@@ -34,9 +35,11 @@ class Layouts:
         dimensions: of parallelism.
         has_placements: whether calls may take or give tensors that know their layout.
         notes: sentences for the manifest, on parameters whose layout cannot be known.
+        awaited: the tensors that an asynchronous collective is still to fill.
     """
 
     def __init__(self, modules: Modules) -> None:
+        self.awaited = Awaited()
         self.dimensions = dimensions_of(modules)
         self.has_placements = any(is_of_mesh(tensor) for *_, tensor in modules.tensors())
         self._known: dict[Any, Shard | None] = {}
@@ -89,10 +92,12 @@ class Layouts:
         return cls(modules) if several else None
 
     def install(self) -> None:
+        self.awaited.install()
         if self._library is not None:
             entrances.observe_function(self._library.DTensor, "to_local", self._localizes)
 
     def remove(self) -> None:
+        self.awaited.remove()
         if self._library is not None:
             entrances.observe_function_no_more(self._library.DTensor, "to_local", self._localizes)
 

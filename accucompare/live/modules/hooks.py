@@ -105,7 +105,7 @@ class Listener(Generic[_C]):
         """A forward has returned; the user's hooks have not run yet."""
 
     def forward_made(self, call: _C, output: Any) -> None:
-        """The same, but the call goes on: the hooks that come now are still of its own."""
+        """Likewise, but the call still runs while the user's hooks do."""
 
     def call_ended(self, call: _C, output: Any) -> Any:
         """A call ends. Returns what replaces its output, or ``None``."""
@@ -226,6 +226,7 @@ class Listener(Generic[_C]):
         """Run a hook's work, one thread at a time."""
         thread = threading.get_ident()
         with self._lock:
+            inside = thread in self._busy  # a hook that waits for a tensor may run what is put off
             self._busy.add(thread)
             try:
                 return act(*arguments)
@@ -233,7 +234,8 @@ class Listener(Generic[_C]):
                 self.failed(error, name)
                 return None
             finally:
-                self._busy.discard(thread)
+                if not inside:
+                    self._busy.discard(thread)
 
     def come_last(self, call: _C) -> None:
         """Move the hook at a call's end behind those that the user has added since."""

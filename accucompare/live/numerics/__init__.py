@@ -1,8 +1,8 @@
 """How a model computes: precision, determinism, autocast, eager mode."""
 
 from accucompare.live.numerics.autocast import autocast_now, autocast_then, describe_autocast
+from accucompare.live.numerics.backends import OWN, backwards_at_once, registered_again
 from accucompare.live.numerics.compiled_regions import (
-    OWN,
     CompiledRegions,
     Probe,
     ProbedGraph,
@@ -32,12 +32,14 @@ __all__ = [
     "ProbedGraph",
     "autocast_now",
     "autocast_then",
+    "backwards_at_once",
     "describe_autocast",
     "eager_stance",
     "generated_code",
     "in_parts",
     "kernel_of",
     "probing",
+    "registered_again",
     "telling_compilation",
     "try_backwards",
     "try_prefixes",

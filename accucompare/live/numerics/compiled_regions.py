@@ -19,15 +19,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from accucompare.bundle.format import Compiled, RegionFacts, display_name
 from accucompare.errors import UsageError
-from accucompare.live.modules import Modules, class_of, unwrapped
+from accucompare.live.modules import Modules, class_of
+from accucompare.live.numerics.backends import (
+    OWN,
+    GraphCompiler,
+    backend_in,
+    backend_named,
+    own_wrappers,
+)
 from accucompare.live.numerics.regions import ModuleTree
 from accucompare.live.numerics.side_effects import BeforeCall, draws_of
 from accucompare.live.operators import without_dispatch
 from accucompare.selection import Selection
 from accucompare.text import first_few
-
-#: Stands for the backends with which the model itself compiles its parts.
-OWN = "own"
 
 #: Called before a region is compiled, with its name, those done, and all.
 Compiling = Callable[[str, int, int], None]
@@ -51,9 +55,12 @@ class Probe:
 
     graphs: list[ProbedGraph] = field(default_factory=list)
 
-    def look_at(self, graph: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-        kept = ProbedGraph(copy.deepcopy(graph))
+    def look_at(
+        self, graph: torch.fx.GraphModule, inputs: Any, backend: GraphCompiler
+    ) -> GraphCompiler:
+        kept = ProbedGraph(copy.deepcopy(graph), backend)
         self.graphs.append(kept)
+        run = backend(copy.deepcopy(graph), inputs)
 
         def running(*inputs: Any) -> Any:
             if kept.inputs is None:
@@ -65,9 +72,10 @@ class Probe:
 
 @dataclass(eq=False)
 class ProbedGraph:
-    """A graph as the compiler was given it, and copies of its first inputs."""
+    """A graph as a backend was given it, and copies of its first inputs."""
 
     graph: torch.fx.GraphModule
+    backend: GraphCompiler
     inputs: list[Any] | None = None
 
 
@@ -91,9 +99,9 @@ def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def compiled_alone(graph: torch.fx.GraphModule, backend: str) -> Callable[..., Any]:
+def compiled_alone(graph: torch.fx.GraphModule, backend: GraphCompiler) -> Callable[..., Any]:
     """A graph compiled as it is by a backend."""
-    compiled = torch.compile(graph, backend=_backend_of("inductor" if backend == OWN else backend))
+    compiled = torch.compile(graph, backend=backend)
 
     def run(*inputs: Any) -> Any:
         with _disable_current_modes(), _without_limit(), _compiling_stance():
@@ -151,9 +159,9 @@ class CompiledRegions:
         self._modules = modules
         self._outline = ModuleTree(modules)
         self._name = backend
-        self._backend = None if backend in (None, OWN) else _backend_of(str(backend))
+        self._backend = backend_named("inductor" if backend in (None, OWN) else str(backend))
         self._regions: dict[str, _Region] = {}
-        self._wrappers = _own_wrappers(modules)  # by the module's id
+        self._wrappers = own_wrappers(modules)  # by the module's id
         self._eager: dict[str, str] = {}
         self._aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._see: Callable[[list[str]], None] = lambda names: None
@@ -298,12 +306,14 @@ class CompiledRegions:
             return inner(*args, **kwargs)
 
         key = (class_of(region.module), *_shapes(region.module.state_dict(keep_vars=True)))
-        key = (*key, *_shapes((args, kwargs)), *map(id, _probes))
+        key = (*key, *_shapes((args, kwargs)), *map(id, (self._backend, *_probes)))
         run.__code__ = region.code = _code_of(run.__code__, key)
-        if region.own is not None:
-            compiled: Callable[..., Any] = region.own(run)
-            return compiled
-        return torch.compile(run, backend=self._backend or _backend_of("inductor"))
+        if region.own is None:
+            return torch.compile(run, backend=_without_draws(self._backend))
+        if _probes:
+            return torch.compile(run, backend=_without_draws(backend_in(region.own)))
+        compiled: Callable[..., Any] = region.own(run)
+        return compiled
 
     def _split(self, region: _Region, error: Exception) -> None:
         """Run a region's own code eagerly from now on, and its children compiled."""
@@ -338,7 +348,8 @@ class _Watched:
             return
         _compiled_codes.add(self._region.code)
         region, facts = self._region, self._region.facts
-        why = [_condition(each.recompile_reason) for each in found if each.recompile_reason]
+        reasons = [getattr(each, "recompile_reason", None) for each in found]  # from torch 2.7 on
+        why = [_condition(each) for each in reasons if each]
         broke = _graph_breaks() - self._breaks
         region.facts = RegionFacts(
             facts.graphs + sum(bool(each.graph_op_count and not each.fail_type) for each in found),
@@ -353,59 +364,18 @@ class _Watched:
 _running: list[_Region] = []
 
 
-def _without_draws(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+@functools.cache  # compiled code is kept by its backend
+def _without_draws(compile_graph: GraphCompiler) -> GraphCompiler:
     """A backend that refuses graphs that draw random numbers."""
 
     def backend(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if _running and _probes:
-            return _probes[-1].look_at(graph, compile_graph(copy.deepcopy(graph), inputs))
+            return _probes[-1].look_at(graph, inputs, compile_graph)
         if _running and (drawn := next(draws_of(graph), None)):
             raise DrawsError(f"it draws random numbers ({drawn}), which compiled code draws anew")
         return compile_graph(graph, inputs, **options)
 
     return backend
-
-
-_without_draws = functools.lru_cache(maxsize=None)(
-    _without_draws
-)  # compiled code is kept by its backend
-
-
-def _backend_of(name: str) -> Callable[..., Any]:
-    """The backend of this name. UsageError if there is none."""
-    import torch._dynamo
-
-    try:
-        found = torch._dynamo.lookup_backend(name)
-    except Exception as error:
-        known = sorted(torch._dynamo.list_backends(exclude_tags=()))
-        raise UsageError(
-            f"compile (--compile) {name}: torch.compile has no such backend here"
-            f" ({type(error).__name__}); it has {', '.join(known)}. A backend of a package is"
-            " registered when that is imported, as a case may do"
-        ) from None
-    return _without_draws(found)
-
-
-def _own_wrappers(modules: Modules) -> dict[int, Any]:
-    """How a model itself compiles modules, by the modules' ids: ``torch.compile(module)``,
-    ``module.compile()``, a compiled ``forward``."""
-    found = {id(unwrapped(each)): _context_of(each) for each in modules.wrappers}
-    for module in modules.named.values():
-        own = getattr(module, "_compiled_call_impl", None) or getattr(module, "forward", None)
-        found.setdefault(id(module), _context_of(getattr(own, "__func__", own)))
-    return {key: context for key, context in found.items() if context is not None}
-
-
-def _context_of(compiled: Any) -> Any:
-    """With which backend and options ``torch.compile`` made something; ``None`` if it did not."""
-    from torch._dynamo.eval_frame import OptimizeContext
-
-    held = [getattr(compiled, "dynamo_ctx", None)]
-    for cell in getattr(compiled, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # an empty one
-            held.append(cell.cell_contents)
-    return next((each for each in held if isinstance(each, OptimizeContext)), None)
 
 
 _codes: dict[Any, CodeType] = {}

@@ -49,30 +49,30 @@ class OperatorTrial:
     alone: bool = False
 
 
-def try_values(probed: ProbedGraph, backend: str) -> list[OperatorTrial]:
+def try_values(probed: ProbedGraph) -> list[OperatorTrial]:
     """Every operator's value in one compiled graph that gives them all."""
     nodes = _computed(probed.graph)
-    return _compared(probed, backend, nodes)
+    return _compared(probed, nodes)
 
 
-def try_prefixes(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
+def try_prefixes(probed: ProbedGraph) -> Iterator[OperatorTrial]:
     """Operator after operator, the graph up to it compiled: nothing after it changes its kernel."""
     nodes = _computed(probed.graph)
     for node in nodes[-_MOST:]:
-        yield from _compared(probed, backend, [node])
+        yield from _compared(probed, [node])
 
 
-def try_backwards(probed: ProbedGraph, backend: str) -> Iterator[OperatorTrial]:
+def try_backwards(probed: ProbedGraph) -> Iterator[OperatorTrial]:
     """Each operator compiled alone: what its backward gives to its arguments."""
     values = _interpreted(probed, None)
-    nodes = [node for node in _computed(probed.graph) if node.name in values]
+    nodes = [node for node in _computed(probed.graph) if _follows(values.get(node.name))]
     for node in nodes[:_MOST]:
-        found = _backward_of(node, probed.graph, values, backend)
+        found = _backward_of(node, probed, values)
         if found is not None:
             yield found
 
 
-def generated_code(probed: ProbedGraph, backend: str) -> str:
+def generated_code(probed: ProbedGraph) -> str:
     """What inductor makes of a graph; ``""`` if the backend is not made of it."""
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -85,7 +85,7 @@ def generated_code(probed: ProbedGraph, backend: str) -> str:
         config.patch(force_disable_caches=True),
     ):
         warnings.simplefilter("ignore")
-        compiled_alone(probed.graph, backend)(*_fresh(probed))
+        compiled_alone(probed.graph, probed.backend)(*_fresh(probed))
     return "\n\n".join(found)
 
 
@@ -100,26 +100,24 @@ def kernel_of(code: str, trial: OperatorTrial) -> str:
 
 
 def _computed(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """The nodes that compute a floating tensor."""
+    """The nodes that compute a real tensor."""
     return [
         node
         for node in graph.graph.nodes
         if node.op in ("call_function", "call_method", "call_module")
         and isinstance(value := node.meta.get("example_value"), torch.Tensor)
-        and value.is_floating_point()
+        and not value.is_complex()
     ]
 
 
-def _compared(
-    probed: ProbedGraph, backend: str, nodes: Sequence[torch.fx.Node]
-) -> list[OperatorTrial]:
+def _compared(probed: ProbedGraph, nodes: Sequence[torch.fx.Node]) -> list[OperatorTrial]:
     if not nodes:
         return []
     part = _giving(probed.graph, [node.name for node in nodes])
     eager = part(*_fresh(probed))
     exact = _exactly(part, probed)
     with torch.no_grad() if not _trains(probed) else contextlib.nullcontext():
-        compiled = compiled_alone(part, backend)(*_fresh(probed))
+        compiled = compiled_alone(part, probed.backend)(*_fresh(probed))
     return [
         _trial(node, theirs, ours, true)
         for node, theirs, ours, true in zip(nodes, compiled, eager, exact, strict=True)
@@ -236,7 +234,7 @@ def _follows(value: Any) -> bool:
 
 
 def _backward_of(
-    node: torch.fx.Node, graph: torch.fx.GraphModule, values: dict[str, Any], backend: str
+    node: torch.fx.Node, probed: ProbedGraph, values: dict[str, Any]
 ) -> OperatorTrial | None:
     """What the backward of one operator gives, for a gradient drawn at random."""
     used = [each for each in node.all_input_nodes if each.name in values]
@@ -249,7 +247,7 @@ def _backward_of(
         if each not in places:
             return None
     alone.output((alone.node_copy(node, lambda each: places[each]),))
-    part = torch.fx.GraphModule(graph, alone)
+    part = torch.fx.GraphModule(probed.graph, alone)
     generator = torch.Generator().manual_seed(0)
     value = values[node.name]
     arriving = torch.randn(value.shape, generator=generator).to(value)
@@ -272,7 +270,7 @@ def _backward_of(
         return [each for each in found if each is not None]
 
     eager = gradients(part, None)
-    compiled = gradients(compiled_alone(part, backend), None)
+    compiled = gradients(compiled_alone(part, probed.backend), None)
     try:
         exact = gradients(part, torch.float64)
     except RuntimeError:

@@ -100,7 +100,7 @@ class Blank:
         if isinstance(tensor, torch.Tensor) and is_plain(tensor):
             self._storages[tensor.untyped_storage()._cdata] = StorageWeakRef(
                 tensor.untyped_storage()
-            )  # type: ignore[no-untyped-call]
+            )
 
     def take(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in such memory; from then on it no longer counts as such."""

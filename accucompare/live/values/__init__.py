@@ -16,6 +16,7 @@ from accucompare.live.values.tensors import (
     outside_transforms,
     round_tensor,
     scalar_to_host,
+    tensor_of,
     to_host,
     with_local_part,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "replaced",
     "round_tensor",
     "scalar_to_host",
+    "tensor_of",
     "to_host",
     "with_local_part",
 ]

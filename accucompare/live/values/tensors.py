@@ -328,6 +328,16 @@ def scalar_to_host(value: Any) -> HostValue:
         return other_to_host(value)
 
 
+def tensor_of(value: Any) -> torch.Tensor | None:
+    """NumPy's numbers as a tensor of their own; ``None`` of anything else."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return None
+    try:
+        return torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+    except TypeError:  # strings, objects
+        return None
+
+
 def other_to_host(value: Any) -> HostValue:
     """A value that no array can hold: a string, large int, or what its name tells, by its digest;
     another by its class."""

@@ -19,7 +19,7 @@ from accucompare.recorder.recording.series import SeriesRecorder
 
 
 class TakenGradients(Protocol):
-    """What is asked of the recording of updates."""
+    """What ``Clipping`` asks of the recording of updates."""
 
     @property
     def parameters(self) -> Mapping[int, Parameter]:

@@ -21,7 +21,7 @@ class Gift(NamedTuple):
     Attributes:
         entry: the index there.
         total: the sum that it is a part of.
-        cut: where a view was written into, the part that counts.
+        cut: the part that counts, if a view of the tensor was written into.
     """
 
     entry: int

@@ -13,7 +13,15 @@ from accucompare.bundle.format import Record, Role, Shard
 from accucompare.bundle.writing import BundleWriter, Lease
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call, class_of
-from accucompare.live.values import Bits, HostValue, Scalar, other_to_host, scalar_to_host, to_host
+from accucompare.live.values import (
+    Bits,
+    HostValue,
+    Scalar,
+    other_to_host,
+    scalar_to_host,
+    tensor_of,
+    to_host,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class How:
         written: called with the record when it is written.
         bits: what is known of the value's bits.
         lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` compares digests across devices: a device's own will not do.
+        by_digest: whether ``written`` compares digests across devices: it needs the host's digest.
         model_input: whether the model is called with it: its fingerprint goes into the manifest.
         shard: the layout of a plain value that does not know its own.
     """
@@ -129,4 +137,7 @@ class RecordMaker:
             return to_host(value, self.writer, needed, bits)
         if isinstance(value, Scalar):
             return scalar_to_host(value)
-        return other_to_host(value)
+        tensor = tensor_of(value)
+        return (
+            other_to_host(value) if tensor is None else to_host(tensor, self.writer, needed, bits)
+        )

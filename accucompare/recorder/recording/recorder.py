@@ -40,7 +40,7 @@ from accucompare.recorder.recording.operators import Operators
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
-from accucompare.selection import RoleGroup, Selection, Steps
+from accucompare.selection import Mode, RoleGroup, Selection, Steps
 
 
 class Recorder(Listener[RecordedCall]):
@@ -79,6 +79,9 @@ class Recorder(Listener[RecordedCall]):
         self.sees_returns = feed is not None or operators
         self._layouts = layouts = maker.layouts
         self.sees_made = layouts is not None and layouts.has_placements
+        # a digest can be taken when the model waits for the value
+        digests = maker.writer.mode is Mode.DIGEST and feed is None
+        self._awaited = layouts.awaited if layouts is not None and digests else None
         self._allows = functools.cache(selection.allows)
         self._writer = maker.writer
         self._started = started
@@ -187,10 +190,12 @@ class Recorder(Listener[RecordedCall]):
                 call = RecordedCall(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
-    def end_step(self) -> Callable[[], StepSeries] | None:
-        """A step is over. Returns what gives its series entry once all records are written, or
-        ``None`` if the step did not train.
+    def end_step(self, failed: bool = False) -> Callable[[], StepSeries] | None:
+        """A step is over, or has ``failed``. Returns what gives its series entry once all records
+        are written, or ``None`` if the step did not train.
         """
+        if self._awaited is not None:
+            self._awaited.end_step(failed)
         if self._buffers is not None and self._called:
             self.run(self._buffers.end_step, "the end of a step", ())
         entry: Callable[[], StepSeries] | None = self.run(
@@ -232,13 +237,13 @@ class Recorder(Listener[RecordedCall]):
                 self._buffers.calls(caller, call.name)
             self._record(call, Role.INPUT, given)
         self._called = True
+        self.come_last(call)
         if self._feed is None or (
             self._operators and call.parent is not None and not self._is_selected(call)
         ):
             self._observe(call, given)
             self._note_arguments(call, args, kwargs, given)
             return None
-        self.come_last(call)
         args, kwargs, call.lent = self._feed.inputs(
             FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
         )
@@ -415,13 +420,8 @@ class Recorder(Listener[RecordedCall]):
         self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY
     ) -> None:
         if self._writer.failure is None and self.wants(name, role):
-            self._record_value(
-                RecordedCall(self._modules.named[name], name, update, None, None),
-                role,
-                path,
-                value,
-                how=how,
-            )
+            call = RecordedCall(self._modules.named[name], name, update, None, None)
+            self._record_value(call, role, path, value, how=how)
         elif how.lease is not None:
             how.lease.release()
 
@@ -441,16 +441,13 @@ class Recorder(Listener[RecordedCall]):
             )
 
     def _record(self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
-        outermost = role is Role.INPUT and call.parent is None
-        if self._writer.failure is not None or not (
-            outermost or (role in self._roles and self._is_selected(call))
-        ):
+        if self._writer.failure is not None:
             return
-        if outermost:
+        if role is Role.INPUT and call.parent is None:
             self._record_given(call, parts)
-            return
-        for path, value in parts:
-            self._record_value(call, role, path, value)
+        elif role in self._roles and self._is_selected(call):
+            for path, value in parts:
+                self._record_value(call, role, path, value)
 
     def _note_arguments(
         self,
@@ -511,4 +508,9 @@ class Recorder(Listener[RecordedCall]):
         line: str = "",
         how: How = PLAINLY,
     ) -> None:
-        self._maker.make(self.step, call, role, path, value, operator, line, how)
+        given = self.step, call, role, path, value, operator, line, how
+        if self._awaited is not None and not how.by_digest and how.lease is None:
+            act = functools.partial(self.run, self._maker.make, call.name, given)
+            if self._awaited.puts_off(value, act):
+                return
+        self._maker.make(*given)

@@ -120,6 +120,11 @@ class SeriesRecorder:
             self._now.overflowed.append(_copy(overflowed))
 
     @property
+    def skipped(self) -> bool:
+        """Whether a scaler has left out an update of the step."""
+        return self._now.skipped
+
+    @property
     def wants_weights(self) -> bool:
         """Whether no update of the step has begun yet."""
         return self._now.weights is None

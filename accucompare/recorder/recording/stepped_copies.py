@@ -1,15 +1,17 @@
-"""Megatron's optimizers step copies or parts of parameters; and have groups in their own orders."""
+"""Megatron's optimizers: they step copies or parts of parameters, and order their groups."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from accucompare.bundle.format import WAYS_OF_UPDATING
 from accucompare.live.autograd import Parameter
+from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.recording.main_grad import MAIN_PARAMETER
 
 #: What tells Megatron's groups of parameters apart.
@@ -37,7 +39,20 @@ def stepped_instead(optimizer: Any, parameters: Mapping[int, Parameter]) -> dict
     return found
 
 
-def groups_in_order(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def numbers_of_groups(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers of an optimizer's parameter groups, by path: learning rates, betas and others."""
+    for number, group in enumerate(_in_order(optimizer.param_groups)):
+        options = {
+            name: value
+            for name, value in group.items()
+            if name not in ("params", *WAYS_OF_UPDATING)
+        }
+        for path, value in leaves(options):
+            if isinstance(value, (torch.Tensor, *Scalar)):
+                yield f"{type(optimizer).__name__}.{number}.{path}", value
+
+
+def _in_order(groups: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """An optimizer's groups; Megatron's ranks have theirs in orders of their own."""
     if not all(_OF_MEGATRON[0] in group for group in groups):
         return groups

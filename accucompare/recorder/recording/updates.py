@@ -15,11 +15,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from accucompare.bundle.format import AT_THE_END, WAYS_OF_UPDATING, Record, Role, StepSeries
+from accucompare.bundle.format import AT_THE_END, Record, Role, StepSeries
 from accucompare.bundle.writing import LENT
 from accucompare.live.autograd import (
     Observer,
     Parameter,
+    gradient_state,
     observe_backward,
     observe_backward_no_more,
     parameters_of,
@@ -27,14 +28,14 @@ from accucompare.live.autograd import (
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, Scalar, copy_of, difference, leaves, local_part
+from accucompare.live.values import Bits, copy_of, difference, leaves, local_part
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
 from accucompare.recorder.recording.main_grad import MAIN_GRAD, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
-from accucompare.recorder.recording.stepped_copies import groups_in_order, stepped_instead
+from accucompare.recorder.recording.stepped_copies import numbers_of_groups, stepped_instead
 from accucompare.recorder.state import Training
 
 #: Recorded in place of a trainable parameter's missing gradient, the second where nothing steps it.
@@ -82,8 +83,8 @@ class Updates:
         self._more = False  # whether the running optimizer goes on with the last update
         self._started = -1  # the update count at the model's last call
         self._between = Between()
-        # ids of parameters whose gradient was recorded for the next update
-        self._recorded: set[int] = set()
+        # parameters whose gradient was recorded for the next update, by id, with its state then
+        self._recorded: dict[int, tuple[int, int]] = {}
         # how often each was recorded for the next update
         self._times: Counter[int] = Counter()
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
@@ -169,12 +170,19 @@ class Updates:
             self._changed_otherwise = self._changed_otherwise or any(
                 before not in (-1, now) for before, now in versions
             )
-        if self._any_update:
-            for key, each in self.parameters.items():
+        for key, each in self.parameters.items() if self._trained else ():
+            grad, where = gradient_of(each.tensor)
+            if self._any_update:
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
-                    grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
                     self._give(each, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER), 0)
+            elif (
+                self._layouts is None  # of several ranks they may be unreduced
+                and not self._series.skipped
+                and grad is not None
+                and self._recorded.get(key) != gradient_state(each.tensor)
+            ):
+                self._take(each, Role.PARAM_GRAD, self._gradient_path(each), grad, How(where))
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -251,7 +259,7 @@ class Updates:
     def _find_copies(self, optimizer: Any) -> None:
         """An optimizer steps copies or parts of parameters, as Megatron's do: take these instead.
 
-        The parameters that a distributed one steps on other ranks only are none of this rank's."""
+        Parameters that a distributed one steps on other ranks only are none of this rank's."""
         found = stepped_instead(optimizer, self.parameters)
         if not found:
             return
@@ -302,7 +310,8 @@ class Updates:
         else:
             self._just_stepped.clear()
             self._series.rates(optimizer)
-            self._groups(optimizer)
+            for path, value in numbers_of_groups(optimizer):
+                self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
@@ -355,7 +364,7 @@ class Updates:
             if key not in self._just_stepped and self._is_of_megatron(each.tensor)
         }
         self._clipping.updated(later)
-        self._recorded &= later
+        self._recorded = {key: self._recorded[key] for key in later if key in self._recorded}
         self._times = Counter({key: self._times[key] for key in later if key in self._times})
         self._count += 1
 
@@ -380,19 +389,6 @@ class Updates:
             recorded = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         return self._series.weight(parameter.tensor, recorded)
 
-    def _groups(self, optimizer: Any) -> None:
-        """Record the numbers of the parameter groups: learning rates, betas and others."""
-        for number, group in enumerate(groups_in_order(optimizer.param_groups)):
-            options = {
-                name: value
-                for name, value in group.items()
-                if name not in ("params", *WAYS_OF_UPDATING)
-            }
-            for path, value in leaves(options):
-                if isinstance(value, (torch.Tensor, *Scalar)):
-                    path = f"{type(optimizer).__name__}.{number}.{path}"
-                    self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
-
     def record_gradient(
         self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
     ) -> None:
@@ -405,10 +401,9 @@ class Updates:
         key = id(parameter.tensor)
         if key in self._recorded:
             return
-        self._recorded.add(key)
+        self._recorded[key] = gradient_state(parameter.tensor)
         self._told.add(key)
-        self._times[key] += 1
-        path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
+        path = self._gradient_path(parameter)
         grad, where = gradient_of(parameter.tensor)
         if (
             grad is None
@@ -436,6 +431,12 @@ class Updates:
         self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
         if scale is not None and self._golden is not None:
             grad.copy_(value * scale)
+
+    def _gradient_path(self, parameter: Parameter) -> str:
+        """The path of a gradient: with the count of those recorded since the last update."""
+        key = id(parameter.tensor)
+        self._times[key] += 1
+        return parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
         """Record a parameter before its update, keep it until the end, and give golden's value."""

@@ -272,7 +272,7 @@ def _fed_steps(
     if count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
         if not steps.has(first):
             raise UsageError(
-                f"{golden}: has not the weights that golden's optimizer had made for step"
+                f"{golden}: lacks the weights that golden's optimizer had made for step"
                 f" {next(iter(steps.numbers))}; capture golden with its updates (update among"
                 " --roles)"
             )

@@ -112,7 +112,7 @@ class Session:
         recorder.listening = steps is None or steps.has(recorder.step)
 
     def wake(self) -> None:
-        """Put the hooks on, first or after ``rest``. From now on compiled code runs eagerly.
+        """Put the hooks on, at first or after ``rest``. From now on compiled code runs eagerly.
 
         Not inside an optimizer's hook: PyTorch is then iterating over the hooks that this adds to.
         """
@@ -171,7 +171,7 @@ class Session:
     def end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
-        series = recorder.end_step()
+        series = recorder.end_step(failed=error is not None)
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
@@ -205,13 +205,15 @@ class Session:
         self._note_unfed()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
-        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
-        manifest.notes += notes_on_what_ran(
-            self._subject.modules,
+        eagerly = (
             self._eager
             and recorder.functions.compiled
-            and not (self.regions is not None and self.regions.run_all_own),
-            recorder.called if of_modules else (),
+            and not (self.regions is not None and self.regions.run_all_own)
+        )
+        manifest.capture["eager"] = eagerly
+        of_modules = manifest.capture["level"] == Level.MODULE and recorder.holds_records
+        manifest.notes += notes_on_what_ran(
+            self._subject.modules, eagerly, recorder.called if of_modules else ()
         )
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]

@@ -353,6 +353,7 @@ class Start:
                 "backward": False,
                 "no_backward": not options.trains,
                 "written": True,
+                "left_grads": ranks == 1,
                 "dtype": None,
                 "round_weights": None,
                 **({"begun": self.begun} if self.begun else {}),

@@ -1,13 +1,7 @@
 """What sheets and pages show of a comparison, as data."""
 
+from accucompare.report.contents import fit_tables
 from accucompare.report.contents.divergence_sheet import divergence
-from accucompare.report.contents.fit_tables import (
-    CURVE_COLUMNS,
-    PLACE_COLUMNS,
-    curve_rows,
-    fit_run_columns,
-    shown_places,
-)
 from accucompare.report.contents.group_sheets import group_columns, summaries
 from accucompare.report.contents.layer_tables import all_layers, sized, unmatched
 from accucompare.report.contents.summary_sheet import meaning, summary
@@ -20,18 +14,14 @@ from accucompare.report.contents.trend_sheets import (
 )
 
 __all__ = [
-    "CURVE_COLUMNS",
-    "PLACE_COLUMNS",
     "all_layers",
-    "curve_rows",
     "divergence",
-    "fit_run_columns",
+    "fit_tables",
     "group_columns",
     "listed_places",
     "meaning",
     "place_columns",
     "run_columns",
-    "shown_places",
     "sized",
     "step_columns",
     "summaries",

@@ -10,10 +10,8 @@ from accucompare.bundle.format import Role
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row, Status
 from accucompare.report.table import (
-    CAPTION,
     COUNT,
     SCIENTIFIC,
-    SECTION,
     TEXT,
     Chart,
     ChartSeries,
@@ -22,6 +20,7 @@ from accucompare.report.table import (
     Overview,
     SheetItem,
     Table,
+    heading_lines,
     layer,
     limit_on_error,
     looks,
@@ -96,16 +95,9 @@ def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
         bounds=(low, high),
         spanned=True,
     )
-    heading = [
-        Line(
-            [SheetItem("Relative L2 error of every output, in execution order", SECTION)], height=26
-        ),
-        Line(
-            [SheetItem(_caption(len(found.points.places), shown, low, high), CAPTION)],
-            spread=0,
-            height=44,
-        ),
-    ]
+    caption = SheetItem(_caption(len(found.points.places), shown, low, high), looks.CAPTION)
+    heading = heading_lines("Relative L2 error of every output, in execution order")
+    heading.append(Line([caption], spread=0, height=44))
     return Table(
         "Divergence",
         columns,

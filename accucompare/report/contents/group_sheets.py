@@ -16,23 +16,20 @@ from accucompare.report.table import (
     EXCESS,
     LOGARITHM,
     MOST_ROWS,
-    MUTED_TEXT,
     NONE,
-    PALE_RED,
     SCIENTIFIC,
-    SECTION,
     TEXT,
     Column,
     Groups,
     HeatMap,
-    Line,
     Overview,
     Scale,
-    SheetItem,
     Table,
     Value,
+    heading_lines,
     heat_maps,
     heat_note,
+    looks,
 )
 
 _SAME, _NARROW = "=", 6.5
@@ -52,14 +49,14 @@ def summaries(comparison: Result, layers: Table, found: Overview) -> list[Table]
 def group_columns(name: str, groups: Groups) -> list[Column]:
     """Columns for groups, which are numbered rows; ``name``: ``layer``, ``rank`` or ``step``."""
 
-    def measured(values: Array) -> Any:
+    def of(values: Array) -> Any:
         listed = [None if value == NONE else value for value in values.tolist()]
         return lambda group: listed[group]
 
     def counted(values: Array) -> Any:
         return values.tolist().__getitem__
 
-    of_layers = name == "layer"
+    of_layers, worst = name == "layer", groups.worst
     columns = [
         Column(
             name, groups.names.__getitem__, TEXT if of_layers else COUNT, 40 if of_layers else 8
@@ -68,22 +65,10 @@ def group_columns(name: str, groups: Groups) -> list[Column]:
         Column("failing", counted(groups.failing), COUNT, 10, "verdict"),
         Column("layers failing", counted(groups.layers_failing), COUNT, 10, "verdict"),
         Column("not compared", counted(groups.not_compared), COUNT, 10, "verdict"),
+        Column("worst x limit", of(worst.over_limit), EXCESS, 10, "judgement", scale=Scale.BAR),
+        Column("worst excess", of(worst.excess), EXCESS, 10, "baseline", sparse=True),
         Column(
-            "worst x limit",
-            measured(groups.worst.over_limit),
-            EXCESS,
-            10,
-            "judgement",
-            scale=Scale.BAR,
-        ),
-        Column("worst excess", measured(groups.worst.excess), EXCESS, 10, "baseline", sparse=True),
-        Column(
-            "worst relative L2",
-            measured(groups.worst.rel_l2),
-            SCIENTIFIC,
-            12,
-            "difference",
-            scale=Scale.SHADES,
+            "worst relative L2", of(worst.rel_l2), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
         ),
     ]
     return [column for column in columns if column.title != "layers failing" or not of_layers]
@@ -123,50 +108,42 @@ def _groups(comparison: Result, layers: Table, found: Overview, name: str, group
         heading=heading_lines(f"What the rows of each {name} come to", f"{note}."),
         frozen=1,
         dense=True,
-        fill=lambda group: PALE_RED if failing[group] else "",
+        fill=lambda group: looks.PALE_RED if failing[group] else "",
     )
 
 
-def heading_lines(title: str, note: str) -> list[Line]:
-    return [Line([SheetItem(title, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
-
-
-def heat_table(heat: HeatMap) -> Table:
-    """A heat map of log10: a cell shows how many powers of ten an error is over its limit."""
+def heat_table(
+    heat: HeatMap,
+    title: str = "",
+    note: str = "",
+    scale: Scale = Scale.HEAT,
+    narrow: float = _NARROW,
+) -> Table:
+    """A heat map of log10: a cell shows how many powers of ten an error is over its limit, or what
+    else ``title`` and ``note`` say."""
     lines = [[_power(size) for size in line] for line in heat.sizes.tolist()]
 
     def cell(at: int) -> Any:
         return lambda line: lines[line][at]
 
-    legend = (
-        "in powers of ten: over 0 fails. =: no difference. inf: fails without a number. Empty: not"
+    where = "on" if heat.across == "rank" else "in"
+    title = title or f"Layer by {heat.across}"
+    note = note or (
+        f"The largest error of each layer {where} each {heat.across}, as a multiple of its limit,"
+        " in powers of ten: over 0 fails. =: no difference. inf: fails without a number. Empty: not"
         " compared."
     )
-    where = "on" if heat.across == "rank" else "in"
-    note = (
-        f"The largest error of each layer {where} each {heat.across}, as a multiple of its limit,"
-        f" {legend} {heat_note(heat)}".rstrip()
-    )
-    columns = [
-        Column("layer", heat.layers.__getitem__, TEXT, 40),
-        *(
-            Column(
-                title,
-                cell(at),
-                LOGARITHM,
-                max(_NARROW, len(title) + 2),
-                "difference",
-                scale=Scale.HEAT,
-            )
-            for at, title in enumerate(heat.columns)
-        ),
+    columns = [Column("layer", heat.layers.__getitem__, TEXT, 40)]
+    columns += [
+        Column(name, cell(at), LOGARITHM, max(narrow, len(name) + 2), "difference", scale=scale)
+        for at, name in enumerate(heat.columns)
     ]
     return Table(
-        f"Layer by {heat.across}",
+        title,
         sized(columns, heat.layers),
         range(len(heat.layers)),
         nothing="Nothing was compared.",
-        heading=heading_lines(f"Layer by {heat.across}", note),
+        heading=heading_lines(title, f"{note} {heat_note(heat)}".rstrip()),
         frozen=1,
         dense=True,
     )

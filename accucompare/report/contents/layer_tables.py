@@ -9,20 +9,16 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.table import (
     COLUMNS,
-    GREYED,
-    MUTED_TEXT,
-    REASON_LOOK,
-    SLATE,
     Chosen,
     Column,
     Line,
-    Look,
     Overview,
     SheetItem,
     Table,
     chosen,
     comparison_columns,
     layer,
+    looks,
     what_is_held,
 )
 
@@ -51,15 +47,15 @@ def _is(*reasons: Reason) -> str:
     return ",".join(f'{{reason}}="{reason.value}"' for reason in reasons)
 
 
-def _as(reason: Reason, *, bold: bool = False, color: str = "") -> Look:
-    look = REASON_LOOK[reason]
+def _as(reason: Reason, *, bold: bool = False, color: str = "") -> looks.Look:
+    look = looks.REASON_LOOK[reason]
     return look._replace(bold=bold, line="", color=color or look.color)
 
 
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
     (_is(Reason.NON_FINITE), _as(Reason.NON_FINITE, bold=True)),
-    (f"OR({_is(*GREYED)})", _as(Reason.MISSING, color=SLATE)),
+    (f"OR({_is(*looks.GREYED)})", _as(Reason.MISSING, color=looks.SLATE)),
     (f'{{status}}="{Status.FAIL.value}"', _as(Reason.INTRODUCED)),
     (_is(Reason.NOT_DETERMINISTIC), _as(Reason.NOT_DETERMINISTIC)),
     (
@@ -77,7 +73,13 @@ def all_layers(comparison: Result, found: Overview) -> Table:
     if found.places is not None:
         rows, numbers = Chosen(comparison.rows, found.places), (found.places + 1).tolist()
         heading = [
-            Line([SheetItem(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])
+            Line(
+                [
+                    SheetItem(
+                        what_is_held(found, "This sheet", "other sheets lead to"), looks.MUTED_TEXT
+                    )
+                ]
+            )
         ]
     return Table(
         "Layers",
@@ -107,7 +109,8 @@ def unmatched(comparison: Result, found: Overview) -> Table:
             Line(
                 [
                     SheetItem(
-                        f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT
+                        f"… and {more:,} more below these, which this sheet leaves out.",
+                        looks.MUTED_TEXT,
                     )
                 ]
             )

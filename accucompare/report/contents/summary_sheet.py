@@ -22,7 +22,6 @@ from accucompare.report.table import (
     SCIENTIFIC,
     Column,
     Line,
-    Look,
     Overview,
     Page,
     SheetItem,
@@ -38,14 +37,15 @@ from accucompare.report.table import (
     table_lines,
     what_is_held,
 )
-from accucompare.report.words import culprit_words as culprits
 from accucompare.report.words import (
+    compiled_words,
     decision_words,
     limit_words,
     preflight_words,
     training_words,
     verdict_words,
 )
+from accucompare.report.words import culprit_words as culprits
 from accucompare.text import without_credentials
 from accucompare.version import __version__
 
@@ -56,7 +56,9 @@ _MOST_CULPRITS = 20
 #: Begins the line with the date, which alone tells two reports of the same bundles apart.
 _MADE = "report made"
 _SHADE = "FFF3F4F6"
-_ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top")
+_ALARM = looks.Look(
+    bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top"
+)
 
 
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
@@ -103,6 +105,7 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     yield from _training(comparison)
     yield from _culprits(comparison, [link(place) for place in found.culprits])
     yield from _first_divergence(comparison, link(found.first))
+    yield from _compiled(comparison)
     yield from _preflight(comparison)
     yield from _counts(comparison)
     yield from _worst([(comparison.rows[place], link(place)) for place in found.furthest])
@@ -154,7 +157,7 @@ def _short(place: str, most: int = 120) -> str:
 
 
 def _fact(
-    name: str, value: str, look: Look = looks.BOLD, link: str = "", per_line: int = 0
+    name: str, value: str, look: looks.Look = looks.BOLD, link: str = "", per_line: int = 0
 ) -> Line:
     """A name and its value; ``per_line``: characters after which the value wraps."""
     return Line(
@@ -164,7 +167,7 @@ def _fact(
     )
 
 
-def _wide(value: str, look: Look, link: str = "", height: float = 0) -> Line:
+def _wide(value: str, look: looks.Look, link: str = "", height: float = 0) -> Line:
     """A text over all columns."""
     return Line([SheetItem(value, look, link)], spread=0, height=height)
 
@@ -291,6 +294,14 @@ def _kind(row: Row) -> str:
     return f"{record.type}, {record.role.value}{path}{call}{step}{rank}"
 
 
+def _compiled(comparison: Result) -> Iterator[Line]:
+    if comparison.compiled is None:
+        return
+    yield from _section("Compiled")
+    for each in compiled_words.compiled_lines(comparison.compiled):
+        yield _wide(each, looks.CELL_WRAPPED, height=_height(each, 140))
+
+
 def _preflight(comparison: Result) -> Iterator[Line]:
     yield from _section("Before any layer")
     if not comparison.preflight:
@@ -319,7 +330,9 @@ def _height(message: str, characters: int) -> float:
 
 
 def _counts(comparison: Result) -> Iterator[Line]:
-    def line(name: str, count: int, note: str, look: Look, plain: Look = looks.CELL) -> Line:
+    def line(
+        name: str, count: int, note: str, look: looks.Look, plain: looks.Look = looks.CELL
+    ) -> Line:
         number = plain._replace(align="right", format=COUNT)
         return Line(
             [

@@ -8,23 +8,14 @@ from collections.abc import Callable, Iterator
 from accucompare.compare.result import Result
 from accucompare.compare.runs import Apart, Quantity, StepPair, TrainingResult, value_of
 from accucompare.report.table import (
-    AMBER,
-    BOLD,
     COUNT,
     GENERAL,
-    GREEN,
-    MUTED_TEXT,
-    PALE_RED,
-    PLAIN_LOOK,
-    RED,
     SCIENTIFIC,
-    SECTION,
     TEXT,
     Chart,
     ChartSeries,
     Column,
     Line,
-    Look,
     SheetItem,
     Table,
     Value,
@@ -68,7 +59,7 @@ def training(comparison: Result) -> list[Table]:
             *table_lines(
                 columns,
                 comparison.acceptance.rules,
-                fill=lambda met: "" if met.passed else PALE_RED,
+                fill=lambda met: "" if met.passed else looks.PALE_RED,
             ),
         ]
     columns = step_columns(found)
@@ -84,32 +75,32 @@ def training(comparison: Result) -> list[Table]:
         fill=lambda pair: _fill(found, pair),
         charts=_charts(found, data, letter),
         pages_wide=2,
-        tab=GREEN if found.parting is None else RED,
+        tab=looks.GREEN if found.parting is None else looks.RED,
     )
     return [table, data]
 
 
-def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, Look]]:
-    yield words.steps_sentence(comparison) or words.FED_STEPS, SECTION
+def _heading(comparison: Result, found: TrainingResult) -> Iterator[tuple[str, looks.Look]]:
+    yield words.steps_sentence(comparison) or words.FED_STEPS, looks.SECTION
     if comparison.acceptance is not None:
         yield (
             (
                 f"The candidate {words.acceptance_sentence(comparison.acceptance)}"
                 f" ({words.STANDARD_SOURCES[comparison.acceptance.standard]})"
             ),
-            BOLD,
+            looks.BOLD,
         )
     for line in words.settings(found):
-        yield line, PLAIN_LOOK
+        yield line, looks.PLAIN_LOOK
     for line in words.details(comparison, found):
-        yield line, MUTED_TEXT
+        yield line, looks.MUTED_TEXT
 
 
 def _fill(found: TrainingResult, pair: StepPair) -> str:
     parting = found.parting
     if parting is not None and (parting.rank, parting.step) == (pair.rank, pair.step):
-        return PALE_RED
-    return AMBER if any(apart.over for _, apart in pair.numbers) else ""
+        return looks.PALE_RED
+    return looks.AMBER if any(apart.over for _, apart in pair.numbers) else ""
 
 
 def _side(side: str, quantity: Quantity) -> _Get:
@@ -159,34 +150,18 @@ def step_columns(found: TrainingResult) -> list[Column]:
     ):
         what = "clipped norm" if quantity is Quantity.CLIPPED else name
         columns += [
-            Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", sparse=True),
+            Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", True),
+            Column(f"candidate {what}", _side("candidate", quantity), _SIX, 12, "candidate", True),
             Column(
-                f"candidate {what}",
-                _side("candidate", quantity),
-                _SIX,
-                12,
-                "candidate",
-                sparse=True,
+                f"{what} difference", _apart(name, "relative"), SCIENTIFIC, 12, "difference", True
             ),
-            Column(
-                f"{what} difference",
-                _apart(name, "relative"),
-                SCIENTIFIC,
-                12,
-                "difference",
-                sparse=True,
-            ),
-            Column(
-                f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", sparse=True
-            ),
+            Column(f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", True),
         ]
     for side in ("golden", "candidate"):
         columns += [
-            Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, sparse=True),
-            Column(
-                f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, sparse=True
-            ),
-            Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, sparse=True),
+            Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, True),
+            Column(f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, True),
+            Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, True),
             Column(f"{side} skipped", _skipped(side), TEXT, 10, side),
         ]
     columns.append(Column("batch", _same("batch"), TEXT, 9))

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from accucompare.compare.trends import PlaceState, PlaceTrend, TrendFacts, TrendRun
-from accucompare.numbers import Array
-from accucompare.report.contents.group_sheets import heading_lines, heat_table
+from accucompare.report.contents.group_sheets import heat_table
 from accucompare.report.contents.layer_tables import sized
 from accucompare.report.table import (
-    AMBER,
     COUNT,
     EXCESS,
-    LOGARITHM,
-    MUTED_TEXT,
-    NONE,
-    PALE_RED,
     SCIENTIFIC,
     TEXT,
     Column,
-    HeatMap,
-    Line,
     Scale,
-    SheetItem,
     Table,
-    heat_note,
+    heading_lines,
+    looks,
     trend_heats,
 )
 from accucompare.report.words import trend_words
@@ -40,6 +30,12 @@ _ORDER = (
     PlaceState.NOT_IN_NEWEST,
     PlaceState.OK,
     PlaceState.NEVER_COMPARED,
+)
+
+
+_OF_ERRORS = (
+    "log10 of the largest relative L2 error of each layer in each run. =: no difference. Empty: not"
+    " compared."
 )
 
 
@@ -126,14 +122,12 @@ def trend_sheets(facts: TrendFacts) -> list[Table]:
         *map(trend_words.left_out_run_words, facts.left_out),
         *trend_words.trend_notes(facts),
     ]
-    heading = [
-        *heading_lines(
-            f"{trend_words.TREND_VERDICTS[facts.answer]}  {trend_words.trend_headline(facts)}",
-            "Errors are the largest relative L2 error of a layer in a run. Red fails in the newest"
-            " run, amber failed before.",
-        ),
-        *(Line([SheetItem(line, MUTED_TEXT)]) for line in said if line),
-    ]
+    heading = heading_lines(
+        f"{trend_words.TREND_VERDICTS[facts.answer]}  {trend_words.trend_headline(facts)}",
+        "Errors are the largest relative L2 error of a layer in a run. Red fails in the newest run,"
+        " amber failed before.",
+        *filter(None, said),
+    )
     return [
         Table(
             "Since when",
@@ -152,53 +146,18 @@ def trend_sheets(facts: TrendFacts) -> list[Table]:
             heading=heading_lines("Runs", "The oldest first; the newest decides."),
             frozen=1,
             dense=True,
-            fill=lambda run: PALE_RED if facts.runs[run].failing else "",
+            fill=lambda run: looks.PALE_RED if facts.runs[run].failing else "",
         ),
         heat_table(limits),
-        _errors(errors),
+        heat_table(errors, "Error by run", _OF_ERRORS, Scale.MATRIX, narrow=8),
     ]
 
 
 def _fill(place: PlaceTrend) -> str:
-    return PALE_RED if place.fails else AMBER if place.state is PlaceState.CAME_BACK else ""
-
-
-def _errors(heat: HeatMap) -> Table:
-    """A heat map of log10 of relative L2 errors."""
-    columns = [
-        Column("layer", heat.layers.__getitem__, TEXT, 40),
-        *(
-            Column(
-                title,
-                _powers(heat.sizes[:, at]),
-                LOGARITHM,
-                max(8, len(title) + 2),
-                "difference",
-                scale=Scale.MATRIX,
-            )
-            for at, title in enumerate(heat.columns)
-        ),
-    ]
-    note = (
-        "log10 of the largest relative L2 error of each layer in each run. =: no difference. Empty:"
-        f" not compared. {heat_note(heat)}".rstrip()
+    return (
+        looks.PALE_RED
+        if place.fails
+        else looks.AMBER
+        if place.state is PlaceState.CAME_BACK
+        else ""
     )
-    return Table(
-        "Error by run",
-        sized(columns, heat.layers),
-        range(len(heat.layers)),
-        nothing="Nothing was compared.",
-        heading=heading_lines("Error by run", note),
-        frozen=1,
-        dense=True,
-    )
-
-
-def _powers(sizes: Array) -> Any:
-    def power(size: float) -> float | str | None:
-        if size == NONE:
-            return None
-        return "=" if not size else math.log10(size) if math.isfinite(size) else math.inf
-
-    listed: Sequence[float | str | None] = [power(size) for size in sizes.tolist()]
-    return listed.__getitem__

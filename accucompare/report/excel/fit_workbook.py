@@ -7,27 +7,16 @@ from pathlib import Path
 from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
 from accucompare.files import EXCEL_FILE
-from accucompare.report.contents import (
-    CURVE_COLUMNS,
-    PLACE_COLUMNS,
-    curve_rows,
-    fit_run_columns,
-    shown_places,
-)
+from accucompare.report.contents import fit_tables
 from accucompare.report.excel.worksheets import write_workbook
 from accucompare.report.table import (
-    BOLD,
-    CAPTION,
-    GREEN,
-    PALE_GREEN,
-    RED,
-    SECTION,
     Chart,
     ChartSeries,
     Line,
     Page,
     SheetItem,
     Table,
+    heading_lines,
     looks,
 )
 from accucompare.report.words import fit_code, fit_words
@@ -39,30 +28,28 @@ def write_fit_workbook(found: Fit, path: Path) -> Path:
     """Write the sheets Runs, Curve, Blocks and Code, and return the path. ReportError if it cannot
     be written."""
     EXCEL_FILE.refuse_other(path)
-    tab = RED if found.answer is FitAnswer.UNREACHABLE else GREEN
+    tab = looks.RED if found.answer is FitAnswer.UNREACHABLE else looks.GREEN
     lines = [*fit_words.fit_facts_in_words(found), *filter(None, [fit_words.fit_hint(found)])]
     runs = Table(
         "Fit",
-        fit_run_columns(found),
+        fit_tables.fit_run_columns(found),
         list(found.runs),
         heading=[
-            Line([SheetItem(fit_words.fit_headline(found), SECTION)], height=26),
+            *heading_lines(fit_words.fit_headline(found)),
             *(Line([SheetItem(line)]) for line in lines),
-            Line([SheetItem("Keep in float32", BOLD)]),
+            Line([SheetItem("Keep in float32", looks.BOLD)]),
             *(Line([SheetItem(f"    {name}")]) for name in found.kept.whole),
             *(Line([SheetItem(f"    {display_name(name)}: own code")]) for name in found.kept.own),
         ],
-        fill=lambda run: PALE_GREEN if run is found.proof else "",
+        fill=lambda run: looks.PALE_GREEN if run is found.proof else "",
         tab=tab,
     )
     blocks = Table(
         "Blocks",
-        PLACE_COLUMNS,
-        shown_places(found),
+        fit_tables.PLACE_COLUMNS,
+        fit_tables.shown_places(found),
         "Nothing was estimated.",
-        heading=[
-            Line([SheetItem("Where the error comes from, nothing in float32", SECTION)], height=26)
-        ],
+        heading=heading_lines("Where the error comes from, nothing in float32"),
         frozen=1,
     )
     code = [Line([SheetItem(line)]) for line in fit_code.fit_code(found).splitlines()]
@@ -79,17 +66,20 @@ def _curve(found: Fit) -> Table:
     ]
     of = "operations" if found.goal.by == "flops" else "weights"
     titles = ("", f"{of} in float32, %", "relative L2 error (logarithmic)")
+    under = fit_tables.CURVE_COLUMNS[0].title
     chart = Chart(
-        "A3", series if found.goal.rel_l2 else series[:2], CURVE_COLUMNS[0].title, titles,
+        "A3", series if found.goal.rel_l2 else series[:2], under, titles,
         size=(24, 14), labels=20, spanned=True, to_scale=(0, 100),
     )  # fmt: skip
     return Table(
         "Curve",
-        CURVE_COLUMNS,
-        curve_rows(found),
+        fit_tables.CURVE_COLUMNS,
+        fit_tables.curve_rows(found),
         heading=[
-            Line([SheetItem("The error against the share in float32", SECTION)], height=26),
-            Line([SheetItem("Points are runs; the line is the estimate.", CAPTION)], spread=0),
+            *heading_lines("The error against the share in float32"),
+            Line(
+                [SheetItem("Points are runs; the line is the estimate.", looks.CAPTION)], spread=0
+            ),
         ],
         space=1 + _CHART_LINES,
         charts=[chart],

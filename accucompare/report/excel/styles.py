@@ -17,19 +17,12 @@ from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.report.excel.xml_rows import number_or_text
-from accucompare.report.table import (
-    DARK,
-    DARK_RED,
-    HEAT_SCALE,
-    PLAIN_LOOK,
-    WHITE,
-    Look,
-    Scale,
-    Value,
-)
+from accucompare.report.table import Scale, Value, looks
 
 
-def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = "") -> Cell:
+def styled(
+    sheet: Worksheet, value: Value, look: looks.Look = looks.PLAIN_LOOK, link: str = ""
+) -> Cell:
     """A cell whose text is never a formula; ``link`` is a place in the workbook."""
     cell = WriteOnlyCell(sheet, number_or_text(value))
     if isinstance(cell.value, str):
@@ -52,11 +45,11 @@ def styled(sheet: Worksheet, value: Value, look: Look = PLAIN_LOOK, link: str = 
 
 
 #: By workbook: its style numbers for each look.
-_styles: WeakKeyDictionary[Workbook, dict[Look, Any]] = WeakKeyDictionary()
+_styles: WeakKeyDictionary[Workbook, dict[looks.Look, Any]] = WeakKeyDictionary()
 
 
 @lru_cache(maxsize=256)
-def _parts(look: Look) -> tuple[Font, PatternFill, Alignment, Border]:
+def _parts(look: looks.Look) -> tuple[Font, PatternFill, Alignment, Border]:
     return (
         Font(
             name="Calibri",
@@ -77,7 +70,7 @@ def hyperlink(cell: str, location: str) -> Hyperlink:
     return Hyperlink(ref=cell, location=location, tooltip="Show the row in Layers")
 
 
-def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> list[Rule]:
+def row_rules(coloring: Sequence[tuple[str, looks.Look]], cells: dict[str, str]) -> list[Rule]:
     """The rules that colour a table's rows; ``cells``: those of its first row, by column title."""
     rules = []
     for formula, look in coloring:
@@ -94,13 +87,14 @@ def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> li
 def heat_rules(first: str) -> list[Rule]:
     """The rules that colour a heat map: white far below the limit, red far over it."""
     style = DifferentialStyle(
-        font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK)
+        font=Font(color=looks.WHITE, bold=True),
+        fill=PatternFill("solid", fgColor=looks.DARK, bgColor=looks.DARK),
     )
     endless = Rule(type="expression", formula=[f'{first}="inf"'], stopIfTrue=True, dxf=style)
     over = Rule(
         type="expression",
         formula=[f"AND(ISNUMBER({first}),{first}>0)"],
-        dxf=DifferentialStyle(font=Font(color=DARK_RED, bold=True)),
+        dxf=DifferentialStyle(font=Font(color=looks.DARK_RED, bold=True)),
     )
     steps = [FormatObject(type="num", val=power) for power in (-3, 0, 3)]
     return [
@@ -108,7 +102,7 @@ def heat_rules(first: str) -> list[Rule]:
         over,
         Rule(
             type="colorScale",
-            colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in HEAT_SCALE]),
+            colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in looks.HEAT_SCALE]),
         ),
     ]
 

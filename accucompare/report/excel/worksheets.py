@@ -23,18 +23,7 @@ from accucompare.files import is_stdout, written_whole
 from accucompare.report.excel.charts import draw
 from accucompare.report.excel.styles import heat_rules, hyperlink, row_rules, scale_rule, styled
 from accucompare.report.excel.xml_rows import SheetRows, save_with_rows, text
-from accucompare.report.table import (
-    LINE,
-    MUTED_TEXT,
-    Column,
-    Line,
-    Page,
-    Scale,
-    SheetItem,
-    Table,
-    header_look,
-    row_looks,
-)
+from accucompare.report.table import Column, Line, Page, Scale, SheetItem, Table, looks
 
 _TOGETHER = 256  # rows
 _MOST_LINKS = 65_530  # Excel's limit in a sheet
@@ -127,14 +116,16 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
         sheet.sheet_format.outlineLevelRow = facts.deepest
     _color(sheet, table, last)
     _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
-    sheet.append([styled(sheet, column.title, header_look(column)) for column in table.columns])
+    sheet.append(
+        [styled(sheet, column.title, looks.header_look(column)) for column in table.columns]
+    )
     if start == stop and table.nothing:
-        sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
+        sheet.append([styled(sheet, table.nothing, looks.MUTED_TEXT)])
     _link(sheet, table, start, stop)
     styles = {}
     for fill in facts.fills:
-        looks = row_looks(table.columns, fill, "" if table.dense else LINE)
-        styles[fill] = [styled(sheet, None, look).style_id for look in looks]
+        own = looks.row_looks(table.columns, fill, "" if table.dense else looks.LINE)
+        styles[fill] = [styled(sheet, None, look).style_id for look in own]
     return SheetRows(sheet, table, start, stop, styles)
 
 

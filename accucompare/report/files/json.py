@@ -18,8 +18,9 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.origins import Culprit, with_producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
-from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
+from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult, Wander
 from accucompare.files import COMPARISON_FILE, written_whole
+from accucompare.report.files.json_file import encoded_json, fields_of, finite_or_text
 from accucompare.report.files.written_comparison import is_lines
 from accucompare.report.table import overview_of
 from accucompare.report.words import (
@@ -103,7 +104,7 @@ def head(comparison: Result) -> dict[str, Any]:
         **({"compiled": msgspec.to_builtins(comparison.compiled)} if comparison.compiled else {}),
         "damage": comparison.damage,
     }
-    plain: dict[str, Any] = _plain(content)
+    plain: dict[str, Any] = finite_or_text(content)
     return plain
 
 
@@ -115,18 +116,18 @@ def _beside(comparison: Result) -> dict[str, Any]:
     worst = None
     if found.worst is not None:
         worst = {"row": comparison.place(found.worst[0]), "ratio": found.worst[1]}
-    counts = {name: getattr(found, name) for name in ("nearer", "further", "alike", "median")}
+    counts = fields_of(found, "nearer", "further", "alike", "median")
     return {"reference": {"path": str(reference.path), **counts, "worst": worst}}
 
 
 def _document(comparison: Result) -> Iterator[bytes]:
     """One JSON document, as ``json.dumps`` writes it with an indent of 1."""
     text = json.dumps(head(comparison), indent=1, ensure_ascii=False, allow_nan=False)
-    yield _encoded(text.removesuffix("\n}") + ',\n "rows": [')
+    yield encoded_json(text.removesuffix("\n}") + ',\n "rows": [')
     between = "\n  "
     for row, producer in with_producers(comparison.rows):
         told = _row(row, producer) | _reference(comparison, row)
-        yield _encoded(between + _indented(told, "\n  "))
+        yield encoded_json(between + _indented(told, "\n  "))
         between = ",\n  "
     yield b"]\n}\n" if between == "\n  " else b"\n ]\n}\n"
 
@@ -138,21 +139,16 @@ def _lines(comparison: Result) -> Iterator[bytes]:
     for row, producer in with_producers(comparison.rows):
         content = _row(row, producer) | _reference(comparison, row)
         try:
-            yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
+            yield encode(content) + b"\n" if _is_finite(content) else _line(finite_or_text(content))
         # half a surrogate; an integer of more than 64 bits
         except (UnicodeEncodeError, OverflowError):
-            yield _line(_plain(content))
+            yield _line(finite_or_text(content))
 
 
 def _line(content: dict[str, Any]) -> bytes:
-    return _encoded(
+    return encoded_json(
         json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     )
-
-
-def _encoded(text: str) -> bytes:
-    # lone surrogates, as of file names, become JSON's \udc80
-    return text.encode("utf-8", "backslashreplace")
 
 
 def _is_finite(row: dict[str, Any]) -> bool:
@@ -186,23 +182,18 @@ def _indented(value: Any, line: str) -> str:
 def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, Any]:
     """A culprit, whose row has this place (from 0); ``row`` is that row's number (from 1)."""
     number = None if at is None else at + 1
-    shown = {
-        name: getattr(culprit, name)
-        for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")
-    }
-    more = {name: getattr(culprit, name) for name in ("jump", "seen")}
+    more = fields_of(culprit, "jump", "seen")
     more |= {"words": error_words(culprit), "hints": culprit_hints(culprit)}
     more["configured"] = [asdict(option) for option in culprit.configured]
     if (scaled := culprit.scaled) is not None:
-        more["scaled"] = {
-            name: getattr(scaled, name)
-            for name in ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")
-        }
+        names = ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")
+        more["scaled"] = fields_of(scaled, *names)
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
     return {
         "place": place_words(comparison, culprit),
         "row": number,
-        **shown,
+        **fields_of(culprit, "name", "call", "stage", "site", "before", "reason", "excess"),
+        "over_limit": culprit.over_limit,
         "limit": culprit.row.verdict.excess_limit,
         **more,
         **difference,
@@ -211,82 +202,66 @@ def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, 
 
 def _training(found: TrainingResult) -> dict[str, Any]:
     names = ("judged_by", "dtype", "compared", "judged", "identical", "same_batches")
-    shown = {name: getattr(found, name) for name in names}
-    drifts = {
-        name: _fields(getattr(found, name))
-        for name in ("loss", "norm", "expected_loss", "expected_norm")
-    }
+    drifts = ("loss", "norm", "expected_loss", "expected_norm")
     return {
-        **shown,
+        **fields_of(found, *names),
         "settings": [asdict(setting) for setting in found.settings],
-        "parting": None if found.parting is None else _parting(found.parting),
-        "other_bits": None if found.other_bits is None else _parting(found.other_bits),
+        "parting": found.parting and _parting(found.parting),
+        "other_bits": found.other_bits and _parting(found.other_bits),
         "drift": {
-            name: None if each is None else {**each, "biased": getattr(found, name).biased}
-            for name, each in drifts.items()
+            name: drift and _drift(drift) for name, drift in fields_of(found, *drifts).items()
         },
         "steps": [_step(pair) for pair in found.pairs],
     }
 
 
-def _fields(value: Any) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
+def _drift(drift: Wander) -> dict[str, Any]:
+    return {**asdict(drift), "biased": drift.biased}
 
 
 def _parting(parting: Parting) -> dict[str, Any]:
-    values = {
-        name: getattr(parting, name)
-        for name in ("rank", "step", "rung", "quantity", "golden", "candidate")
-    }
-    apart = (
-        {}
-        if parting.apart is None
-        else {"relative": parting.apart.relative, "limit": parting.apart.limit}
-    )
-    row = None if parting.row is None else parting.row.place
+    apart = parting.apart
     return {
         "sentence": training_words.parting_words(parting),
-        **values,
-        **apart,
-        "setting": _fields(parting.setting),
-        "row": row,
+        **fields_of(parting, "rank", "step", "rung", "quantity", "golden", "candidate"),
+        **({} if apart is None else fields_of(apart, "relative", "limit")),
+        "setting": parting.setting and asdict(parting.setting),
+        "row": parting.row and parting.row.place,
     }
 
 
 def _step(pair: StepPair) -> dict[str, Any]:
-    numbers = {
-        quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over}
-        for quantity, apart in pair.numbers
+    return {
+        **fields_of(pair, "rank", "step"),
+        "golden": msgspec.to_builtins(pair.golden),
+        "candidate": msgspec.to_builtins(pair.candidate),
+        **{quantity.value: fields_of(apart, *_APART) for quantity, apart in pair.numbers},
     }
-    sides = {
-        name: None if side is None else msgspec.to_builtins(side)
-        for name, side in (("golden", pair.golden), ("candidate", pair.candidate))
-    }
-    return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
+
+
+_APART = ("relative", "limit", "over")
 
 
 def _acceptance(found: Acceptance) -> dict[str, Any]:
-    rules = [
-        {
-            "measure": met.rule.measure,
-            "absolute": met.absolute,
-            "relative": met.relative,
-            "absolute_limit": met.rule.absolute,
-            "relative_limit": met.rule.relative,
-            "passed": met.passed if met.judged else None,
-            "why_not": training_words.why_not_measured(met),
-        }
-        for met in found.rules
-    ]
-    least = found.preset.least_steps
-    shown = {
+    return {
         "standard": found.standard,
         "source": training_words.STANDARD_SOURCES[found.standard],
         "passed": found.passed,
         "steps": found.steps,
-        "least_steps": least,
+        "least_steps": found.preset.least_steps,
+        "rules": [
+            {
+                "measure": met.rule.measure,
+                "absolute": met.absolute,
+                "relative": met.relative,
+                "absolute_limit": met.rule.absolute,
+                "relative_limit": met.rule.relative,
+                "passed": met.passed if met.judged else None,
+                "why_not": training_words.why_not_measured(met),
+            }
+            for met in found.rules
+        ],
     }
-    return {**shown, "rules": rules}
 
 
 _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
@@ -295,7 +270,7 @@ _PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
 def _row(row: Row, producer: int | None) -> dict[str, Any]:
     """A row; ``producer``: the number (from 1) of the row that produced this very tensor."""
     record, verdict = row.record, row.verdict
-    place_words = {} if record is None else {name: getattr(record, name) for name in _PLACE}
+    place_words = {} if record is None else fields_of(record, *_PLACE)
     return {
         "name": row.module,
         **place_words,
@@ -344,23 +319,4 @@ def _side(record: Record | None) -> dict[str, Any] | None:
     if record is None:
         return None
     statistics = record.statistics.to_json() if record.statistics else None
-    return {
-        "name": record.name,
-        "shape": record.shape,
-        "dtype": record.dtype,
-        "layout": record.layout,
-        "statistics": statistics,
-    }
-
-
-def _plain(value: Any) -> Any:
-    """The same with every float that JSON cannot hold as a string."""
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if isinstance(value, float) and not isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(child) for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(child) for child in value]
-    return value
+    return {**fields_of(record, "name", "shape", "dtype", "layout"), "statistics": statistics}

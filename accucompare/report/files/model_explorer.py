@@ -18,7 +18,7 @@ from accucompare.files import is_stream
 from accucompare.report.files.call_tree import ENTERS, CallNode, Pass, passes, worst
 from accucompare.report.files.exported import facts, log_of, write_text
 from accucompare.report.files.written_comparison import Written, WrittenRow
-from accucompare.report.table import AMBER, PALE_GREEN, PALE_RED, REASON_LOOK
+from accucompare.report.table import looks
 from accucompare.text import printable
 
 JSON = dict[str, Any]
@@ -34,7 +34,7 @@ def _css(color: str) -> str:
 
 
 def _color(row: WrittenRow) -> str:
-    return _css(_MADE.get(row.reason, REASON_LOOK[row.reason].fill))
+    return _css(_MADE.get(row.reason, looks.REASON_LOOK[row.reason].fill))
 
 
 class NodeData(NamedTuple):
@@ -58,18 +58,22 @@ NODE_DATA = (
         "limit",
         "log10 of x limit",
         lambda row: row.used,
-        ((round(math.log10(NEAR), 5), PALE_GREEN), (0.0, AMBER), (20.0, PALE_RED)),
+        (
+            (round(math.log10(NEAR), 5), looks.PALE_GREEN),
+            (0.0, looks.AMBER),
+            (20.0, looks.PALE_RED),
+        ),
     ),
     NodeData(
         "rel-l2",
         "log10 of relative L2",
         lambda row: row.rel_l2,
         (
-            (-7.0, PALE_GREEN),
+            (-7.0, looks.PALE_GREEN),
             (-4.0, "FFF0F4C3"),
-            (-2.0, AMBER),
+            (-2.0, looks.AMBER),
             (0.0, "FFFFCC80"),
-            (20.0, PALE_RED),
+            (20.0, looks.PALE_RED),
         ),
     ),
 )

@@ -12,6 +12,7 @@ from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import PARQUET_FILE, written_whole
 from accucompare.report.files.json import head
+from accucompare.report.files.json_file import encoded_json
 from accucompare.report.table import COUNT, TEXT, Column, Value, comparison_columns, value_blocks
 from accucompare.text import storable
 
@@ -48,16 +49,10 @@ def write_parquet(comparison: Result, path: Path) -> Path:
     arrow, parquet = require_pyarrow()
     columns, kinds = zip(*_columns(arrow, comparison), strict=True)
     about = {**head(comparison), "row_count": len(comparison.rows)}
-    metadata = {
-        "accucompare": (
-            json.dumps(about, ensure_ascii=False, allow_nan=False).encode(
-                "utf-8", "backslashreplace"
-            )
-        )
-    }
+    text = json.dumps(about, ensure_ascii=False, allow_nan=False)
     schema = arrow.schema(
         [(column.title, kind) for column, kind in zip(columns, kinds, strict=True)],
-        metadata=metadata,
+        metadata={"accucompare": encoded_json(text)},
     )
 
     def write(temporary: Path) -> None:

@@ -49,8 +49,14 @@ from accucompare.report.table import (
     what_is_held,
 )
 from accucompare.report.terminal import shown
+from accucompare.report.words import (
+    compiled_words,
+    decision_words,
+    preflight_words,
+    training_words,
+    verdict_words,
+)
 from accucompare.report.words import culprit_words as culprits
-from accucompare.report.words import decision_words, preflight_words, training_words, verdict_words
 from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
@@ -282,6 +288,9 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
             _culprit(comparison, culprit) for culprit in comparison.culprits[:_MOST_CULPRITS]
         ],
         "more_culprits": max(0, len(comparison.culprits) - _MOST_CULPRITS),
+        "compiled": [
+            *(compiled_words.compiled_lines(comparison.compiled) if comparison.compiled else ())
+        ],
         "preflight": [
             {"serious": each.serious, "message": preflight_words.message(each)}
             for each in comparison.preflight[:_MOST_LISTED]

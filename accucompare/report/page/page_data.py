@@ -16,6 +16,7 @@ import numpy as np
 from isal import isal_zlib
 
 from accucompare.numbers import Array
+from accucompare.report.files import encoded_json
 from accucompare.report.table import (
     COUNT,
     EXCESS,
@@ -107,9 +108,7 @@ class PageData:
 
     def finish(self, head: dict[str, Any]) -> None:
         """Write the head, and its length in the last four bytes."""
-        encoded = json.dumps(head, ensure_ascii=False, allow_nan=False).encode(
-            "utf-8", "backslashreplace"
-        )
+        encoded = encoded_json(json.dumps(head, ensure_ascii=False, allow_nan=False))
         self._add(encoded)
         self._add(len(encoded).to_bytes(4, "little"))
         self._write(self._gzip.flush(), last=True)

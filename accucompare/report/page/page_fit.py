@@ -7,13 +7,7 @@ from typing import Any
 
 from accucompare.bundle.format import display_name
 from accucompare.compare.fits import Fit, FitAnswer
-from accucompare.report.contents import (
-    CURVE_COLUMNS,
-    PLACE_COLUMNS,
-    curve_rows,
-    fit_run_columns,
-    shown_places,
-)
+from accucompare.report.contents import fit_tables
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
 from accucompare.report.words import fit_code, fit_words
@@ -32,7 +26,7 @@ def write_fit_page(found: Fit, path: Path) -> Path:
         "whole": found.kept.whole if reached else (),
         "own": [display_name(name) for name in found.kept.own],
         "code": fit_code.fit_code(found).splitlines() if found.changes_anything else (),
-        "blocks": len(shown_places(found)),
+        "blocks": len(fit_tables.shown_places(found)),
     }
     return write_page(path, "fit.html", content, lambda data: _head(found, data))
 
@@ -42,9 +36,9 @@ def _head(found: Fit, data: PageData) -> dict[str, Any]:
     return {
         "kind": "fit",
         "tables": [
-            data.table("curve", CURVE_COLUMNS, curve_rows(found)),
-            data.table("runs", fit_run_columns(found), list(found.runs)),
-            data.table("blocks", PLACE_COLUMNS, shown_places(found)),
+            data.table("curve", fit_tables.CURVE_COLUMNS, fit_tables.curve_rows(found)),
+            data.table("runs", fit_tables.fit_run_columns(found), list(found.runs)),
+            data.table("blocks", fit_tables.PLACE_COLUMNS, fit_tables.shown_places(found)),
         ],
         "of": of,
         "proof": found.runs.index(found.proof),

@@ -148,6 +148,14 @@ def _count(name: str) -> Callable[[Row], Value]:
     return lambda row: (row.metrics and read(row.metrics)) or None
 
 
+def _by_limit(said: Callable[[Any], Value]) -> Callable[[Row], Value]:
+    return lambda row: said(row.verdict.limit)
+
+
+def _golden_shape(row: Row) -> str:
+    return bracketed(row.golden.shape) if row.golden else ""
+
+
 def _other_shape(row: Row) -> str:
     """The candidate's shape: ``same`` if it equals golden's."""
     if row.candidate is None:
@@ -175,14 +183,14 @@ def _where(row: Row) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("#", None, COUNT, 8, "record"),
-    Column("step", Of(_record, "step"), COUNT, 7, "record", folded=1, several=True),
-    Column("rank", Of(_record, "rank"), COUNT, 7, "record", folded=1, several=True),
-    Column("layer", layer, TEXT, 40, "record"),
-    Column("type", Of(_record, "type", ""), TEXT, 20, "record"),
-    Column("call", Of(_record, "call"), COUNT, 7, "record"),
-    Column("role", Of(_record, "role.value", ""), TEXT, 16, "record"),
-    Column("path", Of(_record, "path", ""), TEXT, 14, "record"),
+    Column("#", None, COUNT, 8),
+    Column("step", Of(_record, "step"), COUNT, 7, folded=1, several=True),
+    Column("rank", Of(_record, "rank"), COUNT, 7, folded=1, several=True),
+    Column("layer", layer, TEXT, 40),
+    Column("type", Of(_record, "type", ""), TEXT, 20),
+    Column("call", Of(_record, "call"), COUNT, 7),
+    Column("role", Of(_record, "role.value", ""), TEXT, 16),
+    Column("path", Of(_record, "path", ""), TEXT, 14),
     Column("reason", attrgetter("reason.value"), TEXT, 15, "verdict"),
     Column(
         "relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES
@@ -191,54 +199,22 @@ COLUMNS: tuple[Column, ...] = (
     Column("x limit", attrgetter("verdict.over_limit"), EXCESS, 10, "judgement", scale=Scale.BAR),
     Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
     Column("detail", verdict_words.detail, TEXT, 48, "judgement"),
-    Column(
-        "golden shape",
-        lambda row: bracketed(row.golden.shape) if row.golden else "",
-        TEXT,
-        18,
-        "record",
-        folded=1,
-    ),
-    Column("candidate shape", _other_shape, TEXT, 18, "record", folded=2),
-    Column("golden dtype", Of(_golden, "dtype", ""), TEXT, 11, "record", folded=2),
-    Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
-    Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
-    Column("nearest name", attrgetter("nearest"), TEXT, 36, "record", folded=2),
-    Column("layout", layout_words.layout, TEXT, 28, "record", sparse=True, folded=1),
-    Column(
-        "largest error on", layout_words.largest_error_on, TEXT, 12, "record", sparse=True, folded=1
-    ),
-    Column(
-        "tolerance",
-        lambda row: limit_words.judging_limits(row.verdict.limit),
-        TEXT,
-        24,
-        "judgement",
-        folded=1,
-    ),
+    Column("golden shape", _golden_shape, TEXT, 18, folded=1),
+    Column("candidate shape", _other_shape, TEXT, 18, folded=2),
+    Column("golden dtype", Of(_golden, "dtype", ""), TEXT, 11, folded=2),
+    Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, folded=2),
+    Column("candidate layer", _other_name, TEXT, 36, folded=2),
+    Column("nearest name", attrgetter("nearest"), TEXT, 36, folded=2),
+    Column("layout", layout_words.layout, TEXT, 28, sparse=True, folded=1),
+    Column("largest error on", layout_words.largest_error_on, TEXT, 12, sparse=True, folded=1),
+    Column("tolerance", _by_limit(limit_words.judging_limits), TEXT, 24, "judgement", folded=1),
     Column("status", attrgetter("status.value"), TEXT, 13, "judgement", folded=2),
-    Column(
-        "rule", lambda row: limit_words.rule(row.verdict.limit), TEXT, 24, "judgement", folded=2
-    ),
+    Column("rule", _by_limit(limit_words.rule), TEXT, 24, "judgement", folded=2),
     Column("would pass at", attrgetter("verdict.needed"), TEXT, 20, "judgement", folded=2),
     Column(
-        "baseline relative L2",
-        attrgetter("baseline_error"),
-        SCIENTIFIC,
-        12,
-        "baseline",
-        sparse=True,
-        folded=1,
+        "baseline relative L2", attrgetter("baseline_error"), SCIENTIFIC, 12, "baseline", True, 1
     ),
-    Column(
-        "excess limit",
-        attrgetter("verdict.excess_limit"),
-        EXCESS,
-        12,
-        "baseline",
-        sparse=True,
-        folded=2,
-    ),
+    Column("excess limit", attrgetter("verdict.excess_limit"), EXCESS, 12, "baseline", True, 2),
     Column("noise", attrgetter("noise"), SCIENTIFIC, 11, "baseline", sparse=True, folded=2),
     Column("1 − cosine", Of(_measured, "one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
     Column("at index", _where, TEXT, 16, "difference", folded=2),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from accucompare.bundle.format import Manifest
 from accucompare.compare.result import Result
 from accucompare.report.table.columns import TEXT, Column
-from accucompare.report.table.looks import AMBER, MUTED_TEXT, SECTION
-from accucompare.report.table.sheets import Line, SheetItem, Table
+from accucompare.report.table.looks import AMBER
+from accucompare.report.table.sheets import Table, heading_lines
 
 ABSENT = "—"
 _LONGEST = 20  # of a list or table that are shown; longer ones show their length
@@ -108,13 +108,12 @@ def entry_table(
         longest = max(map(len, entry.values))
         return 14 * min(1 + longest // _A_LINE, 20) if longest > _WRAPS_AT else 0
 
-    lines = [Line([SheetItem(heading, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])]
     columns = [*entry_columns(titles), *more]
     return Table(
         "Environment",
         columns,
         listed,
-        heading=lines,
+        heading=heading_lines(heading, note),
         frozen=1,
         fill=lambda entry: entry_fill(entry, len(more)),
         height=height,

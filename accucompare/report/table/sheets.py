@@ -9,7 +9,14 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from accucompare.report.table.columns import COUNT, Column, Value
-from accucompare.report.table.looks import PLAIN_LOOK, Look, header_look, row_looks
+from accucompare.report.table.looks import (
+    MUTED_TEXT,
+    PLAIN_LOOK,
+    SECTION,
+    Look,
+    header_look,
+    row_looks,
+)
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_POINTS = 1_000  # of a chart: about one for each pixel of its width
@@ -41,6 +48,12 @@ class Line(NamedTuple):
     height: float = 0
     free: int = 0
     margin: SheetItem | None = None
+
+
+def heading_lines(title: str, *notes: str) -> list[Line]:
+    """What stands above a table: its title, and notes."""
+    told = [Line([SheetItem(note, MUTED_TEXT)]) for note in notes]
+    return [Line([SheetItem(title, SECTION)], height=26), *told]
 
 
 class Page(NamedTuple):

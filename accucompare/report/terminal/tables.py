@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
-from accucompare.report.console import print_heading
+from accucompare.report.console import ReportConsole
 from accucompare.report.table import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value
 from accucompare.text import cut, printable
 
@@ -33,7 +32,7 @@ def shown(column: Column, value: Value) -> str:
 
 
 def print_table(
-    console: Console,
+    console: ReportConsole,
     columns: Sequence[Column],
     rows: Sequence[Any],
     title: str = "",
@@ -81,7 +80,7 @@ def print_table(
             widths, [columns[at].least for at in left], console.width - _GAP * (len(left) - 1)
         )
     if title:
-        print_heading(console, title)
+        console.heading(title)
     right = [columns[at].format != TEXT for at in left]
     _print(
         console,
@@ -95,7 +94,7 @@ def print_table(
     indent = widths[0] + _GAP
     for row, line in zip(rows, lines, strict=True):
         for text in above(row):
-            console.print(text, soft_wrap=True)
+            console.say(text)
         if any(line):
             cells = [
                 Text(cut(line[at], width, cell_len), style(row, columns[at]))
@@ -105,14 +104,10 @@ def print_table(
         for text in below(row):
             for part in text.wrap(console, max(console.width - indent, 1)):
                 part.rstrip()
-                console.print(Text(" " * indent).append_text(part), soft_wrap=True)
+                console.say(Text(" " * indent).append_text(part))
     if left_out:
-        console.print(
-            Text(
-                f"not shown in {console.width} columns: {', '.join(reversed(left_out))}",
-                "bright_black",
-            ),
-            soft_wrap=True,
+        console.say(
+            f"not shown in {console.width} columns: {', '.join(reversed(left_out))}", "bright_black"
         )
 
 
@@ -130,7 +125,7 @@ def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int
 
 
 def _print(
-    console: Console, cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]
+    console: ReportConsole, cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]
 ) -> None:
     """A line of the table."""
     line = Text()
@@ -140,4 +135,4 @@ def _print(
             Text.assemble(space, cell) if to_the_right else Text.assemble(cell, space)
         ).append(" " * _GAP)
     line.rstrip()
-    console.print(line, soft_wrap=True)
+    console.say(line)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from accucompare.compare.decide import Answer, Decision, decide
@@ -16,7 +15,7 @@ from accucompare.compare.judging import but_plain
 from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text
+from accucompare.report.console import ReportConsole, open_console, safe_text
 from accucompare.report.table import (
     COLUMNS,
     COUNT,
@@ -49,11 +48,17 @@ _WORST_SHOWN = 8
 def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
     """Print verdict, first difference, pre-flight findings, culprits, worst rows, counts."""
     console = open_console()
-    console.print(_verdict_line(comparison), soft_wrap=True)
+    decided = decide(comparison)
+    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
+    console.answer(
+        decision_words.verdict(decided.answer),
+        "bold green" if decided.passed else "bold red",
+        f"{sides}: {'; '.join(_sentences(comparison, decided))}",
+    )
     if quiet:
         return
     if until := culprits.identical_until(comparison):
-        console.print(until, soft_wrap=True)
+        console.say(until)
     _print_compiled(console, comparison)
     _print_preflight(console, comparison)
     _print_training(console, comparison)
@@ -63,12 +68,12 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
     _print_worst(console, comparison)
     _print_unmatched(console, comparison)
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
-        console.print(safe_text(f"unreadable: {damage}", "red"), soft_wrap=True)
+        console.say(f"unreadable: {damage}", "red")
     console.print()
     if not comparison.series_only:
         console.print(_counts(comparison))
     if line := _ranks_and_steps(comparison):
-        console.print(line, soft_wrap=True)
+        console.say(line)
     if nonfinite := comparison.nonfinite_on_both:
         console.print(
             Text(
@@ -80,16 +85,7 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
     if not comparison.series_only:
         console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
     for report in reports:
-        console.print(safe_text(f"report: {report}"), soft_wrap=True)
-
-
-def _verdict_line(comparison: Result) -> Text:
-    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
-    decided = decide(comparison)
-    verdict = decision_words.verdict(decided.answer), "bold green" if decided.passed else "bold red"
-    return Text.assemble(
-        verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, decided))}")
-    )
+        console.say(f"report: {report}")
 
 
 def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
@@ -115,40 +111,34 @@ def _sentences(comparison: Result, decided: Decision) -> Iterator[str]:
             yield preflight_words.unfinished_words(comparison.incomplete)
 
 
-def _print_compiled(console: Console, comparison: Result) -> None:
+def _print_compiled(console: ReportConsole, comparison: Result) -> None:
     if comparison.compiled is None:
         return
-    print_heading(console, "Compiled")
+    console.heading("Compiled")
     for line in compiled_words.compiled_lines(comparison.compiled):
-        console.print(safe_text(f"  {line}"), soft_wrap=True)
+        console.say(f"  {line}")
 
 
-def _print_preflight(console: Console, comparison: Result) -> None:
+def _print_preflight(console: ReportConsole, comparison: Result) -> None:
     if comparison.preflight:
-        print_heading(console, "Pre-flight")
+        console.heading("Pre-flight")
     for finding in comparison.preflight:
-        line = safe_text(
-            f"  {'!' if finding.serious else '·'} {preflight_words.message(finding)}",
-            "yellow" if finding.serious else "",
-        )
-        console.print(line, soft_wrap=True)  # a command in it can be copied whole
+        mark, style = ("!", "yellow") if finding.serious else ("·", "")
+        console.say(f"  {mark} {preflight_words.message(finding)}", style)
 
 
-def _print_training(console: Console, comparison: Result) -> None:
+def _print_training(console: ReportConsole, comparison: Result) -> None:
     """Print different settings of two runs, their parting and drift, the result of a standard."""
     found, sentence = comparison.training, training.steps_sentence(comparison)
     if found is None or not (sentence or comparison.acceptance):
         return
-    print_heading(console, "Training")
+    console.heading("Training")
     for line in training.settings(found):
-        console.print(safe_text(f"  ! {line}", "yellow"), soft_wrap=True)
+        console.say(f"  ! {line}", "yellow")
     if sentence:
-        console.print(
-            safe_text(f"  {sentence}", "bold red" if found.parting is not None else ""),
-            soft_wrap=True,
-        )
+        console.say(f"  {sentence}", "bold red" if found.parting is not None else "")
     for line in training.details(comparison, found):
-        console.print(safe_text(f"  {line}", "bright_black"), soft_wrap=True)
+        console.say(f"  {line}", "bright_black")
     if comparison.acceptance is not None:
         columns = [
             Column("rule", lambda met: met.rule.measure.value, least=12),
@@ -164,7 +154,7 @@ def _print_training(console: Console, comparison: Result) -> None:
         )
 
 
-def _print_culprits(console: Console, comparison: Result) -> None:
+def _print_culprits(console: ReportConsole, comparison: Result) -> None:
     """The first few, each with the shape of its error and likely causes."""
     shown = comparison.culprits[:_CULPRITS_SHOWN]
     if not shown:
@@ -180,7 +170,7 @@ def _print_culprits(console: Console, comparison: Result) -> None:
     ]
     if all(culprits.excess_words(culprit) is None for culprit in shown):
         del columns[2]
-    print_heading(console, "Culprits")
+    console.heading("Culprits")
     console.print(safe_text(culprits.note(comparison), "bright_black"))
     print_table(
         console,
@@ -189,7 +179,7 @@ def _print_culprits(console: Console, comparison: Result) -> None:
         style=lambda culprit, column: "bold red" if column.title == "place" else "",
         below=_about,
     )
-    print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
+    console.rest(len(comparison.culprits), _CULPRITS_SHOWN)
 
 
 #: The prefix and style of statements on a culprit.
@@ -203,8 +193,8 @@ def _about(culprit: Culprit) -> Iterator[Text]:
         yield from (safe_text(f"{before}{each}", style) for each in words)
 
 
-def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
-    print_heading(console, "First divergence")
+def _print_divergence(console: ReportConsole, comparison: Result, row: Row) -> None:
+    console.heading("First divergence")
     record = row.record
     assert record is not None
     dtypes = (
@@ -213,8 +203,8 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         else f"{record.dtype} → {row.candidate.dtype}"
     )
     about = f"  ({record.type}, {dtypes} {list(record.shape)})"
-    place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
-    console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
+    place = console.fitted(printable(comparison.place(row)), used=2 + cell_len(printable(about)))
+    console.say(Text.assemble("  ", (place, "bold red"), safe_text(about)))
     console.print(
         safe_text(
             f"  {row.reason.value}: "
@@ -251,7 +241,7 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
         )
 
 
-def _print_worst(console: Console, comparison: Result) -> None:
+def _print_worst(console: ReportConsole, comparison: Result) -> None:
     """Print the rows furthest over their limit; if none fails, those beyond half of it."""
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
@@ -293,7 +283,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
     )
 
 
-def _print_unmatched(console: Console, comparison: Result) -> None:
+def _print_unmatched(console: ReportConsole, comparison: Result) -> None:
     unmatched = comparison.unmatched()
     if not unmatched:
         return
@@ -305,7 +295,7 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
     print_table(
         console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})"
     )
-    print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
+    console.rest(len(unmatched), _UNMATCHED_SHOWN)
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
 

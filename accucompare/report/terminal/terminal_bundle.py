@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from rich.text import Text
 
 from accucompare.bundle.format import Record, display_name
 from accucompare.bundle.reading import (
@@ -49,13 +48,13 @@ def print_capture(path: Place) -> None:
         ranks = f" of {counted(bundle.ranks, 'rank')}" if bundle.ranks > 1 else ""
         of_steps = f"{counted(number, 'step')}{ranks}, {counted(records, 'record')}, {_size(size)}"
         what = f"the series of {counted(series, 'step')}, no records" if series else of_steps
-        console.print(safe_text(f"captured {what} in {path}"), soft_wrap=True)
+        console.say(f"captured {what} in {path}")
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = first_few([display_name(name) for name in idle])
-            console.print(f"registered but never called: {shown}", soft_wrap=True)
+            console.say(f"registered but never called: {shown}")
         for note in bundle.manifest.notes:
-            console.print(safe_text(f"note: {note}"), soft_wrap=True)
+            console.say(f"note: {note}")
 
 
 def _sizes(path: Place) -> Iterable[int]:
@@ -82,9 +81,9 @@ def print_import(
         f" ({without_values} of them without values)" if without_values else ""
     )
     weighed = f" and the digests of {weights} weights" if weights else ""
-    console.print(safe_text(f"imported {what}{weighed} from {tool} into {path}"), soft_wrap=True)
+    console.say(f"imported {what}{weighed} from {tool} into {path}")
     for note in notes:
-        console.print(safe_text(f"note: {note}"), soft_wrap=True)
+        console.say(f"note: {note}")
 
 
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
@@ -98,23 +97,15 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     )
     amount = f"{counted(verified.records, 'record')}{of_tensors}"
     if verified.damage:
-        verdict = Text.assemble(
-            (Headline.TROUBLE.value, "bold red"),
-            safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"),
-        )
+        word, what = Headline.TROUBLE, f"{len(verified.damage)} damaged; {amount}"
     elif not bundle.complete:
-        verdict = Text.assemble(
-            (Headline.TROUBLE.value, "bold red"),
-            safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}"),
-        )
+        word, what = Headline.TROUBLE, f"incomplete; what there is is sound: {amount}"
     else:
-        verdict = Text.assemble(
-            (Headline.OK.value, "bold green"),
-            safe_text(f"  {bundle.path}: every record is as it was written; {amount}"),
-        )
-    console.print(verdict, soft_wrap=True)
+        word, what = Headline.OK, f"every record is as it was written; {amount}"
+    style = "bold green" if word is Headline.OK else "bold red"
+    console.answer(word.value, style, f"{bundle.path}: {what}")
     for damage in [] if quiet else verified.damage[:_DAMAGE_SHOWN]:
-        console.print(safe_text(damage, "red"), soft_wrap=True)
+        console.say(damage, "red")
     if not quiet and len(verified.damage) > _DAMAGE_SHOWN:
         console.print(f"… and {len(verified.damage) - _DAMAGE_SHOWN} more")
 
@@ -218,10 +209,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     if checked := stored is not None and (slices is None or stored.nbytes <= _VERIFIED):
         stored.read()  # to verify it; a block in memory at a time
     console = open_console()
-    console.print(
-        safe_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"),
-        soft_wrap=True,
-    )
+    console.say(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}")
     if statistics is not None:
         sizes = ", ".join(
             f"{title} {training_words.number_words(getattr(statistics, title.lower()))}"
@@ -243,7 +231,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
             f"only this part of its {_size(stored.nbytes)} was read, unverified; accucompare verify"
             f" {bundle.path} reads all"
         )
-        console.print(safe_text(whole), soft_wrap=True)
+        console.say(whole)
     if save is not None:
         try:
             part = widen(stored.part(index), DTYPES[record.dtype])
@@ -252,7 +240,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
                 f"{record.key}: does not fit into memory; give a part of it (--slice)"
             ) from None
         written_whole(save, lambda temporary: _save(temporary, part))
-        console.print(safe_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
+        console.say(f"saved {part.dtype} {list(part.shape)} to {save}")
 
 
 def _printed(stored: StoredTensor | GlobalTensor, index: Index, dtype: DType) -> str:

@@ -1,24 +1,22 @@
-"""Samples in other batches, sequences with a cache, and repeated runs, in the terminal."""
+"""Samples in other batches, sequences with a cache, repeated runs, and the checks of one run's
+ranks, in the terminal."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.text import Text
-
 from accucompare.bundle.format import display_name
+from accucompare.compare.invariants import RankAnswer, RankStatus, RunChecks
 from accucompare.compare.reruns import (
     DecodeAnswer,
     Decoded,
     Invariance,
     InvarianceAnswer,
-    LayerVariation,
     Repeated,
     RepeatedAnswer,
 )
-from accucompare.report.console import open_console, safe_text
+from accucompare.report.console import open_console
 from accucompare.report.table import COUNT, EXCESS, SCIENTIFIC, Column
 from accucompare.report.terminal.tables import print_table
-from accucompare.report.words import decode_words, invariance_words, repeat_words
+from accucompare.report.words import decode_words, invariance_words, rank_words, repeat_words
 
 _OF_INVARIANCE = {
     InvarianceAnswer.INVARIANT: "green",
@@ -36,8 +34,17 @@ _OF_REPEATS = {
     RepeatedAnswer.DISAGREES: "bold red",
     RepeatedAnswer.NOT_SURE: "yellow",
 }
+_STATES = {
+    RankStatus.FAIL: ("FAIL", "bold red"),
+    RankStatus.PASS: ("PASS", "green"),
+    RankStatus.NOT_LOOKED_AT: ("not looked at", "bright_black"),
+}
+_OF_RANKS = {
+    RankAnswer.HOLDS: "green",
+    RankAnswer.BROKEN: "bold red",
+    RankAnswer.NOT_SURE: "yellow",
+}
 _FAIL, _DIM = "bold red", "bright_black"
-_INDENT = 16
 
 
 def print_invariance(found: Invariance, quiet: bool = False) -> None:
@@ -45,17 +52,15 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
     line if ``quiet``."""
     console = open_console()
     style = _FAIL if found.exit_code == 1 else _OF_INVARIANCE[found.answer]
-    line = Text.assemble("invariance: ", (invariance_words.invariance_headline(found), style), "  ")
-    console.print(line.append(safe_text(found.case)), soft_wrap=True)
+    console.answer(invariance_words.invariance_headline(found), style, found.case, "invariance: ")
     if quiet:
         return
-    console.print(Text(f"  {invariance_words.what_was_run(found)}"), soft_wrap=True)
+    console.say(f"  {invariance_words.what_was_run(found)}")
     for each in found.outcomes:
         word, style = ("MORE", _FAIL) if each.fails else ("rounding", "green")
         if not each.changed:
             word = "same bits" if each.outputs else "not sure"
-        _entry(
-            console,
+        console.entry(
             (word, style),
             invariance_words.variant_words(each.variant),
             invariance_words.what_changed(each),
@@ -64,7 +69,7 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
     for why in dict.fromkeys(found.not_looked_at.values()):
         kinds = [kind.value for kind, own in found.not_looked_at.items() if own is why]
         told = invariance_words.NOT_LOOKED_AT[why]
-        _entry(console, ("not looked at", _DIM), ", ".join(kinds), told)
+        console.entry(("not looked at", _DIM), ", ".join(kinds), told)
     if found.layers:
         print_table(
             console,
@@ -80,17 +85,15 @@ def print_decode(found: Decoded, quiet: bool = False) -> None:
     does; only the first line if ``quiet``."""
     console = open_console()
     headline = decode_words.decode_headline(found)
-    line = Text.assemble("decode: ", (headline, _OF_DECODING[found.answer]), "  ")
-    console.print(line.append(safe_text(found.case)), soft_wrap=True)
+    console.answer(headline, _OF_DECODING[found.answer], found.case, "decode: ")
     if quiet:
         return
-    console.print(Text(f"  {decode_words.how_decoded(found)}"), soft_wrap=True)
+    console.say(f"  {decode_words.how_decoded(found)}")
     for each in found.outcomes:
         word, style = ("MORE", _FAIL) if each.fails else ("rounding", "green")
         if not each.fails and not each.sure:
             word, style = "not sure", "yellow"
-        _entry(
-            console,
+        console.entry(
             (word, style),
             decode_words.way_words(each, found),
             decode_words.what_differs(each),
@@ -98,7 +101,7 @@ def print_decode(found: Decoded, quiet: bool = False) -> None:
         )
     for why in dict.fromkeys(found.not_looked_at.values()):
         ways = [way.value for way, own in found.not_looked_at.items() if own is why]
-        _entry(console, ("not looked at", _DIM), ", ".join(ways), decode_words.NOT_DECODED[why])
+        console.entry(("not looked at", _DIM), ", ".join(ways), decode_words.NOT_DECODED[why])
     if found.failing:
         first = found.failing[0]
         print_table(
@@ -114,29 +117,29 @@ def print_repeats(made: Repeated, quiet: bool = False) -> None:
     ``quiet``."""
     console = open_console()
     style = _OF_REPEATS[made.answer]
-    line = Text.assemble("repeat: ", (repeat_words.repeat_headline(made), style), "  ")
-    console.print(line.append(safe_text(made.what)), soft_wrap=True)
+    console.answer(repeat_words.repeat_headline(made), style, made.what, "repeat: ")
     if quiet:
         return
     for each in (*repeat_words.what_is_known(made), repeat_words.what_replays_say(made)):
         if each:
-            console.print(Text("  ").append(safe_text(each)), soft_wrap=True)
+            console.say(f"  {each}")
     if cure := repeat_words.repeat_cure(made):
-        console.print(Text(f"  → {cure}"), soft_wrap=True)
+        console.say(f"  → {cure}")
 
 
-def _entry(console: Console, state: tuple[str, str], name: str, told: str, cure: str = "") -> None:
-    word, style = state
-    line = Text(f"  {word:<{_INDENT - 3}} ", style)
-    line.append(f"{name}: ", "bold")
-    line.append(safe_text(told))
-    console.print(line, soft_wrap=True)
-    if cure:
-        console.print(Text(f"{'':<{_INDENT}}→ {cure}"), soft_wrap=True)
-
-
-def _name(row: LayerVariation) -> str:
-    return display_name(row.worst.name)
+def print_ranks(checks: RunChecks, quiet: bool = False) -> None:
+    """Print each check with what was measured, where, and what to do; only counts if ``quiet``."""
+    console = open_console()
+    headline = rank_words.in_one_line(checks)
+    console.answer(headline, _OF_RANKS[checks.answer], str(checks.path), "ranks: ")
+    for outcome in () if quiet else checks.outcomes:
+        where = rank_words.place(outcome.place)
+        console.entry(
+            _STATES[outcome.status],
+            outcome.check.value,
+            (f"{where}: " if where else "") + rank_words.what_was_measured(outcome),
+            rank_words.what_to_do(outcome),
+        )
 
 
 _OF_TOKENS = (
@@ -150,7 +153,7 @@ _OF_TOKENS = (
 )
 
 _COLUMNS = (
-    Column("layer", _name, least=24),
+    Column("layer", lambda row: display_name(row.worst.name), least=24),
     Column("class", lambda row: row.worst.type, least=12, spare=1),
     Column("runs", lambda row: row.runs, COUNT),
     Column("worst", lambda row: invariance_words.variant_words(row.variant), least=12),

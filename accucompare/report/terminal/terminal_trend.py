@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from accucompare.compare.trends import LayerError, PlaceState, PlaceTrend, TrendAnswer, TrendFacts
-from accucompare.report.console import open_console, print_heading, print_rest, safe_text
+from accucompare.report.console import ReportConsole, open_console, safe_text
 from accucompare.report.contents import listed_places, place_columns, run_columns
 from accucompare.report.table import chosen
 from accucompare.report.terminal.tables import print_table
@@ -27,32 +28,32 @@ _CELL = 6  # characters of a cell of the heat map
 _NAME = 36  # characters of a layer there
 
 
-def print_trend(facts: TrendFacts, reports: list[str], quiet: bool = False) -> None:
+def print_trend(facts: TrendFacts, quiet: bool = False, reports: Sequence[Path] = ()) -> None:
     """Print the answer, the runs, since when layers fail, and the heat map; only the answer if
     ``quiet``."""
     console = open_console()
     verdict = trend_words.TREND_VERDICTS[facts.answer], _STYLES[facts.answer]
     line = Text.assemble(verdict, "  ").append(safe_text(trend_words.trend_headline(facts)))
-    console.print(line, soft_wrap=True)
+    console.say(line)
     if quiet:
         return
     for each in facts.left_out:
         style = "" if each not in facts.troubles else "yellow"
         told = printable(trend_words.left_out_run_words(each))
-        console.print(safe_text(f"  ! {told}", style), soft_wrap=True)
+        console.say(f"  ! {told}", style)
     for note in trend_words.trend_notes(facts):
-        console.print(safe_text(f"  · {note}"), soft_wrap=True)
+        console.say(f"  · {note}")
     _print_runs(console, facts)
     _print_since(console, facts)
     _print_heat(console, facts)
     if worse := trend_words.worse_words(facts):
         console.print()
-        console.print(safe_text(worse), soft_wrap=True)
+        console.say(worse)
     for report in reports:
-        console.print(safe_text(f"report: {report}"), soft_wrap=True)
+        console.say(f"report: {report}")
 
 
-def _print_runs(console: Console, facts: TrendFacts) -> None:
+def _print_runs(console: ReportConsole, facts: TrendFacts) -> None:
     names = ("run", "captured (UTC)", "answer", "failing", "fell out here", "worst x limit")
     columns = chosen(run_columns(facts), *names, "worst layer")
     rows = range(max(0, len(facts.runs) - _MOST_RUNS), len(facts.runs))
@@ -68,18 +69,18 @@ def _print_runs(console: Console, facts: TrendFacts) -> None:
     )
 
 
-def _print_since(console: Console, facts: TrendFacts) -> None:
+def _print_since(console: ReportConsole, facts: TrendFacts) -> None:
     for run, fallen in facts.falls.items():
-        print_heading(console, f"Since {printable(facts.runs[run].name)}")
+        console.heading(f"Since {printable(facts.runs[run].name)}")
         if culprit := trend_words.culprit_of(facts.runs[run]):
-            console.print(safe_text(f"its culprit: {culprit}"), soft_wrap=True)
+            console.say(f"its culprit: {culprit}")
         names = ("layer", "ok before in", "error before", "error after", "factor", "x limit now")
         columns = chosen(place_columns(facts), *names)
         print_table(console, columns, fallen[:_MOST_LAYERS])
-        print_rest(console, len(fallen), _MOST_LAYERS)
+        console.rest(len(fallen), _MOST_LAYERS)
 
 
-def _print_heat(console: Console, facts: TrendFacts) -> None:
+def _print_heat(console: ReportConsole, facts: TrendFacts) -> None:
     """The errors as multiples of their limits, of the layers and runs that fit."""
     plain = (PlaceState.OK, PlaceState.NEVER_COMPARED)
     places = [place for place in listed_places(facts) if place.state not in plain]
@@ -88,15 +89,13 @@ def _print_heat(console: Console, facts: TrendFacts) -> None:
     name = min(_NAME, max(cell_len(place.layer) for place in places[:_MOST_LAYERS]))
     fits = max(1, (console.width - name - 2) // (_CELL + 1))
     runs = range(max(0, len(facts.runs) - fits), len(facts.runs))
-    print_heading(console, "x limit, layer by run")
+    console.heading("x limit, layer by run")
     heads = [f"{cut(printable(facts.runs[run].name), _CELL):>{_CELL}}" for run in runs]
-    console.print(Text(f"{'':<{name}}  {' '.join(heads)}", "bright_black"), soft_wrap=True)
+    console.say(f"{'':<{name}}  {' '.join(heads)}", "bright_black")
     for place in places[:_MOST_LAYERS]:
-        console.print(_line(place, runs, name), soft_wrap=True)
-    print_rest(console, len(places), _MOST_LAYERS)
-    console.print(
-        Text("over 1 fails; =: no difference; -: not compared", "bright_black"), soft_wrap=True
-    )
+        console.say(_line(place, runs, name))
+    console.rest(len(places), _MOST_LAYERS)
+    console.say("over 1 fails; =: no difference; -: not compared", "bright_black")
 
 
 def _line(place: PlaceTrend, runs: range, width: int) -> Text:

@@ -11,21 +11,12 @@ from accucompare.findings.analysis import Ranks
 from accucompare.findings.checklist import CheckStatus, Health, judge_finite, judge_vitals
 from accucompare.findings.log import Cause, Number, Step
 from accucompare.report.table import (
-    AMBER,
-    BOLD,
     COUNT,
-    GREEN,
-    MUTED_TEXT,
     NUMBER,
-    PALE_RED,
-    PLAIN_LOOK,
-    RED,
-    SECTION,
     Chart,
     ChartSeries,
     Column,
     Line,
-    Look,
     SheetItem,
     Table,
     column_letter,
@@ -33,7 +24,7 @@ from accucompare.report.table import (
     looks,
     thinned,
 )
-from accucompare.report.watch_files.health_workbook import health_sheet
+from accucompare.report.watch_files.health_files import health_sheet
 from accucompare.report.watch_files.log_tables import (
     LogTable,
     findings_table,
@@ -69,7 +60,11 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
 
 
 def _table(
-    ranks: Ranks, title: str, content: LogTable, heading: Sequence[tuple[str, Look]], **more: Any
+    ranks: Ranks,
+    title: str,
+    content: LogTable,
+    heading: Sequence[tuple[str, looks.Look]],
+    **more: Any,
 ) -> Table:
     """A sheet whose first columns stay in view: those that tell several ranks apart."""
     return Table(
@@ -86,14 +81,14 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
     def fill(row: log.FindingRow) -> str:
         if not row.finding.origin:
             return ""
-        return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
+        return looks.AMBER if row.finding.cause is Cause.NEAR else looks.PALE_RED
 
-    heading = [(verdict_line(ranks, health, alone=False).plain, SECTION)]
+    heading = [(verdict_line(ranks, health, alone=False).plain, looks.SECTION)]
     heading += [
-        (line, PLAIN_LOOK if place else BOLD)
+        (line, looks.PLAIN_LOOK if place else looks.BOLD)
         for place, line in enumerate(log.main_answer(ranks).splitlines())
     ]
-    heading += [(said(note), MUTED_TEXT) for note in ranks.notes[:3]]
+    heading += [(said(note), looks.MUTED_TEXT) for note in ranks.notes[:3]]
     content = findings_table(ranks)
     wrong = judge_finite(ranks).status is not CheckStatus.PASS or checks_fail(health)
     return _table(
@@ -104,15 +99,15 @@ def _findings(ranks: Ranks, health: Health | None) -> Table:
         nothing="Nothing was found.",
         frozen=3,
         fill=fill,
-        tab=RED if wrong else GREEN,
+        tab=looks.RED if wrong else looks.GREEN,
     )
 
 
 def _frames(ranks: Ranks) -> Table:
     def fill(row: log.TensorRow) -> str:
         if row.origin:
-            return PALE_RED
-        return AMBER if row.tensor is not None and not row.tensor.finite else ""
+            return looks.PALE_RED
+        return looks.AMBER if row.tensor is not None and not row.tensor.finite else ""
 
     said = (
         "The last calls before a finding, and all of traced steps, in the order in which they ended"
@@ -121,7 +116,7 @@ def _frames(ranks: Ranks) -> Table:
         ranks,
         "Frames",
         frames_table(ranks),
-        [(said, SECTION)],
+        [(said, looks.SECTION)],
         nothing="No frames were kept.",
         frozen=3,
         fill=fill,
@@ -133,10 +128,10 @@ def _warnings(ranks: Ranks) -> Table:
         ranks,
         "Warnings",
         warnings_table(ranks),
-        [("What was not wrong yet, and the loss scale", SECTION)],
+        [("What was not wrong yet, and the loss scale", looks.SECTION)],
         nothing="Nothing was warned of.",
         frozen=1,
-        fill=lambda row: PALE_RED if row.alarm else "",
+        fill=lambda row: looks.PALE_RED if row.alarm else "",
     )
 
 
@@ -145,8 +140,8 @@ def _steps(ranks: Ranks) -> list[Table]:
 
     def fill(row: log.StepRow) -> str:
         if not row.step.finite and not row.skipped:
-            return PALE_RED
-        return AMBER if row.jumped or row.alarm or row.step.overflowed else ""
+            return looks.PALE_RED
+        return looks.AMBER if row.jumped or row.alarm or row.step.overflowed else ""
 
     run = log.main_run(ranks)
     data = _chart_data(run.steps)
@@ -159,7 +154,7 @@ def _steps(ranks: Ranks) -> list[Table]:
         ranks,
         "Steps",
         steps_table(ranks),
-        [("Every step that was watched", SECTION)],
+        [("Every step that was watched", looks.SECTION)],
         nothing="No step was watched.",
         frozen=1,
         fill=fill,

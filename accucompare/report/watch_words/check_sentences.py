@@ -6,8 +6,8 @@ from __future__ import annotations
 CHECK_SENTENCES = {
     # why a check was not looked at
     "no-vitals": (
-        "the log holds no numbers for the checklist: it is of an earlier version, or of a watch"
-        " without (checks_every=0)"
+        "the log holds no numbers for the checklist: an earlier version wrote it, or the watch"
+        " had none (checks_every=0)"
     ),
     "not-begun": (
         "the log holds no numbers for the checklist, not even of a step that an error ended"
@@ -126,7 +126,7 @@ CHECK_SENTENCES = {
     ),
     "batches-differ": "no two of {ranks} ranks had the same batch in {steps:steps}",
     # randomness
-    "not-seeded": "torch's generator has the seed that it begins with: none was set",
+    "not-seeded": "torch's generator still has its initial seed: none was set",
     "seeds": "seeds: {seeds:pairs}",
     "drawn-inside": "{names:list} was drawn from inside of calls of the model, in {steps:steps}",
     "not-drawn-inside": (
@@ -461,9 +461,9 @@ CHECK_SENTENCES = {
     "unexplained": "something was not finite, and no call was found",
     "all-finite": "everything that was looked at was finite in {steps:steps}",
     "loop-ended": "the loop ended after {steps:steps}: {ending}",
-    "loop-failed": "the loop ended with an error, behind {steps:steps}: {reason:printable 200}",
+    "loop-failed": "the loop ended with an error, after {steps:steps}: {reason:printable 200}",
     "loss-finite": "the loss was finite in {steps:steps}",
-    "loss-not-finite": "the loss was {value:g} in {steps:steps}, {running} running",
+    "loss-not-finite": "the loss was {value:g} in {steps:steps}, {running} in a row",
     "too-few-for-spread": (
         "{steps:steps} with a number above 0 are too few to know a spread: 21 at least"
     ),

@@ -12,8 +12,8 @@ WATCH_SENTENCES = {
     "ended-all-watched": "ended after {steps:steps}, all watched: {reason:printable 300}",
     "stopped-as-asked": "stopped after step {step}, as asked",
     "paused": "paused after step {step}: {saved}",
-    "state-saved": "the state of before the first of them is in {state}",
-    "no-state-saved": "no state of before could be saved",
+    "state-saved": "the state before the first of them is in {state}",
+    "no-state-saved": "no earlier state could be saved",
     "nothing-watched": "no step was watched; {ending}",
     "not-every-rank": "nothing was found, but not in every rank's log: {notes:parts}",
     "not-all-seen": (
@@ -57,7 +57,7 @@ WATCH_SENTENCES = {
     "not-run-again": "the step was not run again: {why}",
     "in-transform": "it was called inside a function transform",
     "other-parameters": (
-        "its parameters were others than when the watch began, as functional_call lets them be"
+        "its parameters were not those of when the watch began, as with functional_call"
     ),
     "sharded": "its parameters are sharded over ranks",
     "deepspeed": "DeepSpeed's calls may talk to other ranks",
@@ -108,12 +108,12 @@ WATCH_SENTENCES = {
         " {more:count more module}, too, {least:.0%} or more are subnormal]"
     ),
     "sum-spoilt": (
-        "the gradient of {name} is not finite since they were summed over ranks, and this rank's"
-        " own were: another rank made it, and its log names where"
+        "the gradient of {name} is not finite after the sum over ranks, but this rank's own was:"
+        " another rank made it, and that rank's log names where"
     ),
     "sums-spoilt": (
-        "{count} gradients, such as that of {name}, are not finite since they were summed over"
-        " ranks, and this rank's own were: another rank made it, and its log names where"
+        "{count} gradients, such as that of {name}, are not finite after the sum over ranks, but"
+        " this rank's own were: another rank made it, and that rank's log names where"
     ),
     "step-without-end": (
         "this step has no end: call step() of the watch at the end of each; what was seen so far is"

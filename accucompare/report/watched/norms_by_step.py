@@ -8,17 +8,14 @@ from collections.abc import Callable, Sequence
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.report.table import (
     COUNT,
-    CURVES,
-    MUTED_TEXT,
     SCIENTIFIC,
-    SECTION,
     Chart,
     ChartSeries,
     Column,
-    Line,
     Scale,
-    SheetItem,
     Table,
+    heading_lines,
+    looks,
     thinned,
 )
 from accucompare.report.watched.watch_columns import (
@@ -49,10 +46,10 @@ def norm_sheets(ranks: Ranks) -> list[Table]:
 
 
 def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
-    names, looks = layer_steps(run, measure)
-    if not looks:
+    names, steps = layer_steps(run, measure)
+    if not steps:
         return None
-    rows = thinned(looks, lambda group: group[-1])
+    rows = thinned(steps, lambda group: group[-1])
     shown = names[:_MOST]
     columns = [Column("step", lambda row: row.step, COUNT, 10)]
     columns += [
@@ -65,7 +62,8 @@ def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
     note += f" {len(names) - _MOST:,} more parameters are left out." if len(names) > _MOST else ""
     drawn = _ends(rows, shown)
     series = [
-        ChartSeries(printable(name), color) for name, color in zip(drawn, CURVES, strict=False)
+        ChartSeries(printable(name), color)
+        for name, color in zip(drawn, looks.CURVES, strict=False)
     ]
     titles = (f"{title}: the largest and the smallest at the end", "step", "")
     chart = Chart("B4", series, "step", titles, size=(24, 8), labels=20, spanned=True)
@@ -73,7 +71,7 @@ def _sheet(run: Analysis, measure: WatchMeasure, title: str) -> Table | None:
         measure.sheet,
         columns,
         rows,
-        heading=[Line([SheetItem(title, SECTION)], height=26), Line([SheetItem(note, MUTED_TEXT)])],
+        heading=heading_lines(title, note),
         space=_CHART_LINES,
         frozen=1,
         dense=True,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.text import Text
-
 from accucompare.dumps import Overflows, outputs_of
-from accucompare.report.console import open_console, safe_text
+from accucompare.report.console import open_console
 from accucompare.report.headline import Headline
 from accucompare.text import counted
 
@@ -19,11 +17,7 @@ def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> No
     """Print the verdict, and unless ``quiet`` each operator that overflowed, by time."""
     console = open_console()
     found, unreadable = overflows.found, overflows.unreadable
-    word, style = (
-        (Headline.TROUBLE.value, "bold red")
-        if unreadable
-        else (Headline.NOT_FINITE.value, "bold red")
-    )
+    word = Headline.TROUBLE if unreadable else Headline.NOT_FINITE
     many = (
         ""
         if not found
@@ -34,25 +28,18 @@ def print_overflows(path: Path, overflows: Overflows, quiet: bool = False) -> No
         if unreadable
         else ""
     )
-    console.print(
-        Text.assemble(
-            (word, style), safe_text(f"  {path}: {'; '.join(filter(None, (damaged, many)))}")
-        ),
-        soft_wrap=True,
-    )
+    more = "; ".join(filter(None, (damaged, many)))
+    console.answer(word.value, "bold red", f"{path}: {more}")
     if quiet:
         return
     for number, each in enumerate(found[:_SHOWN], 1):
         console.print()
-        console.print(safe_text(f"{number}. {each.name}"), style="bold", soft_wrap=True)
-        console.print(safe_text(f"   {each.what}"), soft_wrap=True)
-        console.print(
-            safe_text(f"   {each.where}, time {each.time}, {each.file.relative_to(path)}"),
-            soft_wrap=True,
-        )
+        console.say(f"{number}. {each.name}", "bold")
+        console.say(f"   {each.what}")
+        console.say(f"   {each.where}, time {each.time}, {each.file.relative_to(path)}")
         for name, what in () if each.operator is None else outputs_of(each.operator):
-            console.print(safe_text(f"   {name}: {what}"), soft_wrap=True)
+            console.say(f"   {name}: {what}")
     if len(found) > _SHOWN:
         console.print(f"and {len(found) - _SHOWN:,} more")
     for why in unreadable[:_UNREADABLE_SHOWN]:
-        console.print(safe_text(f"not read: {why}"), style="yellow", soft_wrap=True)
+        console.say(f"not read: {why}", "yellow")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from accucompare.bundle.format import display_name
@@ -23,7 +22,7 @@ from accucompare.findings.log import (
     Step,
     WatchStart,
 )
-from accucompare.report.console import fitted, open_console, print_heading, print_rest
+from accucompare.report.console import ReportConsole, open_console
 from accucompare.report.headline import Headline
 from accucompare.report.table import Column, chosen
 from accucompare.report.terminal import print_table
@@ -65,7 +64,7 @@ def print_finding(
     *,
     scale: float | None = None,
     with_answer: bool = True,
-    console: Console | None = None,
+    console: ReportConsole | None = None,
 ) -> None:
     """Print the answer and the last frames to stderr, apart from the training's output.
 
@@ -81,14 +80,10 @@ def print_finding(
         _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
     if frames is not None and frames.frames:
         count = len(frames.frames)
-        print_heading(
-            console,
-            (
-                "the last call, as it ended"
-                if count == 1
-                else f"the last {count} calls, as they ended"
-            ),
+        calls = (
+            "the last call, as it ended" if count == 1 else f"the last {count} calls, as they ended"
         )
+        console.heading(calls)
         _print_frames(console, frames, finding)
 
 
@@ -113,7 +108,7 @@ def print_analysis(
         health: the checklist's result, if judged.
     """
     console = open_console()
-    console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
+    console.say(verdict_line(ranks, health, quiet))
     if quiet:
         return
     first = ranks.first
@@ -124,7 +119,7 @@ def print_analysis(
         _print_findings(console, ranks)
         frames = run.frames_of(finding)
         if frames is not None and frames.frames:
-            print_heading(console, "The last calls before the first finding")
+            console.heading("The last calls before the first finding")
             _print_frames(console, frames, finding)
     for run, step in ranks.unexplained[:_LISTED]:
         console.print(
@@ -138,14 +133,11 @@ def print_analysis(
     _print_warnings(console, ranks)
     console.print()
     if not _is_told(ranks, run):
-        console.print(
-            Text(f"{_rank(ranks, run)}{said(run.ending)}", "" if run.end else "yellow"),
-            soft_wrap=True,
-        )
+        console.say(f"{_rank(ranks, run)}{said(run.ending)}", "" if run.end else "yellow")
     for note in ranks.notes[:_LISTED]:
-        console.print(Text(f"note: {printable_value(said(note), 400)}", "yellow"), soft_wrap=True)
+        console.say(f"note: {printable_value(said(note), 400)}", "yellow")
     for report in reports:
-        console.print(f"report: {printable_value(str(report), 400)}", soft_wrap=True)
+        console.say(f"report: {printable_value(str(report), 400)}")
 
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
@@ -155,7 +147,7 @@ def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
         health: the checklist's result, if judged.
     """
     console = open_console()
-    console.print(verdict_line(ranks, health, quiet), soft_wrap=True)
+    console.say(verdict_line(ranks, health, quiet))
     if quiet:
         return
     _print_answer(console, main_answer(ranks))
@@ -166,10 +158,8 @@ def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
         and run.end.ending not in (Ending.FINISHED, Ending.FINDING)
         and not _is_told(ranks, run)
     ):
-        console.print(Text(f"{_rank(ranks, run)}{said(run.ending)}"), soft_wrap=True)
-    console.print(
-        f"more: accucompare overflow {printable_value(str(ranks.path), 400)}", soft_wrap=True
-    )
+        console.say(f"{_rank(ranks, run)}{said(run.ending)}")
+    console.say(f"more: accucompare overflow {printable_value(str(ranks.path), 400)}")
 
 
 def _is_told(ranks: Ranks, run: Analysis) -> bool:
@@ -223,12 +213,9 @@ def _unexplained(step: Step) -> str:
     return "the device's overflow flag was up" if step.overflowed else "something was not finite"
 
 
-def _print_answer(console: Console, text: str) -> None:
+def _print_answer(console: ReportConsole, text: str) -> None:
     for number, line in enumerate(text.splitlines()):
-        console.print(
-            Text(line if not number else f"  {line}", "bold red" if not number else ""),
-            soft_wrap=True,
-        )
+        console.say(line if not number else f"  {line}", "bold red" if not number else "")
 
 
 def _rank(ranks: Ranks, run: Analysis) -> str:
@@ -245,7 +232,7 @@ _FINDINGS = [
 ]
 
 
-def _print_findings(console: Console, ranks: Ranks) -> None:
+def _print_findings(console: ReportConsole, ranks: Ranks) -> None:
     """In execution order: origins, and below each the first few calls that it passed through."""
     print_table(
         console,
@@ -257,7 +244,7 @@ def _print_findings(console: Console, ranks: Ranks) -> None:
             [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else []
         ),
     )
-    print_rest(console, len(ranks.trails), _TRAILS_SHOWN)
+    console.rest(len(ranks.trails), _TRAILS_SHOWN)
 
 
 def _rows(trail: Trail) -> list[FindingRow]:
@@ -295,7 +282,7 @@ _TENSORS = [
 ]
 
 
-def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
+def _print_frames(console: ReportConsole, frames: Frames, finding: Finding | None = None) -> None:
     """A full-width line for each frame, and below it a line for each tensor."""
     guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
@@ -309,7 +296,7 @@ def _print_frames(console: Console, frames: Frames, finding: Finding | None = No
     )
 
 
-def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
+def _frame_line(console: ReportConsole, frame: Frame, guilty: bool) -> Text:
     about = [printable_value(frame.operator, 80)] if frame.operator else []
     about += [printable_value(frame.type, 60)] if frame.type else []
     about += [f"call {frame.call}"] if frame.call else []
@@ -319,10 +306,8 @@ def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
     style = "bold red" if guilty else "bold"
     line = Text(f"{frame.order:>5} ", style)
     line.append(
-        fitted(
-            console,
-            printable_value(display_name(frame.name)),
-            used=line.cell_len + cell_len(behind + mark),
+        console.fitted(
+            printable_value(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)
         )
     )
     line.append(behind, "not bold")
@@ -330,11 +315,11 @@ def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
     return line
 
 
-def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
+def _print_history(console: ReportConsole, ranks: Ranks, run: Analysis) -> None:
     """What led to it: grad_norm and the loss scale."""
     norms = [step for step in run.steps if step.grad_norm is not None]
     if norms:
-        print_heading(console, f"{_rank(ranks, run)}grad_norm")
+        console.heading(f"{_rank(ranks, run)}grad_norm")
         last = norms[-_NORMS_SHOWN:]
         values = " ".join(short(step.grad_norm) for step in last)
         console.print(
@@ -361,13 +346,13 @@ def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
     _print_scale(console, ranks, run)
 
 
-def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
+def _print_scale(console: ReportConsole, ranks: Ranks, run: Analysis) -> None:
     scales = [step.scale for step in run.steps if step.scale is not None]
     if not scales and not run.scaled:
         return
     skipped = sum(each.skipped for each in run.scaled)
     scales += [each.scale for each in run.scaled[-1:]] if not scales else []
-    print_heading(console, f"{_rank(ranks, run)}loss scale")
+    console.heading(f"{_rank(ranks, run)}loss scale")
     summary = (
         f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,}"
         f" of {len(run.steps):,} steps skipped"
@@ -391,16 +376,14 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
     console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
 
 
-def _print_warnings(console: Console, ranks: Ranks) -> None:
+def _print_warnings(console: ReportConsole, ranks: Ranks) -> None:
     warned = [(run, warning) for run in ranks.ranks for warning in run.warnings]
     if not warned:
         return
     warned.sort(key=lambda pair: pair[1].step)
-    print_heading(console, "Warnings")
+    console.heading("Warnings")
     for run, warning in warned[:_LISTED]:
         text = printable_value(said(warning.text), 300)
-        console.print(
-            Text(f"  {_rank(ranks, run)}step {warning.step}: {text}", "yellow"), soft_wrap=True
-        )
+        console.say(f"  {_rank(ranks, run)}step {warning.step}: {text}", "yellow")
     if len(warned) > _LISTED:
         console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

@@ -56,25 +56,14 @@ class FindingRow(NamedTuple):
 _INPUT_ROLES = ("input", "weight", "buffer")
 
 
-def _inputs(row: FindingRow) -> list[TensorRange]:
-    return [
-        tensor
-        for tensor in row.finding.operator_tensors or row.finding.tensors
-        if tensor.role in _INPUT_ROLES
-    ]
-
-
-def _outputs(row: FindingRow) -> list[TensorRange]:
-    return [
-        tensor
-        for tensor in row.finding.operator_tensors or row.finding.tensors
-        if tensor.role not in _INPUT_ROLES
-    ]
+def _tensors(row: FindingRow, inputs: bool) -> list[TensorRange]:
+    tensors = row.finding.operator_tensors or row.finding.tensors
+    return [tensor for tensor in tensors if (tensor.role in _INPUT_ROLES) is inputs]
 
 
 def _largest_input(row: FindingRow) -> Value:
     """The largest magnitude that went in; a NaN, if there is one."""
-    sizes = [tensor.abs_max for tensor in _inputs(row)]
+    sizes = [tensor.abs_max for tensor in _tensors(row, True)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes, default=None)
 
 
@@ -84,10 +73,16 @@ def _described(tensors: Sequence[TensorRange]) -> str:
 
 def _output_count(kind: str) -> Callable[[FindingRow], Value]:
     def get(row: FindingRow) -> Value:
-        counts = [count for tensor in _outputs(row) if (count := getattr(tensor, kind)) is not None]
+        counts = [
+            count for tensor in _tensors(row, False) if (count := getattr(tensor, kind)) is not None
+        ]
         return sum(counts) if counts else None
 
     return get
+
+
+def _joined(name: str) -> Callable[[FindingRow], str]:
+    return lambda row: ", ".join(getattr(row.finding, name))
 
 
 def _hints(row: FindingRow) -> str:
@@ -115,7 +110,7 @@ FINDINGS = (
         13,
         "verdict",
     ),
-    Column("what", lambda row: ", ".join(row.finding.kinds), TEXT, 15, "verdict"),
+    Column("what", _joined("kinds"), TEXT, 15, "verdict"),
     Column("cause", lambda row: row.finding.cause.value, TEXT, 22, "verdict"),
     Column("class", lambda row: row.finding.type, TEXT, 22, least=12),
     Column("call", lambda row: row.finding.call, COUNT, 7),
@@ -135,19 +130,13 @@ FINDINGS = (
     Column("largest that went in", _largest_input, NUMBER, 15, "golden"),
     Column("NaN that came out", _output_count("nan"), COUNT, 12, "not finite"),
     Column("Inf that came out", _output_count("inf"), COUNT, 12, "not finite"),
-    Column("what went in", lambda row: _described(_inputs(row)), TEXT, 60, "golden"),
-    Column("what came out", lambda row: _described(_outputs(row)), TEXT, 60, "not finite"),
+    Column("what went in", lambda row: _described(_tensors(row, True)), TEXT, 60, "golden"),
+    Column("what came out", lambda row: _described(_tensors(row, False)), TEXT, 60, "not finite"),
     Column(
         "weights not finite", lambda row: _described(row.finding.weights), TEXT, 40, "not finite"
     ),
-    Column(
-        "gradients not finite",
-        lambda row: ", ".join(row.finding.parameters),
-        TEXT,
-        40,
-        "not finite",
-    ),
-    Column("legal Inf in", lambda row: ", ".join(row.finding.legal), TEXT, 18),
+    Column("gradients not finite", _joined("parameters"), TEXT, 40, "not finite"),
+    Column("legal Inf in", _joined("legal"), TEXT, 18),
     Column("what to try", _hints, TEXT, 90, "judgement"),
     Column("reproducer", lambda row: row.finding.reproducer, TEXT, 44, "judgement"),
     Column("notes", _notes, TEXT, 60, "judgement"),

@@ -49,6 +49,8 @@ def blamed(operator: BlamedOperator) -> str:
 def compiled_lines(found: CompiledFound) -> Iterator[str]:
     """What a reader should know beside the answer, one line each."""
     yield f"backend {found.backend}: {', '.join(map(str, _levels(found)))}"
+    names = dict.fromkeys(name for level in found.levels for name in level.compiled.regions)
+    yield f"regions: {first_few([display_name(name) for name in names], 12)}"
     operator = found.operator
     if operator is not None:
         yield (

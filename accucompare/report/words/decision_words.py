@@ -127,12 +127,19 @@ _BARE = {
     BareFact.ROUNDING_AT_MOST: "rounding at most",
     BareFact.ROUNDING: "rounding",
     BareFact.ROUNDING_BY_FIXED_LIMITS: "rounding, as far as fixed limits tell",
-    BareFact.FORWARD_ONLY: "forward only: the case has a loss, of which no gradient was compared",
+    BareFact.FORWARD_ONLY: "forward only: the case has a loss, but no gradient was compared",
+    BareFact.PARTS_ALONE: (
+        "only parts of the model were called: its own code around them was not seen"
+    ),
+    BareFact.NOT_COMPILED: (
+        "the candidate's compiled code ran eagerly (--compile own captures it as it runs)"
+    ),
     BareFact.BY_HASHES: (
-        "by hashes of another tool: no values were read, and those of other values may be equal"
+        "by hashes of another tool: no values were read, and different values may have equal hashes"
     ),
     BareFact.GOLDEN_MADE_HERE: (
-        "golden was made here, in the candidate's environment, whose own faults are not seen"
+        "golden was made here, in the candidate's environment: faults of that environment are not"
+        " seen"
     ),
 }
 
@@ -163,8 +170,8 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.HashesOfOneSide(golden):
             side, other = _sides(golden)
             return (
-                f"{side} holds hashes of operators, and {other} values: compare it with another log"
-                " of hashes"
+                f"{side} holds hashes of operators, {other} holds values: compare {side} with"
+                " another log of hashes"
             )
         case facts.NotVerified(findings):
             more = f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
@@ -197,21 +204,37 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
                 f" baseline: it may have the fault too{other}"
             )
-        case facts.MayHide(first, count, total):
-            where = f"{result.place(first)} ({verdict_words.detail(first)})"
-            return (
-                f"what was compared agrees, but {count} of {total} rows could not be, and an error"
-                f" may hide there: first {where}"
-            )
+        case (
+            facts.MayHide()
+            | facts.WeightsNotShown()
+            | facts.OtherModels()
+            | facts.OptimizersDiffer()
+        ):
+            return f"what was compared agrees, but {_doubt(fact, result)}"
         case facts.NoOutput(given):
             return (
                 f"nothing that the model returned for {result.place(given)}, or wrote into"
                 " arguments or buffers, could be compared"
             )
+
+
+def _doubt(
+    fact: facts.MayHide | facts.WeightsNotShown | facts.OtherModels | facts.OptimizersDiffer,
+    result: Result,
+) -> str:
+    match fact:
+        case facts.MayHide(first, count, total):
+            return (
+                f"{count} of {total} rows could not be, and an error may hide there: first"
+                f" {result.place(first)} ({verdict_words.detail(first)})"
+            )
+        case facts.WeightsNotShown(names):
+            return f"does not depend on parameters that differ: {first_few(names)}"
+        case facts.OtherModels(names):
+            return f"models of the script were not captured: {first_few(names)}; choose by --model"
         case facts.OptimizersDiffer(code):
             return (
-                "what was compared agrees, but the optimizer's code differs"
-                f" ({preflight_words.other_code_words(code)}), and no"
+                f"the optimizer's code differs ({preflight_words.other_code_words(code)}), and no"
                 " update was compared"
             )
 
@@ -236,12 +259,12 @@ def _differs(fact: Differs, result: Result) -> str:
             return preflight_words.message(finding)
         case facts.NoOwnError(counts):
             failed = ", ".join(f"{count} {reason.value}" for reason, count in counts)
-            return f"rows fail ({failed}), and none of them shows in which layer that began"
+            return f"rows fail ({failed}), but none shows in which layer the error began"
         case facts.FirstOver(culprit, order):
             return f"{_named(culprit, result)} {_ORDER[order]}; {FREE}"
         case facts.OtherGlue(culprit, values_off):
             after = (
-                "values after it are off, and may be for that"
+                "values after it are off, perhaps because of it"
                 if values_off
                 else "no value after it shows an error of its own"
             )
@@ -253,7 +276,7 @@ def _differs(fact: Differs, result: Result) -> str:
             return _unproved(fact, result)
         case facts.ByFixedLimits(refused):
             if refused is None:
-                return "by fixed limits: a baseline tells"
+                return "by fixed limits; a baseline tells rounding from a bug"
             return f"by fixed limits, since {preflight_words.refused_words(refused)}"
 
 
@@ -286,7 +309,7 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
                 f" them ({names[0]}{more})"
             )
         case facts.CaseOverruled(names):
-            return f"not golden's in the case, and replaced by golden's: {first_few(names, 2)}"
+            return f"the case has its own, which golden's replaced: {first_few(names, 2)}"
         case facts.NotFiniteFrom(step):
             return f"NaN or Inf on both sides from step {step} on"
         case facts.FewerSteps(compared, total):

@@ -16,11 +16,11 @@ from accucompare.text import counted, printable
 NOT_DECODED = {
     NotDecodedWhy.NO_MASK: "the model takes no attention_mask",
     NotDecodedWhy.NO_POSITIONS: (
-        "the model takes no position_ids, and gives other results with padding on the left, without"
-        " a cache, too"
+        "the model takes no position_ids, and padding on the left changes its results even without"
+        " a cache"
     ),
     NotDecodedWhy.NO_GAPS: (
-        "the model gives other results with padding between tokens, without a cache, too: it counts"
+        "even without a cache, padding between tokens changes the model's results: it counts"
         " distances by place"
     ),
     NotDecodedWhy.OWN_PROTOCOL: "the case's own functions take one token after the other",
@@ -32,6 +32,9 @@ NOT_DECODED = {
     NotDecodedWhy.NO_STATIC: "the model does not say that it takes a static cache",
     NotDecodedWhy.SHORT: "the sequence is too short; give a longer one, or a smaller --decode",
     NotDecodedWhy.NO_GENERATE: "the model does not generate from tokens",
+    NotDecodedWhy.QUANTIZED: (
+        "generate() has a quantized cache (cache_implementation), which rounds on purpose"
+    ),
 }
 
 _LOOK = {

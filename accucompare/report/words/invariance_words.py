@@ -30,7 +30,7 @@ NOT_LOOKED_AT = {
         " batch that is padded so, if it should not"
     ),
     NotVariedWhy.NO_PADDING: "no sample of the batch is padded",
-    NotVariedWhy.NOT_ON_CPU: "threads are the CPU's",
+    NotVariedWhy.NOT_ON_CPU: "only a CPU has threads to choose",
     NotVariedWhy.TWO_SAMPLES: "a smaller batch of two samples is one alone",
 }
 

@@ -63,8 +63,10 @@ def largest_error_on(row: Row) -> str | None:
     return ", ".join(map(str, record.holders(index))) if index is not None else None
 
 
-def wrong_on(row: Row) -> tuple[str, ...]:
-    """One statement: the ranks that are wrong, or that hold the largest error of several ranks'."""
+def wrong_on(row: Row, parts: Sequence[int] = ()) -> tuple[str, ...]:
+    """One statement: the ranks that are wrong, or that hold the largest error of several ranks'.
+
+    Args: ``parts``: those whose own parts are."""
     for remark in row.verdict.remarks:
         if isinstance(remark, RanksDiffer) and remark.wrong:
             return (f"wrong on {ranks_in_words(remark.wrong)}",)
@@ -75,6 +77,8 @@ def wrong_on(row: Row) -> tuple[str, ...]:
     record, on = row.candidate, largest_error_on(row)
     if not isinstance(record, GlobalRecord) or not on or record.reduced:
         return ()
+    if parts:
+        return (f"wrong on {ranks_in_words(parts)}",)
     if len(record.ranks) == 1:
         return (f"on rank {on}",)
     several = len({each.rank for box in record.boxes for each in box.terms}) > 1

@@ -63,7 +63,7 @@ def source(origin: LimitOrigin) -> str:
     match origin:
         case DefaultOfDtype(dtype, before, of_step):
             number = "a number of a step in " if of_step else ""
-            passed = ", which values before have passed through" if before else ""
+            passed = ", which earlier values passed through" if before else ""
             return f"default for {number}{dtype}{passed}"
         case RuleOfFile(file, number):
             return f"{file}, rule {number}"

@@ -211,7 +211,7 @@ def _of_captures(fact: FindingFact) -> str:
             return f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {_MODES[mode]}"
         case facts.ImportedDump(side, name, unknown):
             settings = ", ".join(_SETTINGS[setting] for setting in unknown)
-            return f"{side.value} was imported from {name}, whose dumps do not tell of: {settings}"
+            return f"{side.value} was imported from {name}, whose dumps do not tell: {settings}"
         case facts.OtherSteps(golden, other, side):
             ours, theirs = (
                 f"{steps} step(s) of {ranks} rank(s)" for steps, ranks in (golden, other)
@@ -219,7 +219,7 @@ def _of_captures(fact: FindingFact) -> str:
             return f"golden holds {ours}, the {side.value} {theirs}"
         case facts.WeightsOfSteps(rank, golden, other, side):
             return (
-                f"weights{_of_rank(rank)} cannot be held against each other: golden's are those of"
+                f"weights{_of_rank(rank)} cannot be compared: golden's are those of"
                 f" step {golden}, the {side.value}'s those of step {other}"
             )
         case facts.OtherDigests(table, names, shared):
@@ -298,14 +298,14 @@ def _of_options(fact: FindingFact) -> str:
         case facts.MapsTaken(maps):
             return maps_taken(maps)
         case facts.MapsProposed(maps):
-            return f"the candidate calls some of golden's layers otherwise{try_maps(maps)}"
+            return f"the candidate has other names for some of golden's layers{try_maps(maps)}"
         case facts.MatchesNothing(option, value):
             return f"--{option} {value} matches none of golden's layers"
         case facts.LayoutMatchesNothing(layer, role):
             of_role = "" if role == "*" else f" with the role {role}"
             return (
                 f"--layout: the rule for {layer}{of_role} applies to none of the candidate's"
-                " records, so it tells nothing; its names are golden's"
+                " records, so it tells nothing; its layers have golden's names"
             )
         case facts.LeadsNowhere(text):
             return f"--map {text} leads to no layer of the candidate"

@@ -222,7 +222,7 @@ def _said(fact: RankFact) -> str:
         case rank_facts.PartsApart(shape):
             return f"the ranks' parts leave holes in {shape}, or overlap"
         case rank_facts.ChangedBetween():
-            return "something else than an update changed their part, and not that of the others"
+            return "something other than an update changed these ranks' part, and not the others'"
         case rank_facts.OutputsApart(rel_l2, backward):
             if backward:
                 return (
@@ -235,16 +235,16 @@ def _said(fact: RankFact) -> str:
         case rank_facts.BatchApart():
             return "these ranks should be given one batch, and were given several"
         case rank_facts.MasksApart(share):
-            return f"of one input, other elements were dropped: {share:.1%}"
+            return f"dropout of one input dropped other elements: {share:.1%}"
         case rank_facts.MasksAlike(elements):
-            return f"of unlike batches, the same elements were dropped, all of {elements:,}"
+            return f"dropout of unlike batches dropped the same elements, all of {elements:,}"
         case rank_facts.NumberApart(number, name, values):
             what = " ".join(filter(None, (number.value, name)))
             return f"{what}: {_values(values)}"
         case rank_facts.NormUneven(lowest, highest, steps):
             return (
                 f"the norm of the clipped gradients is {lowest:.6g} to {highest:.6g} in {steps}"
-                " steps: with one max_norm, it was not their own norm that clipped them"
+                " steps: with one max_norm, they were clipped by another norm than their own"
             )
     return _of_gradient(fact)
 

@@ -117,7 +117,7 @@ def _few(found: Disagreements) -> bool:
 
 def _told(first: Disagreement) -> str:
     if first.step is None:
-        return "a weight is other from the start"
+        return "a weight differs from the start"
     if first.role == Role.INPUT:
         of = "the model's inputs" if not first.name else "the code before this call"
         return f"{of} disagree first"

@@ -124,8 +124,7 @@ def proves_nothing(training: TrainingResult) -> str:
 
 #: For steps that have no sentence of their own.
 FED_STEPS = (
-    "Each step was fed with golden's values: what its losses are off was made in the loss, or by"
-    " rounding"
+    "Each step was fed golden's values: an error of its loss was made in the loss, or by rounding"
 )
 
 
@@ -150,7 +149,7 @@ def judged_by(training: TrainingResult) -> str:
     """The source of the steps' limits."""
     return _JUDGED_BY.get(
         training.judged_by,
-        f"the default limits of {training.dtype}: no baseline, nor a second golden run, tells more",
+        f"the default limits of {training.dtype}, for want of a baseline or a second golden run",
     )
 
 
@@ -166,7 +165,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
     bits = training.other_bits
     if bits is not None and bits != training.parting and training.same_type:
         before = (
-            "the very first step holds other bits"
+            "other bits from the first step on"
             if bits.step == training.pairs[0].step
             else f"the same bits until step {bits.step}"
         )
@@ -176,7 +175,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
         ("gradient norm", training.norm, training.expected_norm),
     ):
         if found is not None and found.steps > 1 and (found.drift or found.scatter):
-            judges = "" if expected is None else f"; of what judges: {_wander(expected)}"
+            judges = "" if expected is None else f"; the run that judges: {_wander(expected)}"
             yield f"{name}: {_wander(found)}{judges}"
     parting = training.parting if comparison.series_only else None
     if parting is not None and parting.rung not in (Rung.DATA, Rung.WEIGHTS):

@@ -238,7 +238,7 @@ def _down(value: float) -> str:
 
 
 _BARE = {
-    BareRemark.ALL_OF_IT_AGREES: "all that is computed of it agrees",
+    BareRemark.ALL_OF_IT_AGREES: "everything computed from it agrees",
     BareRemark.NON_FINITE_UNCOUNTED: (
         "both hold NaN or Inf, which statistics of another tool do not count"
     ),
@@ -254,11 +254,11 @@ _BARE = {
     ),
     BareRemark.STEP_NOT_FED: "a step that was not fed",
     BareRemark.WAY_OF_UPDATING: (
-        "how an update is computed, not what; newer captures do not record it"
+        "it says how an update is computed, not what it gives; newer captures do not record it"
     ),
     BareRemark.OTHER_STEPS: "made by steps that were not recorded",
     BareRemark.WANDERED: (
-        "made of other gradients or weights than golden's; a fed capture judges it"
+        "made from gradients or weights that are not golden's; a fed capture judges it"
     ),
     BareRemark.WANDERED_FED: (
         "over its limit, but made of gradients or weights that could not be replaced by golden's,"
@@ -271,7 +271,7 @@ _BARE = {
     BareRemark.NORM_UNKNOWN: "the norm of a side's gradients is not known",
     BareRemark.NO_BASELINE: "the baseline has no such record",
     BareRemark.NO_VALUES: "values to compare with the baseline were not recorded",
-    BareRemark.OTHER_PART: "the baseline's is another part of the tensor",
+    BareRemark.OTHER_PART: "the baseline has another part of the tensor",
     BareRemark.BASELINE_NON_FINITE: (
         "the baseline has NaN or Inf where golden has not, or the other way round"
     ),
@@ -279,32 +279,29 @@ _BARE = {
 
 _NOT_IN_DUMP = {
     DumpGap.NAME_ALONE: (
-        "a value that {tool} holds, of whose name the other side has none; --map brings two names"
-        " together"
+        "{tool} holds this value, but the other side has none of this name; --map pairs two names"
     ),
     DumpGap.HASH_KIND: "this log of {tool} has no {kind}",
     DumpGap.ROLE: "{tool} does not record this role",
     DumpGap.ROOT: "{tool} does not record the call of the whole model",
     DumpGap.OPAQUE: "no tensor, and {tool} records tensors and numbers only",
-    DumpGap.NAME: (
-        "{tool} holds single values, and none of this name; --map brings two names together"
-    ),
+    DumpGap.NAME: ("{tool} holds single values, but none of this name; --map pairs two names"),
     DumpGap.NAMED_GRADIENT: "{tool} does not record gradients of inputs that are passed by name",
-    DumpGap.HAS_CHILDREN: "{tool} records the outputs of modules without children only",
+    DumpGap.HAS_CHILDREN: "{tool} records outputs only of modules without children",
     DumpGap.PRUNED: "{tool} has left this layer out (do_prune_layers)",
 }
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
+    " several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
-    OneSideWhy.CAST: (
-        "{side}'s argument has another type: a cast of it is a copy, which is written into"
-    ),
+    OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
     OneSideWhy.ADDS_NO_ZEROS: (
-        "{other}'s is zero everywhere, and {side} adds none, which is the same"
+        "{other}'s is zero everywhere; {side} adds nothing, which is the same"
     ),
 }
 
@@ -328,7 +325,7 @@ def _of_ranks(remark: PairRemark) -> str:
     match remark:
         case remarks.PartsMissing(ranks, lacking) if lacking:
             without = ranks_in_words(lacking)
-            return f"{ranks_in_words(ranks)} made this update; {without} did not, in the same step"
+            return f"{ranks_in_words(ranks)} recorded it; {without} did not, in the same step"
         case remarks.PartsMissing(ranks):
             return f"parts are missing or overlap: only {ranks_in_words(ranks)} recorded it"
         case remarks.NotRecordedOn(ranks):
@@ -336,13 +333,17 @@ def _of_ranks(remark: PairRemark) -> str:
         case remarks.UnknownLayout(shapes):
             held = ", ".join(str(list(shape)) for shape in shapes)
             return f"the ranks hold {held}, which fill golden's tensor in no known way"
-        case remarks.RanksDiffer(ranks, ()):
-            return f"{ranks_in_words(ranks)} hold it, and differ by rounding"
         case remarks.RanksDiffer(ranks, wrong):
-            return f"{ranks_in_words(ranks)} hold it; wrong on {ranks_in_words(wrong)}"
+            off = f"; wrong on {ranks_in_words(wrong)}" if wrong else ", and differ by rounding"
+            return f"{ranks_in_words(ranks)} hold it{off}"
         case remarks.ReducedHere(how, ranks):
             word = "mean" if how == "avg" else how
             return f"the {word} of what {ranks_in_words(ranks)} hold is golden's value"
+        case remarks.SumUnknown(ranks):
+            return (
+                f"{ranks_in_words(ranks)} hold other values, which may be terms of a sum; capture"
+                " with --mode sketch or tensors, and leave out --atol and --rtol of sketches"
+            )
         case remarks.Swapped(ranks):
             order = ", ".join(map(str, ranks))
             return f"golden's value is made of the parts of ranks {order}, in this order"
@@ -447,7 +448,7 @@ def _about_runs(remark: PairRemark) -> str:
                 f" {size} off in {steps} step(s)"
             )
         case remarks.LeavesAsItIs(golden, dtype):
-            return f"so small a change may leave {_SIDE[golden]}'s as it is, in {dtype}"
+            return f"in {dtype}, so small a change may leave {_SIDE[golden]}'s value unchanged"
         case remarks.RoundedAway(rel_l2):
             return (
                 "changed between two updates on this side alone, by no more than rounding:"
@@ -476,7 +477,7 @@ def _of_numbers(remark: PairRemark) -> str:
             )
         case remarks.FewCarryNorm(few, elements):
             return (
-                f"{few:.1f} of {elements} elements carry golden's norm, and the limit is that of so"
+                f"{few:.1f} of {elements} elements carry golden's norm; the limit is that for so"
                 " few"
             )
         case remarks.BeyondLastPlace(different, elements, dtype, baseline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from msgspec.structs import replace
@@ -32,13 +33,13 @@ _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
 _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 
 
+@dataclass(eq=False)
 class Explainer:
     """Explains the findings of one model."""
 
-    def __init__(self, modules: Modules, contexts: Contexts, limits: WatchLimits) -> None:
-        self._modules = modules
-        self._contexts = contexts
-        self._limits = limits
+    modules: Modules
+    contexts: Contexts
+    limits: WatchLimits
 
     def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
         """Add to a finding its weights, the operator that made it, and notes.
@@ -48,7 +49,7 @@ class Explainer:
             ``None`` if the step could not be run again.
         """
         context = self._context_of(finding, notes)
-        module = self._modules.named.get(finding.name)
+        module = self.modules.named.get(finding.name)
         weights: list[TensorRange] | None = []
         if (
             module is not None
@@ -56,9 +57,7 @@ class Explainer:
             and finding.site in _OF_ITS_OWN
         ):
             same = (
-                context is not None
-                and context.own
-                and context.versions == self._contexts.versions()
+                context is not None and context.own and context.versions == self.contexts.versions()
             )
             weights = _weights_at(finding, module, notes, context, same)
             finding = (
@@ -79,7 +78,7 @@ class Explainer:
             blamed = _blame_weights(finding, weights or [])
             return blamed.noting(remark("not-run-again", why=remark("not-kept"))), None
         second = second_run(
-            context, finding, notes, self._modules, self._contexts.versions(), self._limits
+            context, finding, notes, self.modules, self.contexts.versions(), self.limits
         )
         # what a weight holds came from elsewhere
         if second.note is not None and (
@@ -96,7 +95,7 @@ class Explainer:
         """Another rank's finding, with what this rank has of the last call of both, if there is
         one."""
         context = next(
-            (each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle),
+            (each for each in reversed(self.contexts.kept) if each.talks and not each.obstacle),
             None,
         )
         if context is None:
@@ -113,7 +112,7 @@ class Explainer:
             Nothing for an Inf that something was only filled with, which is legal; ``None`` if the
             operators cannot tell.
         """
-        module = self._modules.named.get(finding.name)
+        module = self.modules.named.get(finding.name)
         if (
             finding.direction is not Direction.FORWARD
             or finding.site not in _OF_ITS_OWN
@@ -124,19 +123,17 @@ class Explainer:
         context = self._context_of(finding, notes)
         if context is None or any(map(_is_spoilt, module.parameters())):
             return None
-        found = origins_again(
-            context, finding, self._modules, self._contexts.versions(), self._limits
-        )
+        found = origins_again(context, finding, self.modules, self.contexts.versions(), self.limits)
         return None if not found and not set(finding.kinds) <= INFINITE else found
 
     def has_spoilt_a_buffer(self) -> bool:
         """Whether a buffer is not finite that was finite when a call of this step began."""
         buffers = {
-            name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"
+            name: tensor for kind, name, tensor in self.modules.tensors() if kind == "buffers"
         }
         pairs = (
             (copy, buffers.get(name))
-            for context in self._contexts.kept
+            for context in self.contexts.kept
             for name, copy in context.buffers.items()
         )
         return any(
@@ -145,13 +142,13 @@ class Explainer:
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
         """The outermost call of a finding; ``None`` for a sum over several."""
-        if finding.site is Site.SUM and len(self._contexts.kept) == 1:
-            return self._contexts.kept[0]
+        if finding.site is Site.SUM and len(self.contexts.kept) == 1:
+            return self.contexts.kept[0]
         parents = {each.place.key: each.place.parent for each in notes if each.what is What.BEGAN}
         key: tuple[str, int] | None = (finding.name, finding.call)
         while key is not None and parents.get(key) is not None:
             key = parents[key]
-        return self._contexts.find(key)
+        return self.contexts.find(key)
 
 
 def _is_spoilt(parameter: nn.Parameter) -> bool:

@@ -34,7 +34,7 @@ from accucompare.findings.log import (
 )
 from accucompare.findings.origins import find_origins
 from accucompare.live.around import TalksError, silence
-from accucompare.live.autograd import register_first_hook
+from accucompare.live.autograd import reachable, register_first_hook
 from accucompare.live.modules import (
     Modules,
     in_backward,
@@ -452,16 +452,7 @@ def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> WatchRema
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
     """Whether there is reentrant checkpointing, which cannot give gradients of chosen tensors."""
-    nodes, visited = [tensor.grad_fn for tensor in outputs], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        nodes.extend(following for following, _ in node.next_functions)
-    return False
+    return any(node.name() == "CheckpointFunctionBackward" for node in reachable(outputs))
 
 
 def _keep(grads: dict[str, torch.Tensor], path: str, grad: torch.Tensor) -> None:

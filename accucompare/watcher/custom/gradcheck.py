@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from accucompare.errors import CaptureError, UsageError
 from accucompare.findings.checklist import CheckOutcome, not_looked_at
 from accucompare.findings.differences import FunctionGradients, GradientCheck
 from accucompare.findings.log import remark
+from accucompare.live.autograd import reachable
 from accucompare.live.modules import (
     Modules,
     function_name,
@@ -175,25 +177,18 @@ def _watching(modules: Modules, seen: _Seen) -> Iterator[None]:
 
 def _unseen(values: Any, seen: _Seen) -> Iterator[FunctionGradients]:
     """The C++ Functions in the graph, which are not seen when applied."""
-    waiting = [value.grad_fn for _, value in leaves(values) if isinstance(value, torch.Tensor)]
-    known: set[Any] = set()
     named = {function_name(each.function) for each in seen.applied.values()}
-    calls: dict[str, int] = {}
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        waiting += [following for following, _ in node.next_functions]
+    calls: Counter[str] = Counter()
+    for node in reachable(value for _, value in leaves(values) if isinstance(value, torch.Tensor)):
         function = getattr(type(node), "_forward_cls", None)
         if "CppNode" in node.name():
-            calls[node.name()] = calls.get(node.name(), 0) + 1
+            calls[node.name()] += 1
         elif (
             function is not None
             and function_name(function) not in named
             and not is_torchs(function)
         ):
-            calls[function_name(function)] = calls.get(function_name(function), 0) + 1
+            calls[function_name(function)] += 1
     because = remark("not-from-python")
     yield from (
         FunctionGradients(name, (), count, "", not_looked_at(because))

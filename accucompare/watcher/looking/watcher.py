@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,30 +20,11 @@ from accucompare.watcher.looking.own_operators import OwnOperators, OwnPart
 from accucompare.watcher.looking.watched_gradients import Gradients
 
 
-class CallObserver(Protocol):
-    """Is told what calls are given and give, and when one that no other module makes begins and
-    ends."""
-
-    def outermost_began(
-        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None: ...
-
-    def outermost_ended(self, call: WatchedCall) -> None: ...
-
-    def call_given(
-        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None: ...
-
-    def call_gave(self, call: WatchedCall, output: Any) -> None: ...
-
-    def gradient_arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        """The gradient of an output of an outermost call."""
-
-
 class Watcher(NoteListener):
-    """Hooks that look and change nothing.
+    """Hooks that look and change nothing; ``gradients`` has the part of the backward.
 
-    ``gradients`` has the part of the backward; ``observer``, if any, is told of calls."""
+    A subclass is told what calls are given and give, and when one that no other module makes begins
+    and ends."""
 
     def __init__(
         self,
@@ -61,8 +42,7 @@ class Watcher(NoteListener):
                 looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
-        self.gradients = Gradients(self, modules, distributed, self._arrived)
-        self.observer: CallObserver | None = None
+        self.gradients = Gradients(self, modules, distributed, self.gradient_arrived)
         # how many of a module's calls activation checkpointing has run again
         self._second_runs_of: dict[str, int] = {}
 
@@ -99,10 +79,8 @@ class Watcher(NoteListener):
         if not in_backward():
             if call.parent is None:
                 self.gradients.begin()
-                if self.observer is not None:
-                    self.observer.outermost_began(call, args, kwargs)
-            if self.observer is not None:
-                self.observer.call_given(call, args, kwargs)
+                self.outermost_began(call, args, kwargs)
+            self.call_given(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(
@@ -128,10 +106,9 @@ class Watcher(NoteListener):
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
-            if self.observer is not None:
-                self.observer.call_gave(call, output)
-                if call.parent is None:
-                    self.observer.outermost_ended(call)
+            self.call_gave(call, output)
+            if call.parent is None:
+                self.outermost_ended(call)
         if (caller := self.caller(call)) is not None:
             caller.children.append(
                 (torch._C._autograd._get_sequence_nr(), within(call.place, caller.place))
@@ -173,9 +150,20 @@ class Watcher(NoteListener):
         if call.operators is not None:
             call.operators.leave()
 
-    def _arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
-        if self.observer is not None:
-            self.observer.gradient_arrived(place, path, grad)
+    def outermost_began(
+        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def outermost_ended(self, call: WatchedCall) -> None: ...
+
+    def call_given(
+        self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def call_gave(self, call: WatchedCall, output: Any) -> None: ...
+
+    def gradient_arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
+        """The gradient of an output of an outermost call."""
 
     def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
         if self._overflowed is None or not self._overflowed():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accucompare.live.autograd import Parameter, gradient_state
+from accucompare.live.autograd import Parameter, gradient_state, stepped_by
 from accucompare.watcher.looking import Extrema, Meter
 
 #: How many of the smallest changed gradients are checked for being zero now.
@@ -104,9 +104,7 @@ class GradientUse:
 
     def update_begins(self, optimizer: Any) -> None:
         """An optimizer is about to use gradients of the model's parameters."""
-        held = {
-            id(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]
-        }
+        held = stepped_by(optimizer)
         ours = {id(each.tensor): each.tensor for each in self._parameters}
         others = {
             key: tensor for key, tensor in held.items() if key not in ours and tensor.requires_grad

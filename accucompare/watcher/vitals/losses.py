@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from accucompare.findings.log import Targets, number
+from accucompare.findings.log import Number, Targets, number
 from accucompare.live.autograd import ACCUMULATES
 from accucompare.live.values import dtype_name
 from accucompare.watcher.looking import Extrema, Meter
@@ -29,48 +28,6 @@ class Padding(NamedTuple):
     ids: int
 
 
-@dataclass(eq=False)
-class CrossEntropy:
-    """A cross entropy of a loss; its numbers are not read yet.
-
-    Attributes:
-        classes, dtype: of the log-probabilities.
-        kept: the smallest and the largest label that is not ignored; the first larger than the
-            second if all are ignored.
-        ignored: the share of ignored labels.
-        entropy: of the output, if it was asked for; NaN if the input was no log-probabilities.
-        smoothing: the label smoothing.
-        padding: the share of labels that are padding after padding.
-        missed: minus the mean log-probability of the labels, where the entropy was asked for.
-    """
-
-    classes: int
-    dtype: str
-    kept: Extrema
-    ignored: Extrema
-    entropy: Extrema | None = None
-    smoothing: float = 0.0
-    padding: Extrema | None = None
-    missed: Extrema | None = None
-
-    def settled(self) -> Targets:
-        """The facts with their numbers."""
-        some = self.kept.low <= self.kept.high
-        return Targets(
-            self.classes,
-            self.dtype,
-            number(self.kept.low) if some else None,
-            number(self.kept.high) if some else None,
-            self.ignored.low,
-            None
-            if self.entropy is None or math.isnan(self.entropy.low)
-            else number(self.entropy.low),
-            self.smoothing,
-            None if self.padding is None else self.padding.low,
-            None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
-        )
-
-
 def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
     """The root of a backward that is a loss: floating, of one element."""
     for root in roots:
@@ -86,54 +43,68 @@ def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
 
 def cross_entropy_of(
     loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None
-) -> CrossEntropy | None:
+) -> Callable[[], Targets] | None:
     """Begin to look at the labels and log-probabilities, saved by autograd, of the first cross
-    entropy behind a loss.
+    entropy behind a loss; what is returned gives their numbers, once the meter has read them.
 
     Args:
-        closely: also compute the output's entropy.
+        closely: also compute the output's entropy, and how far the labels are missed.
         padding: of the model's tokens, if it is known.
     """
     for node in nodes_near(loss.grad_fn):
-        if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
-            continue
-        scores = node._saved_self
-        if (
-            scores is None
-            or scores.dim() < 1
-            or scores.numel() == 0
-            or node._saved_target.numel() == 0
-        ):
-            return None
-        axis = 1 if scores.dim() > 1 else 0
-        labels, ignored = node._saved_target, node._saved_ignore_index
-        with torch.no_grad():
-            is_ignored, classes = labels == ignored, scores.shape[axis]
-            low = torch.where(is_ignored, torch.iinfo(labels.dtype).max, labels).amin().double()
-            high = torch.where(is_ignored, torch.iinfo(labels.dtype).min, labels).amax().double()
-            share = meter.later(is_ignored.double().mean())
-            found = CrossEntropy(classes, dtype_name(scores.dtype), meter.later(low, high), share)
-            if closely and scores.dim() == 2:
-                apart = max(1, len(scores) // _ROWS)
-                rows = scores[::apart].float()
-                at = labels[::apart, None].clamp(0, classes - 1)
-                found.missed = meter.later(
-                    torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean()
-                )
-                chances = rows.exp()
-                # 0 x -Inf would be NaN
-                entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
-                # nll_loss accepts anything
-                are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()
-                found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
-            if padding is not None and padding.ids == classes and _counts(node, padding.id):
-                flat = labels.reshape(-1)
-                found.padding = meter.later(
-                    ((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean()
-                )
-        found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
-        return found
+        if node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
+            return _targets_of(loss, node, meter, closely, padding)
     return None
+
+
+def _targets_of(
+    loss: torch.Tensor, node: Any, meter: Meter, closely: bool, padding: Padding | None
+) -> Callable[[], Targets] | None:
+    scores, labels, ignored = node._saved_self, node._saved_target, node._saved_ignore_index
+    if scores is None or scores.dim() < 1 or scores.numel() == 0 or labels.numel() == 0:
+        return None
+    entropy = missed = padded = None
+    with torch.no_grad():
+        is_ignored, classes = labels == ignored, scores.shape[1 if scores.dim() > 1 else 0]
+        low = torch.where(is_ignored, torch.iinfo(labels.dtype).max, labels).amin().double()
+        high = torch.where(is_ignored, torch.iinfo(labels.dtype).min, labels).amax().double()
+        kept, share = meter.later(low, high), meter.later(is_ignored.double().mean())
+        if closely and scores.dim() == 2:
+            apart = max(1, len(scores) // _ROWS)
+            rows = scores[::apart].float()
+            at = labels[::apart, None].clamp(0, classes - 1)
+            of_labels = torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0])
+            missed = meter.later(of_labels.nanmean())
+            chances = rows.exp()
+            # 0 x -Inf would be NaN
+            mean = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()
+            # nll_loss accepts anything
+            are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()
+            entropy = meter.later(torch.where(are_logarithms, mean, math.nan))
+        if padding is not None and padding.ids == classes and _counts(node, padding.id):
+            is_pad = labels.reshape(-1) == padding.id
+            padded = meter.later((is_pad[1:] & is_pad[:-1]).double().mean())
+    dtype, smoothing = dtype_name(scores.dtype), _smoothing_of(loss.grad_fn, node, classes)
+
+    def settled() -> Targets:
+        some = kept.low <= kept.high  # else all labels are ignored
+        return Targets(
+            classes,
+            dtype,
+            number(kept.low) if some else None,
+            number(kept.high) if some else None,
+            share.low,
+            _known(entropy),
+            smoothing,
+            None if padded is None else padded.low,
+            _known(missed),
+        )
+
+    return settled
+
+
+def _known(found: Extrema | None) -> Number | None:
+    return None if found is None or math.isnan(found.low) else number(found.low)
 
 
 def _counts(node: Any, label: int) -> bool:

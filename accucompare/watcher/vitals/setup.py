@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from accucompare.findings.log import ParameterFacts, TrainingSetup
-from accucompare.live.autograd import Parameter
+from accucompare.live.autograd import Parameter, stepped_by
 from accucompare.live.modules import Modules
 from accucompare.live.values import dtype_name
 from accucompare.watcher.vitals.losses import Padding
@@ -84,7 +84,8 @@ class SetupFacts:
     def add(self, optimizer: Any) -> None:
         """An optimizer is about to make its first update in the watch, or another one."""
         if not self.knows(optimizer):
-            replaced = [each for each in self._optimizers if _held(each) == _held(optimizer)]
+            held = stepped_by(optimizer).keys()
+            replaced = [each for each in self._optimizers if stepped_by(each).keys() == held]
             self.renewed += any(map(_has_state, replaced)) and not _has_state(optimizer)
             self._optimizers = [
                 each for each in self._optimizers if not any(each is other for other in replaced)
@@ -191,11 +192,6 @@ class SetupFacts:
         except Exception:  # a user's class may raise anything
             return None
         return rows if isinstance(rows, int) else None
-
-
-def _held(optimizer: Any) -> set[int]:
-    """The ids of what an optimizer updates."""
-    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
 
 
 def _has_state(optimizer: Any) -> bool:

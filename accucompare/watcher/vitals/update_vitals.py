@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from accucompare.findings.log import Applied, Number, number
-from accucompare.live.autograd import Parameter
+from accucompare.live.autograd import Parameter, stepped_by
 from accucompare.numbers import Float64
 from accucompare.watcher.looking import (
     Extrema,
@@ -64,7 +64,7 @@ class UpdateVitals:
                 self.rates[name] = meter.later(rate.detach().reshape(()))
             elif isinstance(rate, (int, float)):
                 self.rates[name] = float(rate)
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         ours = [each for each in parameters if id(each.tensor) in held]
         self.updated |= {each.name for each in ours}
         if closely:
@@ -85,7 +85,7 @@ class UpdateVitals:
 
     def end(self, optimizer: Any, parameters: Sequence[Parameter], meter: Meter) -> None:
         """The update is over: compare the samples, and sample the second moment."""
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         self._end_small(optimizer)
         with torch.no_grad():
             for each in parameters:

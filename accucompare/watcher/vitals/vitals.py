@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +20,12 @@ from accucompare.findings.log import (
     Vitals,
     number,
 )
-from accucompare.live.autograd import Observer, observe_backward, observe_backward_no_more
+from accucompare.live.autograd import (
+    Observer,
+    observe_backward,
+    observe_backward_no_more,
+    stepped_by,
+)
 from accucompare.live.modules import Modules, arguments_of, in_backward
 from accucompare.live.operators import entrances
 from accucompare.live.values import dtype_name, leaves
@@ -36,7 +41,7 @@ from accucompare.watcher.vitals.from_notes import (
 from accucompare.watcher.vitals.gradient_use import GradientUse, has_limit
 from accucompare.watcher.vitals.loaders import Loaders
 from accucompare.watcher.vitals.loss_inputs import LabelsOf, look_at_labels, loss_inputs
-from accucompare.watcher.vitals.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
+from accucompare.watcher.vitals.losses import cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.vitals.setup import (
     GENERATORS,
     SetupFacts,
@@ -111,7 +116,7 @@ class VitalSigns:
         self._updates = UpdateVitals()
         self._given: list[GivenTensor] = []
         self._losses: list[Extrema] = []
-        self._entropy: CrossEntropy | None = None
+        self._entropy: Callable[[], Targets] | None = None
         self._stale.next_step()
         self._evaluated: int | None = None
         self._trained_without = 0
@@ -121,7 +126,7 @@ class VitalSigns:
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         # of the running backward
-        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None
+        self._root: tuple[int, Extrema, Callable[[], Targets] | None] | None = None
         self._elsewhere = 0
         self._loss_inputs: dict[LossInput, None] = {}
         self._labels: dict[str, LabelsOf] = {}
@@ -295,7 +300,7 @@ class VitalSigns:
             for name, each in applied.items()
             if each.here or name not in self._updates.applied
         }
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         ours = [
             each
             for each in self._watcher.gradients.parameters
@@ -315,7 +320,7 @@ class VitalSigns:
     def _after_update(self, optimizer: Any) -> None:
         parameters = self._watcher.gradients.parameters
         self._updates.end(optimizer, parameters, self._meter)
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = stepped_by(optimizer)
         ours = [
             each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None
         ]
@@ -415,7 +420,7 @@ class VitalSigns:
         """Of the cross entropy in the backward; if the step ended earlier, of the last one
         called."""
         if self._entropy is not None:
-            return self._entropy.settled()
+            return self._entropy()
         if not died or self._asked is None:
             return None
         classes, dtype, labels, ignored = self._asked

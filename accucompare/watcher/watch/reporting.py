@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,35 +30,26 @@ from accucompare.watcher.watch.step_findings import StepFindings
 from accucompare.watcher.watch_options import WatchOptions
 
 
+@dataclass(eq=False)
 class Reporter:
     """Reports each finding of a watch once; ``findings`` has all, in execution order."""
 
-    def __init__(
-        self,
-        path: Path,
-        start: WatchStart,
-        options: WatchOptions,
-        log: Log,
-        watcher: Watcher,
-        found: StepFindings,
-        explainer: Explainer,
-    ) -> None:
-        self.findings: list[Finding] = []
-        self._path = path
-        self._start = start
-        self._options = options
-        self._log = log
-        self._watcher = watcher
-        self._found = found
-        self._explainer = explainer
-        # by id, this step's reported findings, before and after they were explained
-        self._reported: dict[int, Finding] = {}
-        self._reported_places: set[str] = set()  # places that were reported in any step
-        # the step in which another rank spoilt gradients that updated parameters
-        self._others: int | None = None
-        # the last step in which parameters were updated in spite of a finding
-        self._spoilt_update: int | None = None
-        self._reproduced = False
+    path: Path
+    start: WatchStart
+    options: WatchOptions
+    log: Log
+    watcher: Watcher
+    found: StepFindings
+    explainer: Explainer
+    findings: list[Finding] = field(default_factory=list)
+    #: By id, this step's reported findings, before and after they were explained.
+    _reported: dict[int, Finding] = field(default_factory=dict)
+    _reported_places: set[str] = field(default_factory=set)  # places that were reported in any step
+    #: The step in which another rank spoilt gradients that updated parameters.
+    _others: int | None = None
+    #: The last step in which parameters were updated in spite of a finding.
+    _spoilt_update: int | None = None
+    _reproduced: bool = False
 
     def next_step(self) -> None:
         self._reported.clear()
@@ -86,7 +78,7 @@ class Reporter:
         Returns:
             What is to be raised, if anything.
         """
-        new = [finding for finding in self._found.findings if id(finding) not in self._reported]
+        new = [finding for finding in self.found.findings if id(finding) not in self._reported]
         if forward_only:
             new = [finding for finding in new if finding.direction is Direction.FORWARD]
         self._reported |= {id(finding): finding for finding in new}
@@ -95,29 +87,27 @@ class Reporter:
         frames = self._frames_until(origins[0]) if origins and not self._reported_places else None
         new = [self._explained(finding) if finding.origin else finding for finding in new]
         self._reported |= {id(finding): finding for finding in new}
-        self._found.settle(list(zip(judged, new, strict=True)))
+        self.found.settle(list(zip(judged, new, strict=True)))
         origins = [finding for finding in new if finding.origin]
         if origins and updated:
-            self._spoilt_update = self._watcher.step
+            self._spoilt_update = self.watcher.step
         self.findings += new
         if frames is not None:
-            self._log.write(frames)
+            self.log.write(frames)
         for finding in new:
-            self._log.write(finding)
+            self.log.write(finding)
         if not origins:
             return None
         first = origins[0]
-        message = answer(first, self._start, self._path, scale)
+        message = answer(first, self.start, self.path, scale)
         again = first.place in self._reported_places
         self._reported_places |= {finding.place for finding in origins}
-        raises = self._options.on_finding == OnFinding.RAISE and may_raise
-        if frames is not None and not self._options.quiet:
+        raises = self.options.on_finding == OnFinding.RAISE and may_raise
+        if frames is not None and not self.options.quiet:
             from accucompare.report.watched import print_finding
 
-            print_finding(
-                first, self._start, frames, self._path, scale=scale, with_answer=not raises
-            )
-        elif not again and not raises and not self._options.quiet:
+            print_finding(first, self.start, frames, self.path, scale=scale, with_answer=not raises)
+        elif not again and not raises and not self.options.quiet:
             warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=4)
         return NonFiniteError(message, first) if raises else None
 
@@ -138,35 +128,35 @@ class Reporter:
         return finding.passing_on(remark("updated-in-spite", step=self._spoilt_update))
 
     def _explained(self, finding: Finding) -> Finding:
-        with self._watcher.paused():
-            finding = self._with_reproducer(*self._explainer.explain(finding, self._watcher.notes))
+        with self.watcher.paused():
+            finding = self._with_reproducer(*self.explainer.explain(finding, self.watcher.notes))
         return self._passed_on_of_update(finding)
 
     def _with_reproducer(self, finding: Finding, snapshot: Snapshot | None) -> Finding:
-        if snapshot is None or self._options.on_finding == OnFinding.WARN or self._reproduced:
+        if snapshot is None or self.options.on_finding == OnFinding.WARN or self._reproduced:
             return finding
         self._reproduced = True
         try:
             script = save_reproducer(
-                self._path / f"rank{self._start.rank}-step{finding.step}",
+                self.path / f"rank{self.start.rank}-step{finding.step}",
                 finding,
                 snapshot,
-                self._options.case,
+                self.options.case,
             )
         except AccucompareError as error:
             return finding.noting(remark("reproducer-not-written", error=str(error)))
         notes = [*finding.reproducer_notes, *script.notes]
         return replace(
             finding,
-            reproducer=script.path.relative_to(self._path).as_posix(),
+            reproducer=script.path.relative_to(self.path).as_posix(),
             reproducer_notes=notes,
         )
 
     def _frames_until(self, finding: Finding) -> Frames | None:
-        if not self._options.frames:
+        if not self.options.frames:
             return None
-        observations = (note.observation() for note in self._watcher.notes)
-        return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
+        observations = (note.observation() for note in self.watcher.notes)
+        return Frames(finding.step, frames_of(observations, finding.order)[-self.options.frames :])
 
     def error_of_others(
         self, device: torch.device, known: bool = False, own: bool = False
@@ -179,30 +169,30 @@ class Reporter:
                 ranks.
             own: whether this rank raises anyway, and only the others need to know.
         """
-        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
+        if self.start.ranks == 1 or self.options.on_finding != OnFinding.RAISE:
             return None
-        asked = self._options.agree and any_has(known or own, device)
+        asked = self.options.agree and any_has(known or own, device)
         if own or not (known or asked):
             return None
-        found = self._found.add_of_others()
-        finding = self._with_reproducer(*self._explainer.part_of_this_rank(found))
-        self._found.settle([(found, finding)])
+        found = self.found.add_of_others()
+        finding = self._with_reproducer(*self.explainer.part_of_this_rank(found))
+        self.found.settle([(found, finding)])
         self._reported[id(finding)] = finding
         self.findings.append(finding)
-        self._log.write(finding)
-        return NonFiniteError(answer(finding, self._start, self._path), finding)
+        self.log.write(finding)
+        return NonFiniteError(answer(finding, self.start, self.path), finding)
 
     def trace(self) -> None:
         """Log and show all calls of the step, if that was asked for."""
-        if self._watcher.step not in self._options.trace_steps:
+        if self.watcher.step not in self.options.trace_steps:
             return
         frames = Frames(
-            self._watcher.step,
-            frames_of(note.observation() for note in self._watcher.notes),
+            self.watcher.step,
+            frames_of(note.observation() for note in self.watcher.notes),
             traced=True,
         )
-        self._log.write(frames)
-        if not self._options.quiet:
+        self.log.write(frames)
+        if not self.options.quiet:
             from accucompare.report.watched import print_frames
 
             print_frames(frames)

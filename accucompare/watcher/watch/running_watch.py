@@ -28,21 +28,22 @@ from accucompare.findings.log import (
     log_path,
     remark,
 )
+from accucompare.live.autograd import stepped_by
 from accucompare.live.modules import Modules, points
 from accucompare.recorder.state import CallArguments
 from accucompare.report.watch_words import said
 from accucompare.selection import Level
 from accucompare.text import uncoloured
 from accucompare.watcher.again import Contexts, Explainer
-from accucompare.watcher.looking import Meter, Scope, Watcher
+from accucompare.watcher.looking import Meter, Scope
 from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watch.early_warnings import EarlyWarnings
 from accucompare.watcher.watch.legal import Legal
 from accucompare.watcher.watch.loss_scale import LossScale
 from accucompare.watcher.watch.pausing import Pausing
 from accucompare.watcher.watch.reporting import Reporter
-from accucompare.watcher.watch.step_calls import StepCalls
 from accucompare.watcher.watch.step_findings import StepFindings
+from accucompare.watcher.watch.step_watcher import StepWatcher
 from accucompare.watcher.watch_options import WatchOptions
 
 #: From so many outermost calls per step on, flags are read early, and clean calls are forgotten.
@@ -73,7 +74,6 @@ class Watch:
     ) -> None:
         """``pausing``: saves the state of a run whose loss is not finite, if asked to."""
         self.path = out
-        self._pausing = pausing
         self.grad_norms: list[float] = []
         self._options = options
         self._start = start
@@ -84,17 +84,16 @@ class Watch:
             options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills
         )
         flag = self._device_flag if options.flag_per_module and start.saturates else None
-        self._watcher = Watcher(modules, Meter(), flag, distributed=start.ranks > 1)
+        self._watcher = StepWatcher(modules, Meter(), flag, distributed=start.ranks > 1)
+        self._pausing = self._watcher.pausing = pausing
+        self._watcher.make_room = self._make_room
         self._watcher.gradients.lines.always = options.level == Level.OP
-        self._vitals = VitalSigns(
+        self._vitals = self._watcher.vitals = VitalSigns(
             modules, self._watcher, options.optimizers, options.schedulers, options.checks_every
         )
         self._found = StepFindings(self._watcher, limits, start.ranks)
         self._found.scaled = options.loop.scaler is not None
-        self._contexts = Contexts(modules, device, start.ranks)
-        self._calls = self._watcher.observer = StepCalls(
-            self._contexts, self._vitals, pausing, self._watcher.indices, self._make_room
-        )
+        self._contexts = self._watcher.contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._reporter = Reporter(
@@ -252,9 +251,7 @@ class Watch:
         if self._ended or not self._watcher.listening:
             return None
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
-        if not any(
-            id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]
-        ):
+        if not ours & stepped_by(optimizer).keys():
             return None
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
@@ -276,9 +273,7 @@ class Watch:
         # otherwise the loss scaler has set it, and the optimizer skips the update itself
         if getattr(optimizer, "found_inf", None) is None:
             with self._watcher.paused():
-                self._watcher.gradients.look_again(
-                    tensor for group in optimizer.param_groups for tensor in group["params"]
-                )
+                self._watcher.gradients.look_again(stepped_by(optimizer).values())
         self._vitals.before_update(optimizer)
         self._read()
         # a second optimizer comes after the first one's update
@@ -372,7 +367,6 @@ class Watch:
         if self.dump is not None:
             self.dump.close()
             self.dump = None
-        self._calls.next_step()
         self._found.next_step()
         self._written = False
         self._reporter.next_step()
@@ -434,7 +428,9 @@ class Watch:
         """The loop is over. What came after the last ``step()`` is a step, unless it only
         evaluates."""
         trains = (
-            self._updated or self._watcher.gradients.backwards > 0 or self._calls.trained_calls > 0
+            self._updated
+            or self._watcher.gradients.backwards > 0
+            or self._watcher.trained_calls > 0
         )
         if self._watcher.notes and self._backwards and not trains:
             self._read()
@@ -497,7 +493,7 @@ class Watch:
             self.say(remark("not-looked-at", failure=failure))
         if (
             self._options.optimizers
-            and self._calls.trainings
+            and self._watcher.trainings
             and self._watched_steps
             and not self._backwards
         ):

@@ -23,6 +23,7 @@ from accucompare.bundle.reading import open_bundle
 from accucompare.errors import UsageError
 from accucompare.findings.log import WatchStart
 from accucompare.live.around import coordinates, describe_environment, device_of
+from accucompare.live.autograd import stepped_by
 from accucompare.live.modules import Modules, listens, name_modules
 from accucompare.live.numerics import eager_stance
 from accucompare.places import local
@@ -235,9 +236,7 @@ def _refuse_second(modules: Modules) -> None:
 
 def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
     ours = {id(tensor) for *_, tensor in modules.tensors()}
-    if ours and not any(
-        id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]
-    ):
+    if ours and not ours & stepped_by(optimizer).keys():
         raise UsageError(
             "optimizer updates no parameter of the model: give the one that does, or none"
         )
