@@ -175,12 +175,13 @@ def test_a_graph_of_one_call(folder: Path, browser: Browser) -> None:
 def test_what_a_modules_own_code_makes_comes_from_all_that_no_call_took(
     tmp_path: Path, browser: Browser
 ) -> None:
-    """A sum of two branches, as of two embeddings; the sum is wrong, so glue is the culprit."""
+    """A sum of two branches, as of two embeddings, one of positions, which no branch made; the sum
+    is wrong, so glue is the culprit."""
     a, b, c, *_ = OUTPUTS.values()
 
     def branches(bad: float) -> list[Item]:
         wrong = (SUM * (1 + bad)).astype(np.float32)
-        calls = [("left", INPUT, a), ("right", INPUT, b), ("after", wrong, c * (1 + bad))]
+        calls = [("left", INPUT, a), ("right", np.arange(4), b), ("after", wrong, c * (1 + bad))]
         inner = [
             item(name, values, role=role, parent=("", 0))
             for name, takes, gives in calls
@@ -194,4 +195,6 @@ def test_what_a_modules_own_code_makes_comes_from_all_that_no_call_took(
     assert names(browser) == ["(root)", "after ◀ culprit: the code before it"]
     browser.click("#graph-way")
     dashed = browser.texts("#graph path[stroke-dasharray] title")
-    assert len([text for text in dashed if "own code" in text]) == 3  # two in, and one to the end
+    assert (
+        len([text for text in dashed if "own code" in text]) == 4
+    )  # to positions, two in, and one to the end
