@@ -31,6 +31,11 @@ from accucompare.compare.fusions import on_fusions, with_carried_sums
 from accucompare.compare.judging import Beside, DiffRows, Sides, but_plain, plain_count
 from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
+from accucompare.compare.loss_scales import (
+    loss_scale_ratios,
+    with_golden_scale,
+    with_scaled_baseline,
+)
 from accucompare.compare.opened import Opened, by_key, no_progress, open_sides, records_of
 from accucompare.compare.origins import (
     Culprit,
@@ -213,6 +218,9 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         settled, unknown = opened.fusions.settled(unified.pairs)
         unified = unified._replace(pairs=settled, unknown=unknown)
     tokens = with_tokens(PairedSides(opened.golden, opened.candidate, ranks, selected, unified))
+    if opened.scales:
+        scaled = with_golden_scale(tokens.unified.pairs, opened.scales)
+        tokens = tokens._replace(unified=tokens.unified._replace(pairs=scaled))
     return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
 
 
@@ -243,6 +251,10 @@ def _assign(
     baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
+    if baseline.bundle is not None and not baseline.bundle.manifest.fed:
+        tasks = with_scaled_baseline(
+            tasks, loss_scale_ratios(golden.manifest, baseline.bundle.manifest)
+        )
     beside = judging.open_beside(stack, golden, baseline.bundle)
     of_golden, own = PairLimits(), replace(limits_in_force((), Tolerance(), golden), fed=True)
     tasks = judging.with_proofs(
@@ -295,7 +307,8 @@ def _judge(
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
     # its workers know records as they were captured
-    on = None if several or opened.fusions or paired.carried else cluster
+    as_captured = not (several or opened.fusions or paired.carried or opened.scales)
+    on = cluster if as_captured else None
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
         judge = functools.partial(judging.judge_with, sides)

@@ -20,6 +20,7 @@ from accucompare.compare.layouts import (
     rows_of_ranks,
 )
 from accucompare.compare.limits import LimitsInForce, check_feed
+from accucompare.compare.loss_scales import loss_scale_ratios
 from accucompare.compare.pair_limits import limits_in_force
 from accucompare.compare.pairing import Model, with_paths_of
 from accucompare.compare.steps_at_once import (
@@ -51,6 +52,7 @@ class Opened:
         at_once: the other steps.
         named: the candidate's ranks under golden's names.
         fusions: what one side has fused and the other in parts; the candidate is as golden is.
+        scales: golden's loss scale over the candidate's, by step, where they differ.
     """
 
     golden: Bundle
@@ -67,6 +69,7 @@ class Opened:
     candidate_ranks: RankRecords | None
     named: UnderGoldenNames
     fusions: Fusions
+    scales: Mapping[int, float]
 
     @property
     def fed(self) -> bool:
@@ -111,7 +114,9 @@ def open_sides(
     models = ours.manifest.model, theirs.manifest.model
     alone = ours.manifest.ranks == theirs.manifest.ranks == 1
     fusions = Fusions(*models, options.renamings) if alone else Fusions({}, {})
-    free = not any((repeat, golden_repeat, chosen.bundle, cluster, fusions))
+    free_and_alone = alone and not theirs.manifest.fed
+    scales = loss_scale_ratios(ours.manifest, theirs.manifest) if free_and_alone else {}
+    free = not any((repeat, golden_repeat, chosen.bundle, cluster, fusions, scales))
     columns, at_once = _at_once(ours, theirs, in_force, options) if free else ({}, {})
     golden_records, candidate_records = (
         records_of(bundle, options.work.keep_going, damage, columns.get(bundle, {}), at_once)
@@ -160,6 +165,7 @@ def open_sides(
         ranks[1],
         named,
         fusions,
+        scales,
     )
 
 

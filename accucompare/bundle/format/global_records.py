@@ -24,6 +24,7 @@ class LayoutEvidence(str, Enum):
     TOKENS = "rows paired by token"
     WEIGHTS = "by the rows of its weight"
     VALUES = "by its values"
+    LOSS_SCALE = "by the loss scales"
 
 
 def row_width(shape: tuple[int, ...]) -> int:

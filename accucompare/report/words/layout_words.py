@@ -10,7 +10,7 @@ from accucompare.compare.rows import Row
 from accucompare.text import first_few
 
 #: How it is known where values lie that one rank has fused, or in parts.
-_OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES)
+_OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES, LayoutEvidence.LOSS_SCALE)
 
 
 def layout(row: Row) -> str | None:
@@ -40,6 +40,8 @@ def layout(row: Row) -> str | None:
 
 def _of_one_rank(record: GlobalRecord) -> str:
     """``part of model.layers.0.self_attn.qkv_proj; by the rows of its weight``."""
+    if record.evidence is LayoutEvidence.LOSS_SCALE:
+        return f"times {record.boxes[0].factor:g}; {record.evidence.value}"
     names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
     if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
         paths = [term.path or "its value" for term in record.boxes[0].terms]
