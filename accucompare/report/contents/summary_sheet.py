@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accucompare.compare.decide import decide
@@ -90,11 +91,7 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     yield _fact("candidate", str(comparison.candidate.path))
     yield from _expectation(comparison)
     yield _fact("tolerance", culprits.tolerance(comparison))
-    made = (
-        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}:"
-        f" {without_credentials(shlex.join(sys.argv))}"
-    )
-    yield _fact(_MADE, made, looks.WRAPPED, per_line=140)
+    yield _fact(_MADE, made_by(), looks.WRAPPED, per_line=140)
     if found.places is not None:
         held = what_is_held(found, "The sheet Layers", "other sheets lead to")
         yield _fact("rows", held, looks.WRAPPED, per_line=140)
@@ -111,6 +108,16 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     yield from _worst([(comparison.rows[place], link(place)) for place in found.furthest])
     yield from _damage(comparison)
     yield from _captures(comparison)
+
+
+def made_by() -> str:
+    """When a report is made, and by which command."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    command = without_credentials(shlex.join([name, *sys.argv[1:]]))
+    return (
+        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {command}"
+    )
 
 
 def meaning(comparison: Result) -> str:

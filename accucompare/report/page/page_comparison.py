@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,7 +23,7 @@ from accucompare.compare.origins import Culprit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row
 from accucompare.numbers import Array
-from accucompare.report.contents import group_columns, meaning, sized, step_columns
+from accucompare.report.contents import group_columns, made_by, meaning, sized, step_columns
 from accucompare.report.page.page_data import PageData
 from accucompare.report.page.page_file import write_page
 from accucompare.report.page.page_graph import write_graph
@@ -58,7 +55,7 @@ from accucompare.report.words import (
 )
 from accucompare.report.words import culprit_words as culprits
 from accucompare.selection import RoleGroup
-from accucompare.text import printable, without_credentials
+from accucompare.text import printable
 
 _MOST_LISTED = 50  # pre-flight findings and damaged records
 _MOST_CULPRITS = 20
@@ -336,13 +333,7 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
     if fed := culprits.fed(comparison):
         yield "fed", fed
     yield "tolerance", culprits.tolerance(comparison)
-    yield (
-        "report made",
-        (
-            f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC:"
-            f" {without_credentials(shlex.join(sys.argv))}"
-        ),
-    )
+    yield "report made", made_by()
 
 
 def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:
