@@ -54,7 +54,7 @@ class Group:
         errors: list[str] = []
         waiting = list(self._pipes)
         while waiting:
-            ready: list[Any] = wait(waiting, _PATIENCE if not errors else 3.0)
+            ready: list[Any] = wait(waiting, 3.0 if any(errors) else _PATIENCE)
             if not ready:
                 errors.append("a rank does not end")
                 break

@@ -88,7 +88,7 @@ LATE = {
     # only a failing diff describes errors
     "accucompare.compare.origins.describing": {"accucompare.compare.shape"},
     # a page needs no openpyxl
-    "accucompare.report.watch_files.health_workbook": {"accucompare.report.excel"},
+    "accucompare.report.watch_files.health_files": {"accucompare.report.excel"},
     "accucompare.report.watch_files.watch_workbook": {"accucompare.report.excel"},
     # what is broken here is what it tells
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},

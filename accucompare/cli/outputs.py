@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -86,11 +87,20 @@ def _refuse_unwritable(option: str, path: Path) -> None:
             f"{path}: cannot be written ({place} is a file, not a directory); choose another"
             f" {option}"
         )
-    if not os.access(place, os.W_OK):
+    if not _takes_files(place):
         raise ReportError(
             f"{path}: cannot be written (no permission to write to {place}); choose another"
             f" {option}"
         )
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether a file can be made there, which permissions do not tell of every file system."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 class Outputs(NamedTuple):

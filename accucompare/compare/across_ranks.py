@@ -16,6 +16,7 @@ from accucompare.compare.layouts import (
     UnderGoldenNames,
     Unified,
     as_one,
+    sizes_of_fed_sums,
     without_parts,
 )
 from accucompare.compare.opened import Opened
@@ -131,7 +132,11 @@ def on_stages(
 
 
 def with_layouts(
-    tasks: list[Task], unified: Unified, ranks: RankRecords | None, baseline: Bundle | None
+    tasks: list[Task],
+    unified: Unified,
+    ranks: RankRecords | None,
+    baseline: Bundle | None,
+    fed: bool,
 ) -> list[Task]:
     """The tasks with what else the ranks' records may make up, or why they make up nothing."""
     if ranks is None and not unified.unknown and not unified.means:
@@ -141,9 +146,11 @@ def with_layouts(
     alone = baseline is not None and (
         made_as is None or ranks is None or made_as.mesh != ranks.mesh.sizes
     )
+    sizes = sizes_of_fed_sums(unified.pairs) if fed else {}
     return [
         msgspec.structs.replace(
             task,
+            terms=sizes.get(place, 1.0),
             arranged=unified.others.get(place, ()),
             unknown=unified.unknown.get(place),
             means=unified.means,

@@ -267,6 +267,7 @@ def _assign(
         paired.unified,
         opened.candidate_ranks,
         baseline.bundle,
+        opened.fed,
     )
     return _Assigned(tasks, baseline, beside)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +98,7 @@ class FitRuns:
     def built(self) -> Built:
         """The case in float32 with golden's weights, on the CPU; a training's on the device, where
         its optimizer holds them."""
+        gc.collect()  # the model before, whose forwards refer to it
         place = self.device if self.trains else _CPU
         found = build(self.target, place, Casting(self.rounded, FloatType.FLOAT32), self.seed)
         if not self.name:

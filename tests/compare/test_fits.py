@@ -116,12 +116,17 @@ def test_the_cheapest_choice_comes_first_and_runs_correct_it(tree: CalledTree) -
     choice = search.module_choice(7e-3, 1.0)
     assert choice is not None
     assert choice.kept[tree.numbers["head"]]
-    assert not choice.kept[tree.numbers["layers.0.mlp"]]
-    assert choice.expected == pytest.approx(4e-3 * 2**0.5)
+    assert choice.expected < 7e-3
+    assert choice.share < 0.3
     search.saw(choice.kept, choice.expected * 2)  # a run is twice as far off
     other = search.module_choice(7e-3, 1.0)
     assert other is not None
-    assert other.share > choice.share
+    (off,) = (
+        number
+        for number in (tree.numbers["layers.0.mlp"], tree.numbers["layers.1.mlp"])
+        if not choice.kept[number]
+    )
+    assert other.kept[off]  # which was all that the run was off by
     assert not search.misled
     search.saw(choice.kept, choice.expected * 20)
     assert search.misled

@@ -12,8 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.format import Shard, StepSeries
+from accucompare.bundle.format import Box, GlobalRecord, Record, Shard, StepSeries
+from accucompare.compare.layouts import sizes_of_fed_sums
 from accucompare.compare.layouts.mesh import Mesh
+from accucompare.compare.pairing import Pair
 from accucompare.compare.preflight_facts import SeveralRuns
 from accucompare.compare.remarks import (
     CalledInParts,
@@ -27,6 +29,7 @@ from accucompare.compare.remarks import (
 )
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
+from accucompare.numbers import DTYPES, summarize
 from accucompare.report.words import preflight_words, training_words
 from accucompare.selection import Mode
 from tests.compare.builder import Item, edit_manifest, item, write
@@ -362,6 +365,19 @@ def test_a_wrong_replica_is_named(tmp_path: Path) -> None:
     assert RanksDiffer((0, 1, 2, 3), (2,)) in found.verdict.remarks
 
 
+def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
+    parts = np.split(VALUES, [2, 4])
+    wrong = held("fc", [2 * parts[0], parts[1], 1.1 * parts[2]])
+    (found,) = compared(tmp_path / "two", [item(values=VALUES)], wrong, {"tp": 3}).culprits
+    assert found.wrong == (0, 2)
+    # a sum over the ranks is wrong everywhere if one's weight is
+    fields = {"role": "param_before", "path": "weight"}
+    golden = [item(values=VALUES), item(values=VALUES, **fields)]
+    both = held("fc", [2 * VALUES] * 2) + held("fc", [VALUES[:3], -VALUES[3:]], **fields)
+    found = compared_fed(tmp_path / "weight", golden, both, {"tp": 2}).culprits[0]
+    assert (found.row.record.role.value, found.wrong) == ("output", (1,))
+
+
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
     parts = held("fc", [VALUES, VALUES * np.float32(1 + 1e-7)])
     found = row(compared(tmp_path, [item(values=VALUES)], parts))
@@ -456,6 +472,23 @@ def test_a_gradient_of_a_call_may_be_a_term_of_the_mean(tmp_path: Path) -> None:
     parts = held("fc", [2 * VALUES - OTHER, OTHER], **fields)
     found = row(compared(tmp_path, [item(values=VALUES, **fields)], parts))
     assert found.status.value == "pass"
+
+
+def test_a_gradient_is_rounded_as_the_fed_shares_are_that_it_is_the_sum_of() -> None:
+    """Those of eight ranks are 2 and -1, three times multiplied: 125 ** 0.5 times as large."""
+
+    def pair(name: str, role: str, terms: int, scale: float = 1.0) -> Pair:
+        made = [each.record for each in held(name, [VALUES] * 8, role=role, path="0")]
+        golden = replace(made[0], statistics=summarize(scale * VALUES, DTYPES["float32"]))
+        fields = {each: getattr(golden, each) for each in Record.__struct_fields__}
+        replicas = () if terms > 1 else tuple((each,) for each in made[1:])
+        box = Box((0, 0), tuple(made[:terms]), replicas=replicas)
+        return Pair(golden, GlobalRecord(**{**fields, "boxes": (box,)}))
+
+    pairs = [pair("head", "grad_input", 8), pair("norm", "grad_output", 1, 0.5)]
+    assert sizes_of_fed_sums(pairs) == {1: pytest.approx(2 * 125**0.5)}
+    pairs[0] = pair("head", "grad_input", 1)
+    assert set(sizes_of_fed_sums(pairs).values()) == {1.0}
 
 
 def test_a_gradient_for_the_update_may_not(tmp_path: Path) -> None:

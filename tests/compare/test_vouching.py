@@ -209,23 +209,35 @@ def test_a_required_output_that_is_dropped_is_no_pass(tmp_path: Path, fed: bool)
 
 
 class Trained(nn.Module):
-    def __init__(self, cut: bool) -> None:
+    def __init__(self, form: str = "") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.cut = nn.Linear(16, 16), nn.Linear(16, 16), cut
+        self.a, self.b, self.form = nn.Linear(16, 16), nn.Linear(16, 16), form
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.a(x)
-        return self.b(x.detach() if self.cut else x)
+        a = self.a(x)  # of three dimensions, so a view
+        if self.form == "in place":
+            a += x
+        else:
+            a = a + x
+        return self.b(a.detach() if self.form == "cut" else a)
 
 
 @pytest.mark.parametrize("fed", [False, True])
 def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(
     tmp_path: Path, fed: bool
 ) -> None:
-    found = compared(tmp_path, Trained(False), Trained(True), fed, train=True)
+    found = compared(tmp_path, Trained(), Trained("cut"), fed, train=True)
     assert found.exit_code == 1
     assert found.counts()[Reason.MISSING]
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("forms", [("", "in place"), ("in place", "")])
+def test_an_output_may_be_written_over_in_place(
+    tmp_path: Path, forms: tuple[str, str], fed: bool
+) -> None:
+    assert compared(tmp_path, *map(Trained, forms), fed, train=True).exit_code == 0
 
 
 class Made:

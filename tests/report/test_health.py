@@ -12,8 +12,7 @@ from accucompare.findings.analysis.analysis import Ranks, read_logs
 from accucompare.findings.checklist.checks import CheckOutcome, CheckStatus
 from accucompare.findings.checklist.health_checklist import CHECKS, Checklist, Health, judge_log
 from accucompare.findings.log import remark
-from accucompare.report.watch_files.health_json import write_health_json
-from accucompare.report.watch_files.health_workbook import write_health
+from accucompare.report.watch_files.health_files import write_health, write_health_json
 from accucompare.report.watch_files.log_page import write_health_page
 from accucompare.report.watched.health_columns import headline
 from tests.findings.logs import training, write

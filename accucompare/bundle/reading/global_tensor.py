@@ -14,8 +14,8 @@ from accucompare.bundle.reading.stored_tensor import Index, Reading, StoredTenso
 from accucompare.bundle.reading.taken_rows import RowReading, TakenRows
 from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, widen
 
-#: The most blocks of the whole that are put together at once: half as many as parts have a share in
-#: a block, so that pieces of parts are not too small.
+#: The most blocks of the whole that are put together at once: as many as parts have a share in a
+#: block, so that pieces of parts are as large as one.
 _MOST_AT_ONCE = 16
 
 
@@ -108,7 +108,7 @@ class GlobalTensor:
         readings: _Readings = {part: part.reading() for part in self._parts}
         block = start, start + elements
         share = sum(any(each.meets(*block) for each in held.places) for held in self._held)
-        step = elements * min(max(share // 2, 1), _MOST_AT_ONCE)
+        step = elements * min(max(share, 1), _MOST_AT_ONCE)
         # whole rows at a time, so that each part has one stretch in them
         rows = (each.row_within(step) for held in self._held for each in held.places)
         row = max(rows, default=1)

@@ -19,7 +19,11 @@ MOST_BLOCKS = 14
 #: Of a path through all modules, so many points are estimated.
 PATH_POINTS = 256
 #: What another run is expected to save to be worth it: of the share that is kept, and of the model.
-WORTH_A_RUN, LEAST_WORTH = 0.02, 0.003
+WORTH_A_RUN, LEAST_WORTH = 0.01, 0.003
+#: Of the limit: how far off choices are made to be, of which the most promising is run.
+MARGINS = (1.05, 1.0, 0.97, 0.94, 0.9, 0.8)
+#: So many modules, the dearest, may be left out of a choice.
+MOST_LEFT_OUT = 200
 #: So much of the model is kept beside what is needed, if names become fewer.
 FOR_FEWER_NAMES = 0.005
 
@@ -71,12 +75,14 @@ class KeepingSearch:
 
     def module_choice(self, limit: float, below: float) -> Choice | None:
         """The same of single modules, each whole or its own code alone."""
-        found = self._most_promising(self._path(), limit, below)
-        if found is None:
-            return None
-        kept = self._with_fewer_names(self._with_less(found.kept, max(limit, found.expected)))
-        found = self._choice(kept)
-        return None if kept.tobytes() in self._run or found.share >= below else found
+        path = self._path()
+        errors, shares = self._learned.expected(path).errors, path @ self._cost
+        tried = [path]
+        for target in limit * np.array(MARGINS):
+            if (errors <= target).any():
+                kept = path[np.where(errors <= target, shares, np.inf).argmin()]
+                tried.append(self._with_fewer_names(self._with_less(kept, target))[None])
+        return self._most_promising(np.concatenate(tried), limit, below)
 
     def best_within(self, budget: float, above: float) -> Choice | None:
         """The choice that should be best for a share; ``None`` if it was run, or none is expected
@@ -113,7 +119,8 @@ class KeepingSearch:
     def _with_less(self, choice: Mask, limit: float) -> Mask:
         """A choice without the modules that it can do without, the dearest first."""
         kept = choice.copy()
-        for number in sorted(np.flatnonzero(kept), key=lambda each: -self._cost[each]):
+        dearest = sorted(np.flatnonzero(kept), key=lambda each: -self._cost[each])
+        for number in dearest[:MOST_LEFT_OUT]:
             kept[number] = False
             made = self._tree.with_tied(kept)
             if self._choice(made).expected > limit:

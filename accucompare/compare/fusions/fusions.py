@@ -24,7 +24,7 @@ from accucompare.bundle.format import (
     Role,
 )
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.fusions.carried_apart import as_batches, plain_terms, with_own_form
+from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms, with_own_form
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
 from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding

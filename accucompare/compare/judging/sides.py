@@ -82,7 +82,7 @@ class Sides:
             metrics = self.measure(self.golden, golden, self.baseline, baseline)
         if metrics.nonfinite_mismatch:
             return None
-        size = size_of_terms(candidate, golden)
+        size = max(size_of_terms(candidate, golden), task.terms)
         expected = Expected.of(metrics, candidate, baseline)
         return expected.of_sums_over(task.summed, candidate.dtype, size)
 

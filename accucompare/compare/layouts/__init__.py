@@ -22,7 +22,7 @@ from accucompare.compare.layouts.put_together import (
 from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.rank_records import RankRecords
-from accucompare.compare.layouts.shares import size_of_terms
+from accucompare.compare.layouts.shares import size_of_terms, sizes_of_fed_sums
 from accucompare.compare.layouts.unify import Unified, unify
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "rows_of_ranks",
     "scaled",
     "size_of_terms",
+    "sizes_of_fed_sums",
     "unify",
     "with_replicas",
     "with_sums",

@@ -39,9 +39,17 @@ def with_descriptions(
     culprits = [
         replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits
     ]
-    return [_described(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[
-        DESCRIBED:
-    ]
+    described = [_described(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]]
+    weights = {
+        culprit.name: culprit.wrong
+        for culprit in described
+        if culprit.row.golden is not None
+        and culprit.row.golden.role is Role.PARAM_BEFORE
+        and not culprit.row.golden.step
+    }
+    # a sum over the ranks is wrong on all of them, if one's weight is
+    described = [replace(each, wrong=weights.get(each.name) or each.wrong) for each in described]
+    return described + culprits[DESCRIBED:]
 
 
 def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:

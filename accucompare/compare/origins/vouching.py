@@ -16,9 +16,10 @@ fails nothing.
   weight is used by a module of its own, or by the code around it.
 - If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
-For a tensor that is handed on, all receiving calls vouch, or none does. Nothing vouches for what
-the model itself returns or is given, for a gradient of what both sides have, or for what an update
-leaves behind."""
+For a tensor that is handed on, all receiving calls vouch, or none does. A call's own backward
+vouches for the gradient of its only output, which autograd does not tell once that is written over.
+Nothing vouches for what the model itself returns or is given, for other gradients of what both
+sides have, or for what an update leaves behind."""
 
 from __future__ import annotations
 
@@ -268,13 +269,17 @@ class _Calls:
             return False
         backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
         call: CallKey | None = call_of(record)
+        own = self._shared(call, golden)
         if (
             backward
-            and self._shared(call, golden) is not None
+            and own is not None
             and (call, _FORWARD.get(record.role), record.path) not in alone
         ):
-            return False  # of a value that both have
-        if self._shared(call, golden) is None and call_of(record)[:3] in self._called[not golden]:
+            # of a value that both have: lost, or the call that gave it was written over in place,
+            # and then its own backward agrees
+            whole = record.role is Role.GRAD_OUTPUT and not record.path
+            return whole and self._agree.get((own, True), False)
+        if own is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
         call = receiver_of(record)
         while call is not None and self._shared(call, golden) is None:

@@ -1,5 +1,14 @@
 """One model run again: in other batches, with a cache, and as it was. What of it changed?"""
 
+from accucompare.compare.reruns.decode_facts import (
+    DecodeAnswer,
+    Decoded,
+    DecodeOutcome,
+    DecodeWay,
+    LayerDecoded,
+    NotDecodedWhy,
+    TokenDifference,
+)
 from accucompare.compare.reruns.invariance_facts import (
     Invariance,
     InvarianceAnswer,
@@ -11,23 +20,16 @@ from accucompare.compare.reruns.invariance_facts import (
     Variation,
 )
 from accucompare.compare.reruns.invariance_runs import BatchAxes, VariedRuns
-from accucompare.compare.reruns.repeated_runs import (
+from accucompare.compare.reruns.repeat_facts import (
     Disagreement,
     Disagreements,
     NotReplayedWhy,
     Repeated,
     RepeatedAnswer,
-    RepeatedRuns,
     Replays,
 )
+from accucompare.compare.reruns.repeated_runs import RepeatedRuns
 from accucompare.compare.reruns.token_values import (
-    DecodeAnswer,
-    Decoded,
-    DecodeOutcome,
-    DecodeWay,
-    LayerDecoded,
-    NotDecodedWhy,
-    TokenDifference,
     TokenErrors,
     keys_seen,
     over_limits,

@@ -3,125 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from accucompare.bundle.format import Key, Role
 from accucompare.bundle.reading import Bundle
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """A value of which not all runs have the same bits.
-
-    Attributes:
-        step: ``None`` for a weight, before the first step.
-        values: how many different ones there are.
-        odd: the runs, from 0, that have another value than most.
-        missing: the runs, from 0, that have no such value.
-    """
-
-    name: str
-    type: str
-    call: int
-    role: str
-    path: str
-    step: int | None
-    rank: int
-    device: str
-    values: int
-    odd: Sequence[int]
-    missing: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Disagreements:
-    """What some runs have in common.
-
-    Attributes:
-        runs: how many there are.
-        ranks: how many each has.
-        steps: those that were compared.
-        values: how many values were.
-        first: in execution order, of those that disagree.
-        count: how many values do.
-        odd: the runs, from 0, in which a value is not that of most runs.
-        layers: modules with values that disagree, in execution order: how many of each.
-    """
-
-    runs: int
-    ranks: int
-    steps: Sequence[int]
-    values: int
-    first: Disagreement | None = None
-    count: int = 0
-    odd: Sequence[int] = ()
-    layers: Mapping[str, int] = field(default_factory=dict)
-
-
-class NotReplayedWhy(str, Enum):
-    """Why no step was replayed."""
-
-    __str__ = str.__str__
-
-    AGREED = "agreed"
-    OF_SCRIPT = "of a script"
-    WEIGHTS = "weights"
-
-
-@dataclass(frozen=True)
-class Replays:
-    """One step, again and again from its state and inputs, until it disagreed with itself.
-
-    Attributes:
-        step: its number.
-        found: of the replays.
-    """
-
-    step: int
-    found: Disagreements
-
-
-class RepeatedAnswer(str, Enum):
-    """Whether the runs agree."""
-
-    __str__ = str.__str__
-
-    AGREES = "agrees"
-    DISAGREES = "disagrees"
-    NOT_SURE = "not sure"
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """A case, or a script, that was run several times.
-
-    Attributes:
-        what: the case, or the script's command.
-        found: of the runs.
-        replays: of the first step that disagrees, or why there are none.
-    """
-
-    what: str
-    found: Disagreements
-    replays: Replays | NotReplayedWhy
-
-    @property
-    def answer(self) -> RepeatedAnswer:
-        """The first rule that holds decides."""
-        if self.found.first is not None:
-            return RepeatedAnswer.DISAGREES
-        return RepeatedAnswer.AGREES if self.found.values else RepeatedAnswer.NOT_SURE
-
-    @property
-    def passed(self) -> bool:
-        return self.answer is RepeatedAnswer.AGREES
-
-    @property
-    def exit_code(self) -> int:
-        """0: the run agrees with itself; 1: it does not; 2: nothing was compared."""
-        return [*RepeatedAnswer].index(self.answer)
+from accucompare.compare.reruns.repeat_facts import Disagreement, Disagreements
 
 
 @dataclass(frozen=True)

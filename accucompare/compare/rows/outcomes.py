@@ -56,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     arranged: tuple[GlobalRecord, ...] = ()  # what else the ranks' records may make up
     means: tuple[float, ...] = ()  # what a mean over the ranks' batches may divide by
     summed: int = 1  # how many more ranks than the baseline's add up their terms of a sum
+    terms: float = 1.0  # how many times as large as this sum its terms are
     unknown: PairRemark | None = None  # why the ranks' records cannot be put together
 
 

@@ -1,12 +1,7 @@
 """Several comparisons of one model, in the order of their runs: since when does each layer fail?"""
 
-from accucompare.compare.trends.place_trends import (
-    LayerError,
-    PlaceState,
-    PlaceTrend,
-    SeenRow,
-    errors_by_layer,
-)
+from accucompare.compare.trends.layer_errors import LayerError, SeenRow, errors_by_layer
+from accucompare.compare.trends.place_trends import PlaceState, PlaceTrend
 from accucompare.compare.trends.trend_facts import (
     BEST,
     FIRST,

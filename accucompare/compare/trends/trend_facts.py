@@ -8,7 +8,8 @@ from enum import Enum
 from functools import cached_property
 
 from accucompare.compare.rows import less_than_half
-from accucompare.compare.trends.place_trends import LayerError, PlaceState, PlaceTrend, places_of
+from accucompare.compare.trends.layer_errors import LayerError
+from accucompare.compare.trends.place_trends import PlaceState, PlaceTrend, places_of
 
 #: What a trend can be held against, besides a run's name.
 BEST, FIRST = "best", "first"

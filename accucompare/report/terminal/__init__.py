@@ -10,10 +10,10 @@ from accucompare.report.terminal.terminal_bundle import (
     print_verified,
 )
 from accucompare.report.terminal.terminal_fit import print_fit
-from accucompare.report.terminal.terminal_ranks import print_ranks
 from accucompare.report.terminal.terminal_reruns import (
     print_decode,
     print_invariance,
+    print_ranks,
     print_repeats,
 )
 from accucompare.report.terminal.terminal_trend import print_trend

@@ -1,8 +1,10 @@
-"""Samples in other batches, sequences with a cache, and repeated runs, in the terminal."""
+"""Samples in other batches, sequences with a cache, repeated runs, and the checks of one run's
+ranks, in the terminal."""
 
 from __future__ import annotations
 
 from accucompare.bundle.format import display_name
+from accucompare.compare.invariants import RankAnswer, RankStatus, RunChecks
 from accucompare.compare.reruns import (
     DecodeAnswer,
     Decoded,
@@ -14,7 +16,7 @@ from accucompare.compare.reruns import (
 from accucompare.report.console import open_console
 from accucompare.report.table import COUNT, EXCESS, SCIENTIFIC, Column
 from accucompare.report.terminal.tables import print_table
-from accucompare.report.words import decode_words, invariance_words, repeat_words
+from accucompare.report.words import decode_words, invariance_words, rank_words, repeat_words
 
 _OF_INVARIANCE = {
     InvarianceAnswer.INVARIANT: "green",
@@ -31,6 +33,16 @@ _OF_REPEATS = {
     RepeatedAnswer.AGREES: "green",
     RepeatedAnswer.DISAGREES: "bold red",
     RepeatedAnswer.NOT_SURE: "yellow",
+}
+_STATES = {
+    RankStatus.FAIL: ("FAIL", "bold red"),
+    RankStatus.PASS: ("PASS", "green"),
+    RankStatus.NOT_LOOKED_AT: ("not looked at", "bright_black"),
+}
+_OF_RANKS = {
+    RankAnswer.HOLDS: "green",
+    RankAnswer.BROKEN: "bold red",
+    RankAnswer.NOT_SURE: "yellow",
 }
 _FAIL, _DIM = "bold red", "bright_black"
 
@@ -113,6 +125,21 @@ def print_repeats(made: Repeated, quiet: bool = False) -> None:
             console.say(f"  {each}")
     if cure := repeat_words.repeat_cure(made):
         console.say(f"  → {cure}")
+
+
+def print_ranks(checks: RunChecks, quiet: bool = False) -> None:
+    """Print each check with what was measured, where, and what to do; only counts if ``quiet``."""
+    console = open_console()
+    headline = rank_words.in_one_line(checks)
+    console.answer(headline, _OF_RANKS[checks.answer], str(checks.path), "ranks: ")
+    for outcome in () if quiet else checks.outcomes:
+        where = rank_words.place(outcome.place)
+        console.entry(
+            _STATES[outcome.status],
+            outcome.check.value,
+            (f"{where}: " if where else "") + rank_words.what_was_measured(outcome),
+            rank_words.what_to_do(outcome),
+        )
 
 
 _OF_TOKENS = (

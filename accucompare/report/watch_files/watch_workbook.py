@@ -24,7 +24,7 @@ from accucompare.report.table import (
     looks,
     thinned,
 )
-from accucompare.report.watch_files.health_workbook import health_sheet
+from accucompare.report.watch_files.health_files import health_sheet
 from accucompare.report.watch_files.log_tables import (
     LogTable,
     findings_table,

@@ -3,8 +3,11 @@
 from accucompare.report.watched import watch_columns
 from accucompare.report.watched.health_columns import HEALTH, headline
 from accucompare.report.watched.norms_by_step import norm_sheets
-from accucompare.report.watched.terminal_gradcheck import print_gradcheck
-from accucompare.report.watched.terminal_health import print_health, print_health_briefly
+from accucompare.report.watched.terminal_checks import (
+    print_gradcheck,
+    print_health,
+    print_health_briefly,
+)
 from accucompare.report.watched.terminal_overflows import print_overflows
 from accucompare.report.watched.terminal_watch import (
     checks_fail,

@@ -23,6 +23,7 @@ from accucompare.report.words.verdict_words import difference_words, option_word
 #: What an update's culprit shows, by its row's role; for other roles the update itself.
 _UPDATE_WORDS = {
     Role.PARAM_GRAD: "the sum of the gradients",
+    Role.PARAM_BEFORE: "the weight that is updated,",
     Role.STATE_BEFORE: "what the update is given",
 }
 
@@ -126,6 +127,8 @@ def _place_in_training(culprit: Culprit) -> str:
         if record.role is Role.STATE_AFTER:
             parameter, _, state = record.path.partition(".")
             return f"{what} of {owner}{parameter}, {state}"
+        if record.role is Role.PARAM_BEFORE:
+            return f"{what} {owner}{record.path}"
         return f"{what} of {owner}{record.path}"
     name = culprit.name or "(root)"
     if record.role is Role.CALL_GRAD:
