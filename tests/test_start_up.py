@@ -81,3 +81,27 @@ def test_the_list_of_commands_says_what_each_says_itself() -> None:
     assert listed == {
         name: command.get_short_help_str(1000) for name, command in cli.commands.items()
     }
+
+
+def test_sets_of_names_have_one_order_in_all_captures(tmp_path: Path) -> None:
+    """Models call layers in the order of a set of strings, which Python draws for each process."""
+    (tmp_path / "case.py").write_text(
+        "import os, sys\nprint(os.environ['PYTHONHASHSEED'], hash('layer'))\nsys.exit(3)\n"
+    )
+    path = str(Path(ac.__file__).parent.parent)
+    variables = {**os.environ, "PYTHONPATH": path}
+    variables.pop("PYTHONHASHSEED", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "accucompare", "capture", "case.py", "--out", "golden"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    fixed = subprocess.run(
+        [sys.executable, "-c", "print('0', hash('layer'))"],
+        env={**variables, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == fixed.stdout

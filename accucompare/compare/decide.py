@@ -256,7 +256,7 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     compiled = result.compiled or result.candidate.manifest.options.compiled
     if compiled is not None and compiled.backend is not None and compiled.eager:
         yield facts.RanEagerly(compiled.eager)
-    if result.candidate.manifest.options.eager:
+    if result.candidate.manifest.options.eager and not result.golden.manifest.options.eager:
         yield BareFact.NOT_COMPILED
     by_baseline = not result.by_user and not _identical(result)
     if by_baseline and (poor := _poor_baseline(result)):
@@ -393,6 +393,8 @@ def _out_of_sight(result: Result) -> Iterator[BareFact]:
     never = any("" in (side.model.get("not_called") or ()) for side in sides)
     if never and result.compared and not result.has_gradients:
         yield BareFact.PARTS_ALONE
+    if result.candidate.manifest.options.eager:
+        yield BareFact.NOT_COMPILED
 
 
 def _not_compared(result: Result) -> Iterator[Fact]:
