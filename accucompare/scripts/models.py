@@ -211,14 +211,16 @@ def _living() -> list[nn.Module]:
 
 def beside(model: nn.Module, optimizers: Iterable[Any]) -> list[str]:
     """The classes of the other living models that optimizers train; without any, of all that have
-    parameters."""
+    parameters, but for those that may have been copied into the model, as encoders copy a layer."""
     own, held = _parameters(model), held_by(optimizers)
-    of_others = ((each, _parameters(each)) for each in _living())
+    inner = unwrapped(model)
+    copied = set() if held else {type(each) for each in inner.modules() if each is not inner}
+    of_others = ((unwrapped(each), _parameters(each)) for each in _living())
     return sorted(
         {
-            type(unwrapped(each)).__name__
+            type(each).__name__
             for each, theirs in of_others
-            if not theirs & own and (theirs & held if held else theirs)
+            if not theirs & own and (theirs & held if held else theirs) and type(each) not in copied
         }
     )
 

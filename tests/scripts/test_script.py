@@ -152,6 +152,17 @@ for _ in range(2):
     assert ac.diff(default.bundle, default.bundle).conclusion.endswith(doubt)
 
 
+@pytest.mark.parametrize(
+    ("other", "code"), [("nn.Linear(3, 3)", 0), ("nn.Bilinear(3, 3, 1)", 2)], ids=["copied", "own"]
+)
+def test_a_second_model_of_a_script_that_trains_none_is_told(
+    tmp_path: Path, other: str, code: int
+) -> None:
+    """What the model may have copied, as an encoder copies a layer, is none."""
+    ran = run(tmp_path, f"{BEGINNING}\nnet, other = Net(), {other}\nnet(x)\n", plan={})
+    assert ac.diff(ran.bundle, ran.bundle).exit_code == code
+
+
 def test_models_that_one_optimizer_trains_are_recorded_as_one(tmp_path: Path) -> None:
     ran = run(
         tmp_path,
