@@ -341,3 +341,16 @@ def test_fresh_weights_of_one_seed_are_no_parts_of_each_others(tmp_path: Path) -
             pass
         models.append(ac.open_bundle(tmp_path / order[0]).manifest.model)
     assert find_fused(*models) == []
+
+
+def test_a_weight_whose_rows_are_in_another_order_is_another_weight(
+    golden: Path, tmp_path: Path
+) -> None:
+    wrong = serving_models.trained()
+    weight = wrong.model.layers[1].mlp.gate_proj.weight
+    with torch.no_grad():
+        weight[:2] = weight[[1, 0]]
+    fed = capture(wrong, tmp_path / "fed", feed=ac.FedWith(golden, force=True))
+    comparison = ac.diff(golden, fed)
+    assert comparison.exit_code == 1
+    assert comparison.culprits[0].name == "model.layers.1.mlp.gate_proj"

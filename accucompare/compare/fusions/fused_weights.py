@@ -147,14 +147,14 @@ class _Weights:
             of_one_shape,
         )
 
-    def may_be(self, whole: str, parts: Sequence[WeightPart], of_golden: bool) -> bool:
-        """Whether a parameter may be made up of the other side's: each is known by its own name
-        otherwise. Fresh models of one seed have each other's rows under other names."""
-        names = [part.name for part in parts]
-        pairs = [(whole, name) if of_golden else (name, whole) for name in names]
-        return self._named.isdisjoint((whole, *names)) or (
-            len(pairs) == 1 and pairs[0] in self._own
-        )
+    def may_be(self, whole: str, parts: Sequence[WeightPart]) -> bool:
+        """Whether a parameter may be made up of the other side's. One that has a counterpart of its
+        shape is no part of another: fresh models of one seed have each other's rows."""
+        return self._named.isdisjoint((whole, *(part.name for part in parts)))
+
+    def is_own(self, whole: str, part: str, of_golden: bool) -> bool:
+        """Whether two names stand for one parameter, of one shape."""
+        return ((whole, part) if of_golden else (part, whole)) in self._own
 
     @property
     def matrices(self) -> list[str]:
@@ -211,9 +211,10 @@ def _made_up(name: str, mine: _Weights, others: _Weights, of_golden: bool) -> It
                 WeightPart(part.name, tuple(own), part.turned) for part, own in runs.items()
             )
             several = len(parts) > 1 or len(parts[0].runs) > 1
-            if (several or parts[0].turned is not view.turned) and mine.may_be(
-                name, parts, of_golden
-            ):
+            turned = len(parts) == 1 and parts[0].turned is not view.turned
+            # its own rows in another order are another weight, not another layout
+            own = turned and mine.is_own(name, parts[0].name, of_golden)
+            if own or ((several or turned) and mine.may_be(name, parts)):
                 yield FusedWeight(name, of_golden, parts, view.rows, view.turned)
                 return
 
