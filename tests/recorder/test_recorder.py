@@ -564,3 +564,13 @@ def test_the_inputs_of_a_model_with_a_buffer_of_its_own_are_in_the_manifest(reco
     model = nn.Linear(2, 2)
     model.register_buffer("table", torch.ones(2), persistent=False)
     assert set(record(model, torch.ones(1, 2)).manifest.inputs["0"]) == {"0"}
+
+
+def test_a_hook_that_is_put_on_inside_a_capture_is_seen(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    for name in ("golden", "candidate"):
+        with ac.capture(model, tmp_path / name), torch.no_grad():
+            if name == "candidate":
+                model.register_forward_hook(lambda module, given, made: made * 1.5)
+            model(torch.ones(1, 2))
+    assert ac.diff(tmp_path / "golden", tmp_path / "candidate").exit_code == 1
