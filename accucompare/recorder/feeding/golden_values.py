@@ -388,11 +388,16 @@ class GoldenValues:
             }
             self.not_fed.append({**entry, "hides": True} if hides else entry)
 
-    def load(self, step: int) -> None:
-        """Read the step's list of records, unless it was read last."""
+    def load(self, step: int, may_lack: bool = False) -> None:
+        """Read the step's list of records, unless it was read last.
+
+        ``may_lack``: a step that golden lacks has none.
+        """
         if self._step == step:
             return
         records = self._records_of(step)
+        if records is None and may_lack:
+            records = []
         if records is None:
             raise CaptureError(
                 f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the"
