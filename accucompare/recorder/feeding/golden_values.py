@@ -42,6 +42,7 @@ from accucompare.live.values import (
     nested,
     other_to_host,
     scalar_to_host,
+    telling_name,
 )
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
@@ -253,7 +254,7 @@ class GoldenValues:
             seen: the known paths of the call's other parts, whose values are taken.
             exchange: for the copy's gradient.
         """
-        if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+        if not isinstance(value, (torch.Tensor, *Scalar)) and telling_name(value) is None:
             return f"it is a {describe_value(value)}, which cannot be looked into"
         record = self.record_of(place, path, seen or {})
         if record is None:

@@ -278,7 +278,7 @@ class Recorder(Listener[RecordedCall]):
         if call.arguments is not None:
             given = dict(call.arguments.now())
         if not call.in_second_run:
-            self._record(call, Role.OUTPUT, leaves(output))
+            self._record(call, Role.OUTPUT, leaves(output, types=True))
             if call.arguments is not None:
                 self._record_arguments(call, call.arguments, given, output)
             if self._buffers is not None:
