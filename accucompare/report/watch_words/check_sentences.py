@@ -31,9 +31,7 @@ CHECK_SENTENCES = {
         "the log holds no earlier run to compare with: watch twice with the same --out"
     ),
     "one-rank": "one rank",
-    "loader-workers": (
-        "each worker draws in a process of its own, with a seed of its own that torch gives it"
-    ),
+    "loader-workers": ("each worker draws in a process of its own, seeded by torch"),
     "custom-backward": (
         "finite differences need calls of their own: run `accucompare gradcheck CASE`"
     ),

@@ -346,10 +346,10 @@ THRESHOLD_WORDS = {
     "skips-running": "skipped updates in a row",
     "scale-least": "loss scale",
     "scale-zero-steps": "steps with zero gradients",
-    "entropy-least": "entropy / log(classes), below it certain",
-    "entropy-loss": "cross entropy, above it wrong",
+    "entropy-least": "share of log(classes), certain below it",
+    "entropy-loss": "cross entropy, wrong above it",
     # rounding of float32
-    "entropy-flat": "distance from 1, within it uniform",
+    "entropy-flat": "distance from 1, uniform within it",
     # half of them
     "update-lost": "share of weights, median over parameters",
     # more than the label keeps
@@ -382,11 +382,11 @@ THRESHOLD_WORDS = {
     "schedule-overruled": "share of updates",
     "clip-always": "share of updates",
     # sound runs: 0.016 at least
-    "clip-strength": "median factor; below it, always clipping is a WARN",
+    "clip-strength": "median factor, a WARN below it if always clipped",
     # rounding is below
     "clip-grows": "factor",
     # a limit of clipping is 0.01 to 100
-    "clip-scaled": "norm at the update, below it a FAIL",
+    "clip-scaled": "norm at the update, a FAIL below it",
     # msprobe's AnomalyNan
     "loss-not-finite-running": "in a row, a FAIL; one is a WARN",
     "loss-spike": "spreads above the last ten steps' median",
