@@ -272,7 +272,7 @@ baseline = click.option(
     "--baseline",
     type=PLACE,
     metavar="BUNDLE",
-    help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
+    help="A trusted device's bundle in the candidate's precision: it shows the error to expect.",
 )
 reference = click.option(
     "--reference",
