@@ -180,7 +180,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.Damaged(count):
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
-            return f"what there is agrees, but {preflight_words.unfinished_words(sides)}"
+            return f"what was recorded agrees, but {preflight_words.unfinished_words(sides)}"
         case facts.NotDeterministic(rows):
             return (
                 f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
@@ -226,7 +226,7 @@ def _doubt(
     match fact:
         case facts.MayHide(first, count, total):
             return (
-                f"{count} of {total} rows could not be, and an error may hide there: first"
+                f"{count} of {total} rows could not be compared, and an error may hide there: first"
                 f" {result.place(first)} ({verdict_words.detail(first)})"
             )
         case facts.WeightsNotShown(names):
