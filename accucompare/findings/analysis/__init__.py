@@ -2,5 +2,3 @@
 
 from accucompare.findings.analysis.analysis import Analysis, Ranks, Trail, read_logs
 from accucompare.findings.analysis.scaling import Scaling
-
-__all__ = ["Analysis", "Ranks", "Scaling", "Trail", "read_logs"]
