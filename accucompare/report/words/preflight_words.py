@@ -20,9 +20,8 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.devices import is_a_librarys
-from accucompare.report.words.fusion_words import fusion_words
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.report.words.stage_words import stage_words
+from accucompare.report.words.stage_words import fusion_words, stage_words
 from accucompare.selection import Mode
 from accucompare.text import first_few, printable, ranges
 
