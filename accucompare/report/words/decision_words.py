@@ -122,6 +122,10 @@ _BARE = {
     BareFact.RUNS_BY_FIXED_LIMITS: (
         "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     ),
+    BareFact.AT_PADDING: (
+        "all of the error is at padding (attention_mask is 0), where attention kernels may differ;"
+        " real tokens are within tolerance"
+    ),
     BareFact.IDENTICAL: "identical",
     BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
     BareFact.ROUNDING_AT_MOST: "rounding at most",
