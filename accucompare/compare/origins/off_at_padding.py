@@ -18,7 +18,7 @@ from accucompare.compare.origins.sites import Culprit
 from accucompare.numbers import DTYPES, Kind
 
 
-def with_padding(
+def marked_at_padding(
     culprits: list[Culprit], golden: Bundle, candidate: Bundle, most_elements: int
 ) -> list[Culprit]:
     """The culprits, marked if all of them are off at padding alone. Errors as ``Bundle.values``."""
