@@ -416,3 +416,5 @@ def test_what_is_off_at_padding_alone_is_no_bug(
     found = ac.diff(golden, write(tmp_path / "npu", [given, item("fc", off)], capture=feed))
     assert (found.answer, found.exit_code) == (Answer.BUG if also else Answer.DIFFERENT, 1)
     assert found.conclusion.endswith("real tokens are within tolerance") is not also
+    other = ac.diff(tmp_path / "npu", golden).conclusion
+    assert ("non-finite in golden alone" in other) is math.isnan(wrong)

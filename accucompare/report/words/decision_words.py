@@ -418,7 +418,9 @@ def _named(culprit: Culprit, result: Result) -> str:
             return f"{place}: {has} makes it, {lacks} does not"
         return f"{place}: {has} has a gradient there, {lacks} has none"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{place}, {culprit.reason.value}"
+        finite = metrics is not None and not metrics.candidate_nan + metrics.candidate_inf
+        alone = " in golden alone" if finite and culprit.reason is Reason.NON_FINITE else ""
+        return f"{place}, {culprit.reason.value}{alone}"
     if different := different_values(culprit.row):
         return f"{place}, {different}"
     # a number of a parameter group
