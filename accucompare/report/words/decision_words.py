@@ -122,6 +122,10 @@ _BARE = {
     BareFact.RUNS_BY_FIXED_LIMITS: (
         "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     ),
+    BareFact.AT_PADDING: (
+        "all of the error is at padding (attention_mask is 0), where attention kernels may differ;"
+        " real tokens are within tolerance"
+    ),
     BareFact.IDENTICAL: "identical",
     BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
     BareFact.ROUNDING_AT_MOST: "rounding at most",
@@ -414,7 +418,9 @@ def _named(culprit: Culprit, result: Result) -> str:
             return f"{place}: {has} makes it, {lacks} does not"
         return f"{place}: {has} has a gradient there, {lacks} has none"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{place}, {culprit.reason.value}"
+        finite = metrics is not None and not metrics.candidate_nan + metrics.candidate_inf
+        alone = " in golden alone" if finite and culprit.reason is Reason.NON_FINITE else ""
+        return f"{place}, {culprit.reason.value}{alone}"
     if different := different_values(culprit.row):
         return f"{place}, {different}"
     # a number of a parameter group
