@@ -383,7 +383,9 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         yield BareFact.BY_HASHES
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield facts.NotFiniteFrom(bad.step)
-    counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
+    counts = [
+        len(manifest.series if result.series_only else manifest.run_steps) for manifest in sides
+    ]
     if counts[0] != counts[1]:
         yield facts.FewerSteps(min(counts), max(counts))
     unrecorded = [

@@ -20,4 +20,11 @@ from accucompare.live.values.tensors import (
     to_host,
     with_local_part,
 )
-from accucompare.live.values.values import Scalar, describe_value, is_cache, leaves, replaced
+from accucompare.live.values.values import (
+    Scalar,
+    describe_value,
+    is_cache,
+    leaves,
+    replaced,
+    telling_name,
+)

@@ -43,6 +43,7 @@ from accucompare.live.values import (
     nested,
     other_to_host,
     scalar_to_host,
+    telling_name,
 )
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
@@ -256,7 +257,7 @@ class GoldenValues:
             seen: the known paths of the call's other parts, whose values are taken.
             exchange: for the copy's gradient.
         """
-        if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+        if not isinstance(value, (torch.Tensor, *Scalar)) and telling_name(value) is None:
             return f"it is a {describe_value(value)}, which cannot be looked into"
         record = self.record_of(place, path, seen or {})
         if record is None:
@@ -402,11 +403,16 @@ class GoldenValues:
             }
             self.not_fed.append({**entry, "hides": True} if hides else entry)
 
-    def load(self, step: int) -> None:
-        """Read the step's list of records, unless it was read last."""
+    def load(self, step: int, may_lack: bool = False) -> None:
+        """Read the step's list of records, unless it was read last.
+
+        ``may_lack``: a step that golden lacks has none.
+        """
         if self._step == step:
             return
         records = self._records_of(step)
+        if records is None and may_lack:
+            records = []
         if records is None:
             raise CaptureError(
                 f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the"

@@ -293,6 +293,10 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.RAN_ON: (
+        "{side} was captured by an older version, or ran on after its last recorded step: what that"
+        " step left behind was not looked at"
+    ),
     OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
     " several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
