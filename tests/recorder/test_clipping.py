@@ -20,6 +20,7 @@ from accucompare.bundle.format.manifest import sealed
 from accucompare.compare.decide import Answer
 from accucompare.compare.remarks import NotOnSide, OneSideWhy
 from tests.asked import grouped
+from tests.combinations import once, pairwise
 
 Clip = Callable[[nn.Module], object]
 
@@ -91,9 +92,7 @@ def compared(
     )
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
-@pytest.mark.parametrize("how", CLIPS)
+@pytest.mark.parametrize(("how", "other", "fed"), pairwise(CLIPS, (None, 0.325), (True, False)))
 def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(
     tmp_path: Path, how: str, other: float | None, fed: bool
 ) -> None:
@@ -109,9 +108,7 @@ def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(
     )
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
-@pytest.mark.parametrize("how", CLIPS)
+@pytest.mark.parametrize(("how", "other", "fed"), pairwise(CLIPS, (None, 0.325), (True, False)))
 def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(
     tmp_path: Path, how: str, other: float | None, fed: bool
 ) -> None:
@@ -182,8 +179,7 @@ def left(out: Path, clip: Clip = lambda model: None, hooked: bool = False, **opt
     return out
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize(("how", "fed"), once(CHANGES, [True, False]))
 def test_a_gradient_that_is_changed_where_no_optimizer_steps_fails(
     tmp_path: Path, how: str, fed: bool
 ) -> None:
