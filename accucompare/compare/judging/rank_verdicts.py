@@ -43,13 +43,16 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcom
             return found
         if found.summed is not None and settled.summed is None:
             settled = found
+    least = settled
     for layers, other in interleaved(candidate):
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:
             return _remarked(found, remarks.Interleaved(layers))
+        if _error(found) < _error(least):  # what is no layout misplaces right values, too
+            least = found
     if (order := _order(candidate, judge)) is not None:
         return _remarked(settled, remarks.Swapped(order))
-    return settled
+    return least
 
 
 def _settled(
