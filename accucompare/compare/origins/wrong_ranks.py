@@ -12,31 +12,9 @@ import numpy as np
 from accucompare.bundle.format import GlobalRecord, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.layouts import RankRecords
+from accucompare.compare.origins.describing import DESCRIBED, MOST_ELEMENTS, wrong_parts
 from accucompare.compare.origins.sites import Culprit
 from accucompare.compare.rows import Row, Status
-from accucompare.numbers import Float64
-
-#: The most elements of a weight that are read.
-_MOST_ELEMENTS = 16 << 20
-
-
-@np.errstate(all="ignore")
-def wrong_parts(row: Row, golden: Float64, candidate: Float64) -> tuple[int, ...]:
-    """The ranks whose own parts of a tensor are over the limit that it fails."""
-    record, times = row.candidate, row.verdict.over_limit
-    if not isinstance(record, GlobalRecord) or record.reduced or row.metrics is None or not times:
-        return ()
-    limit, wrong = row.metrics.rel_l2 / times, set[int]()
-    for box in record.boxes:
-        if box.flat or not box.same or len(box.terms) > 1:
-            return ()
-        part = tuple(
-            slice(at, at + length) for at, length in zip(box.start, box.shape, strict=True)
-        )
-        allowed = limit * float(np.linalg.norm(golden[part]))
-        if float(np.linalg.norm(candidate[part] - golden[part])) > allowed:
-            wrong |= {term.rank for (term,) in (box.terms, *box.replicas)}
-    return tuple(sorted(wrong))
 
 
 def where_it_begins(
@@ -53,18 +31,14 @@ def where_it_begins(
         rows: of the steps that fail.
         sides: golden and the candidate.
     """
-    asked = {culprit.name for culprit in culprits if culprit.wrong or _is_of_ranks(culprit.row)}
-    if ranks is None or not asked:
+    first = [each for each in culprits[:DESCRIBED] if isinstance(each.row.candidate, GlobalRecord)]
+    if ranks is None or not first:
         return culprits
-    weights = _wrong_weights(asked, rows, sides)
+    weights = _wrong_weights({culprit.name for culprit in first}, rows, sides)
     return [
         replace(each, wrong=weights.get(each.name) or _first_given_again(each, ranks) or each.wrong)
         for each in culprits
     ]
-
-
-def _is_of_ranks(row: Row) -> bool:
-    return isinstance(row.candidate, GlobalRecord) and len(row.candidate.ranks) > 1
 
 
 def _wrong_weights(
@@ -80,7 +54,7 @@ def _wrong_weights(
         if record is None or record.role is not Role.PARAM_BEFORE or record.step:
             continue
         modules = [record.name, *users.get(f"{record.name}.{record.path}".lstrip("."), ())]
-        small = math.prod(record.shape) <= _MOST_ELEMENTS
+        small = math.prod(record.shape) <= MOST_ELEMENTS
         if row.status is not Status.FAIL or row.metrics is None or not names & {*modules}:
             continue
         if (
