@@ -382,6 +382,11 @@ def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
     one = [item(values=VALUES)]
     (found,) = compared(tmp_path / "fused", one, held("fc", fused), {"tp": 2}).culprits
     assert found.wrong == (1,)
+    # but what golden's value is multiplied by tells nothing of a layout
+    turned = held("fc", np.split(-VALUES, 2))
+    (found,) = compared(tmp_path / "turned", one, turned, {"tp": 2}).culprits
+    assert found.row.metrics is not None
+    assert found.row.metrics.rel_l2 == 2.0
 
 
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
