@@ -163,7 +163,7 @@ def interleaved(
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
-    if len(record.axes) != 1:
+    if len(record.axes) != 1 or any(box.shape != box.part for box in record.boxes):
         return
     ((axis, _),) = record.axes
     edges = [each for box in record.boxes for each in (box.start[axis], box.shape[axis])]

@@ -22,3 +22,4 @@ from accucompare.compare.origins.unseen import (
     without_output,
 )
 from accucompare.compare.origins.vouching import vouched_for
+from accucompare.compare.origins.wrong_ranks import where_it_begins
