@@ -18,6 +18,7 @@ from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Status
 from tests.asked import grouped
+from tests.combinations import pairwise
 
 #: Changes the model at the end of a step, which has this number.
 Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]
@@ -87,9 +88,14 @@ def run(
     return out
 
 
-@pytest.mark.parametrize("fed", [True, False])
-@pytest.mark.parametrize("change", [_halve, _halve_unseen, _clamp, _average, _at_the_end])
-@pytest.mark.parametrize("side", ["golden", "candidate"])
+@pytest.mark.parametrize(
+    ("side", "change", "fed"),
+    pairwise(
+        ("golden", "candidate"),
+        (_halve, _halve_unseen, _clamp, _average, _at_the_end),
+        (True, False),
+    ),
+)
 def test_what_the_loop_changes_on_one_side_alone_is_the_first_culprit(
     side: str, change: Change, fed: bool, tmp_path: Path
 ) -> None:
@@ -114,9 +120,12 @@ def test_a_change_between_two_steps_is_told_as_such(tmp_path: Path) -> None:
     assert str(comparison.conclusion) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", [_halve, _clamp, _average, _in_and_out])
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("fed", "change", "dtype"),
+    pairwise(
+        (True, False), (_halve, _clamp, _average, _in_and_out), (torch.float32, torch.bfloat16)
+    ),
+)
 def test_what_the_loop_changes_alike_on_both_sides_is_no_difference(
     fed: bool, change: Change, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -246,10 +255,10 @@ def run_by_hand(
 _HANDS: list[Hand] = [_by_hand, _average_of, _average_unseen, _average_anew]
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("fed", [True, False])
-@pytest.mark.parametrize("change", _HANDS)
-@pytest.mark.parametrize("rates", [(0.5,), (0.5, 0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("rates", "change", "fed", "again"),
+    pairwise(((0.5,), (0.5, 0.5, 0.5)), _HANDS, (True, False), (False, True)),
+)
 def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_is_compared(
     rates: tuple[float, ...], change: Hand, fed: bool, again: bool, tmp_path: Path
 ) -> None:
@@ -268,9 +277,9 @@ def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_i
         assert "#" not in comparison.conclusion
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", _HANDS)
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("fed", "change", "dtype"), pairwise((True, False), _HANDS, (torch.float32, torch.bfloat16))
+)
 def test_what_a_loop_makes_of_them_alike_is_no_difference(
     fed: bool, change: Hand, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from accucompare.bundle.format import (
     AT_THE_END,
+    GRADIENT_ROLES,
     OPERATOR_ROLES,
     WRITTEN_ROLES,
     Layout,
@@ -93,6 +94,8 @@ class GoldenValues:
         self._parts = parts
         #: gives golden's records as the model has them, where one of the two has fused layers
         self.rewritten: Callable[[list[Record]], list[Record]] | None = None
+        #: by what the running step's losses are multiplied
+        self.loss_scale: Callable[[], float] = lambda: 1.0
         # by class, role and paths: what golden carries as two terms of the model's value
         self._golden_sums: set[tuple[str, Role, str, str]] = set()
         self._step: int | None = None
@@ -274,12 +277,23 @@ class GoldenValues:
                 golden = golden.reshape(formed.shape)
             if second is not None:
                 golden = golden + second
+            if place.role in GRADIENT_ROLES and self._parts is None:
+                golden = self._in_own_scale(golden, place.step)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
+
+    def _in_own_scale(self, golden: torch.Tensor, step: int) -> torch.Tensor:
+        """A gradient of golden's as this run's loss scale makes it."""
+        series = self._golden.manifests[self._rank].series
+        scales = (each.loss_scale or 1.0 for each in series if each.step == step)
+        ratio = self.loss_scale() / next(scales, 1.0)
+        if ratio == 1.0:
+            return golden
+        return golden.to(torch.promote_types(golden.dtype, torch.float64)) * ratio
 
     def formed(self, record: Record, value: torch.Tensor) -> Record:
         """Golden's record in the shape of a value, where one of the two has the tokens of a batch

@@ -94,6 +94,8 @@ class Recorder(Listener[RecordedCall]):
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training, layouts)
+        if feed is not None:
+            feed.loss_scale = lambda: self._updates.loss_scale
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         nodes = None
         if operators and follows:

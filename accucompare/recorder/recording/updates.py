@@ -107,6 +107,10 @@ class Updates:
         self._clipping = Clipping(self, sink, self._series, training.scaler)
 
     @property
+    def loss_scale(self) -> float:
+        return self._series.scale
+
+    @property
     def backwards(self) -> int:
         return self._series.backwards
 
