@@ -275,6 +275,8 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield from filter(None, [_judged_by_few(result)])
     if result.far_beyond is not None:
         yield facts.FarBeyond(result.far_beyond, failed=False)
+    if result.part_beyond is not None:
+        yield facts.PartBeyond(result.part_beyond)
     if (hidden := result.may_hide) is not None:
         yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
     if result.weights_not_shown:

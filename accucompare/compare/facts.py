@@ -125,6 +125,12 @@ class FarBeyond(_Said, frozen=True):
     failed: bool  # whether rows fail
 
 
+class PartBeyond(_Said, frozen=True):
+    """A row is within its limits, and a part of it far beyond them."""
+
+    row: Row
+
+
 class MayHide(_Said, frozen=True):
     """Rows that could not be compared, in which an error may hide."""
 
@@ -415,6 +421,7 @@ Trouble: TypeAlias = (
     | WithinFixedLimits
     | JudgedByFew
     | FarBeyond
+    | PartBeyond
     | MayHide
     | WeightsNotShown
     | OtherModels

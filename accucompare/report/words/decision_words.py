@@ -209,6 +209,13 @@ def _trouble(fact: Trouble, result: Result) -> str:
                 f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
                 f" baseline: it may have the fault too{other}"
             )
+        case facts.PartBeyond(row):
+            part = 0.0 if row.metrics is None else row.metrics.in_part
+            return (
+                f"{result.place(row)} is off{_by_how_much(row)}, and a part of it by"
+                f" {part:.3g}, far beyond rounding: some of its values are wrong, or rounding"
+                " changed a choice (a router's) before; a baseline or a fed capture tells"
+            )
         case (
             facts.MayHide()
             | facts.WeightsNotShown()
