@@ -22,6 +22,7 @@ from accucompare.compare.origins.unseen import (
     without_output,
 )
 from accucompare.compare.origins.vouching import vouched_for
+from accucompare.compare.origins.wrong_ranks import where_it_begins
 
 __all__ = [
     "PARAMETER_GRADIENTS",
@@ -47,6 +48,7 @@ __all__ = [
     "unsteady",
     "vouched_for",
     "weights_not_shown",
+    "where_it_begins",
     "with_descriptions",
     "with_producers",
     "without_output",
