@@ -10,7 +10,7 @@ MANTISSA = {"hf32": 11, "tf32": 10, "fp16": 10, "bf16": 7}
 
 
 class Flag(NamedTuple):
-    """A flag, as ``Backend.flags`` names it, that changes numbers when it has some value.
+    """A flag, as ``Cpu.flags`` names it, that changes numbers when it has some value.
 
     Attributes:
         types: the device types that it matters for.

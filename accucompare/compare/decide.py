@@ -144,6 +144,12 @@ def _far_beyond(result: Result) -> Decision | None:
     return None
 
 
+def _at_padding(result: Result) -> Decision | None:
+    if result.culprits and result.culprits[0].padding:
+        return _different(_blamed(result, result.culprits), BareFact.AT_PADDING)
+    return None
+
+
 def _parted_before(result: Result) -> Decision | None:
     training, parting = result.training, result.parting
     if training is None or parting is None or not _before_culprits(parting, result.culprits):
@@ -213,6 +219,7 @@ _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _parted,  # bug, different: no row fails, but two runs of training part
     # different: with another model, weights or inputs, errors say nothing about the code
     _given_other_things,
+    _at_padding,  # different: no real token is off
     _far_beyond,  # not sure: the baseline itself does not explain the rows that fail
     _parted_before,  # bug, different: two runs of training part before any row fails
     _first_over,  # different: rows fail, but nothing tells which of them shows a bug
@@ -376,7 +383,9 @@ def _not_captured(result: Result) -> Iterator[Fact]:
         yield BareFact.BY_HASHES
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield facts.NotFiniteFrom(bad.step)
-    counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
+    counts = [
+        len(manifest.series if result.series_only else manifest.run_steps) for manifest in sides
+    ]
     if counts[0] != counts[1]:
         yield facts.FewerSteps(min(counts), max(counts))
     unrecorded = [

@@ -252,7 +252,7 @@ def _assign(
     baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    if baseline.bundle is not None and not baseline.bundle.manifest.fed:
+    if baseline.bundle is not None:
         tasks = with_scaled_baseline(
             tasks, loss_scale_ratios(golden.manifest, baseline.bundle.manifest)
         )

@@ -29,6 +29,7 @@ class BareFact(Enum):
     OVER_GIVEN = auto()  # over limits that the user gave
     # no baseline and no second golden run tells how far runs wander
     RUNS_BY_FIXED_LIMITS = auto()
+    AT_PADDING = auto()  # no real token is off
     IDENTICAL = auto()
     IDENTICAL_SO_FAR = auto()  # some rows could not be compared
     ROUNDING_AT_MOST = auto()

@@ -1,6 +1,6 @@
 """Devices: opening and describing each, and its settings that change numbers.
 
-One class for each type of device, with the methods of ``Backend``.
+One class for each type of device, with the methods of ``Cpu``.
 """
 
 from accucompare.devices.opening import TYPES, DeviceName, backend, explain, open_device

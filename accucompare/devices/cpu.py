@@ -22,23 +22,33 @@ _LARGE = 8 << 20
 class Cpu:
     """What every device has, and what the CPU does."""
 
+    #: The reduced precision of float32 products that it can allow: ``"hf32"`` or ``"tf32"``.
     REDUCED: str | None = None
+    #: The type in which it adds up sketches of its tensors (``live.values.device_sketch``):
+    #: ``"float64"`` or ``"float32"``; ``None`` where the host does that.
     SKETCHES_IN: str | None = None
 
     def open(self, index: int | None) -> torch.device:
+        """Make sure that the device is there.
+
+        Raises:
+            DeviceError: if its software or the device itself is missing: what, why, and the cure.
+        """
         return torch.device("cpu")
 
     def count(self) -> int:
+        """How many devices there are."""
         return 1
 
     def describe(self, index: int | None) -> dict[str, Any]:
+        """Its type and name, and the versions of its software."""
         return {
             "type": "cpu",
             "name": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         }
 
     def flags(self) -> dict[str, Any]:
-        """The flags of torch as a whole, and of oneDNN."""
+        """The current settings that change numbers: of torch as a whole, and of oneDNN."""
         try:
             precision = torch.get_float32_matmul_precision()
         except RuntimeError:  # torch 2.9's fp32_precision was set for one backend alone
@@ -58,7 +68,8 @@ class Cpu:
 
     @contextlib.contextmanager
     def numerics(self, deterministic: bool, reduced: bool | None) -> Iterator[None]:
-        """Deterministic algorithms on every device. Operators without one warn and run.
+        """Within the context, be deterministic (operators that cannot be warn and run); allow or
+        forbid reduced precision, if not None.
 
         Uses the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports
         inductor, which takes seconds and is not needed in eager mode.
@@ -73,28 +84,38 @@ class Cpu:
                 torch.set_deterministic_debug_mode(before)
 
     def synchronize(self, device: torch.device) -> None:
-        pass
+        """Wait until everything launched on the device is done, and raise its errors."""
 
     def refuse_in_graph(self, device: torch.device) -> None:
-        """See ``Streams``."""
+        """Raise RuntimeError while a graph of the device is captured: there are no values yet."""
 
     def overflowed(self, device: torch.device) -> bool | None:
+        """Whether an operator overflowed since the last call; ``None`` where Inf and NaN tell."""
         return None
 
     def saturates(self) -> bool:
+        """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""
         return False
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
+        """Within the context, the device's software dumps each kernel's inputs and outputs.
+
+        Raises:
+            UsageError: at once where there is no such dump; on entering, if the directory is
+                unwritable.
+            DeviceError: if the device's software refuses; never in place of the body's error.
+        """
         raise UsageError(
             "kernel_dump (--kernel-dump): only an NPU has kernel dumps; level op looks into the"
-            " operators of"
-            " every device"
+            " operators of every device"
         )
 
     def unsupported(self) -> Collection[str]:
+        """The operators, such as ``aten::huber_loss``, that run on the CPU for lack of a kernel."""
         return ()
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
+        """``nbytes`` of the host's memory, of the kind that the device copies into fastest."""
         # memory made in inference mode cannot be written into outside of it
         with torch.inference_mode(False):
             if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
@@ -102,6 +123,11 @@ class Cpu:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
+        """Copy a tensor's values into a contiguous tensor of its dtype and shape, on the host.
+
+        Returns:
+            What to call, from any thread, before the target is read; ``None`` if the copy is done.
+        """
         target.copy_(source)
         return None
 

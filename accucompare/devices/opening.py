@@ -7,18 +7,18 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING
 
 from accucompare.devices.software import INSTALL, SEE, loading_failed
 from accucompare.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import torch
+
+    from accucompare.devices.cpu import Cpu
 
 TYPES = ("cpu", "cuda", "npu")
 
@@ -42,79 +42,16 @@ class DeviceName:
         return cls(match[1], int(match[2]) if match[2] else None)
 
 
-class Backend(Protocol):
-    """What each device's class has."""
-
-    #: The reduced precision of float32 products that it can allow: ``"hf32"``, ``"tf32"`` or
-    #: ``None``.
-    REDUCED: str | None
-    #: The type in which it adds up sketches of its tensors (``live.values.device_sketch``):
-    #: ``"float64"`` or ``"float32"``; ``None`` where the host does that.
-    SKETCHES_IN: str | None
-
-    def open(self, index: int | None) -> torch.device:
-        """Make sure that the device is there.
-
-        Raises:
-            DeviceError: if its software or the device itself is missing: what, why, and the cure.
-        """
-
-    def count(self) -> int:
-        """How many devices there are."""
-
-    def describe(self, index: int | None) -> dict[str, Any]:
-        """Its type and name, and the versions of its software."""
-
-    def flags(self) -> dict[str, Any]:
-        """The current settings that change numbers."""
-
-    def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
-        """Within the context, be deterministic; allow or forbid reduced precision, if not None."""
-
-    def synchronize(self, device: torch.device) -> None:
-        """Wait until everything launched on the device is done, and raise its errors."""
-
-    def refuse_in_graph(self, device: torch.device) -> None:
-        """Raise RuntimeError while a graph of the device is captured: there are no values yet."""
-
-    def overflowed(self, device: torch.device) -> bool | None:
-        """Whether an operator overflowed since the last call; ``None`` where Inf and NaN tell."""
-
-    def saturates(self) -> bool:
-        """Whether overflow gives a type's largest number (float16: 65504) in place of Inf."""
-
-    def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
-        """Within the context, the device's software dumps each kernel's inputs and outputs.
-
-        Raises:
-            UsageError: at once where there is no such dump; on entering, if the directory is
-                unwritable.
-            DeviceError: if the device's software refuses; never in place of the body's error.
-        """
-
-    def unsupported(self) -> Collection[str]:
-        """The operators, such as ``aten::huber_loss``, that run on the CPU for lack of a kernel."""
-
-    def host_memory(self, nbytes: int) -> torch.Tensor:
-        """``nbytes`` of the host's memory, of the kind that the device copies into fastest."""
-
-    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
-        """Copy a tensor's values into a contiguous tensor of its dtype and shape, on the host.
-
-        Returns:
-            What to call, from any thread, before the target is read; ``None`` if the copy is done.
-        """
-
-
-def backend(type: str) -> Backend:
+def backend(type: str) -> Cpu:
     """What a type of device does. A type without a class of its own gets the CPU's."""
     return _made(type if type in TYPES else "cpu")
 
 
 @cache
-def _made(name: str) -> Backend:
+def _made(name: str) -> Cpu:
     module = importlib.import_module(f"accucompare.devices.{name}")
-    return cast(Backend, getattr(module, name.capitalize())())
+    made: Cpu = getattr(module, name.capitalize())()
+    return made
 
 
 def open_device(name: DeviceName) -> torch.device:

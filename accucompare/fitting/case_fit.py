@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from accucompare.compare.fits import (
     Choice,
     CurvePoint,
     ErrorTerms,
-    Fit,
     FitAnswer,
     FitGoal,
     FitOutput,
@@ -143,8 +142,7 @@ def fit_case(setup: FitSetup) -> FitResult:
     _check_goal(setup.goal, setup.dtype)
     place = open_device(setup.device)
     with open_bundle(setup.golden) as golden, _scratch(setup.out) as folder:
-        found = _Fitting(setup, golden, place, folder).found()
-    return FitResult(**{each.name: getattr(found, each.name) for each in fields(found)})
+        return _Fitting(setup, golden, place, folder).found()
 
 
 @contextmanager
@@ -249,7 +247,7 @@ class _Fitting:
         described = describe_model(name_modules(model))
         check_model(self._golden, 0, described, self._setup.options.force)
 
-    def found(self) -> Fit:
+    def found(self) -> FitResult:
         goal, announce = self._setup.goal, self._setup.announce
         announce(f"nothing in float32: {self._setup.dtype} on {self._setup.device}")
         least = self._runs.run(KeptPlaces(), 0, 0)
@@ -419,7 +417,7 @@ class _Fitting:
         proof: FitRun,
         terms: ErrorTerms | None = None,
         search: KeepingSearch | None = None,
-    ) -> Fit:
+    ) -> FitResult:
         runs = self._runs.made
         places: list[PlaceShare] = []
         curve: list[CurvePoint] = []
@@ -439,7 +437,7 @@ class _Fitting:
                 CurvePoint(*self._shares(each.kept), each.expected)
                 for each in reversed(search.path())
             ]
-        return Fit(
+        return FitResult(
             self._runs.name,
             str(self._golden.path),
             str(self._setup.device),

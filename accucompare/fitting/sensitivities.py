@@ -1,7 +1,9 @@
-"""How much each module's error moves the output: a backward of golden's code gives it for all."""
+"""How much each module's error moves the output: a backward of golden's code gives it for all; what
+each module's own code costs: operations, counted as they run."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,11 +11,52 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from accucompare.compare.fits import FitOutput
-from accucompare.fitting.costs import CountingMode
 from accucompare.live.modules import arguments_of, name_modules
 from accucompare.live.values import leaves, replaced
+
+
+class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations by the running module: two for each term of a product, one for each element
+    of any other result, none for a view."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+        self.running = [""]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if _is_view(func):
+            return output
+        try:
+            if packet in flop_registry:
+                count = flop_registry[packet](*args, **kwargs, out_val=output)
+            elif "scaled_dot_product" in str(packet):
+                shapes = (tensor.shape for tensor in args[:3])
+                count = sdpa_flop_count(*shapes)  # type: ignore[no-untyped-call]
+            else:
+                count = sum(
+                    leaf.numel() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)
+                )
+        except Exception:  # a count is no reason to stop: an unusual form of an operator
+            count = 0
+        self.counts[self.running[-1]] += int(count)
+        return output
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator returns what it was given, and writes nothing."""
+    aliases = [each.alias_info for each in func._schema.returns]
+    return any(each is not None and not each.is_write for each in aliases)
 
 
 class ValuePlace(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -86,8 +86,7 @@ def check_decode(
         raise UsageError(f"steps (--decode): must be at least 1, but is {steps!r}")
     name = DeviceName.parse(device)
     runs = _DecodeRuns(case, open_device(name), float_type(dtype), seed, steps)
-    found = runs.compared(progress)
-    return DecodeCheck(**{each.name: getattr(found, each.name) for each in fields(found)})
+    return runs.compared(progress)
 
 
 @dataclass
@@ -104,7 +103,7 @@ class _DecodeRuns:
     seed: int
     steps: int
 
-    def compared(self, progress: Callable[[int, int], None] | None) -> Decoded:
+    def compared(self, progress: Callable[[int, int], None] | None) -> DecodeCheck:
         built = build(self.target, torch.device("cpu"), Casting(None, self.dtype), self.seed)
         sequence = TokenSequence(built.name, built.case, built.inputs[0], self.steps)
         own = _type_of(built.model)
@@ -138,7 +137,7 @@ class _DecodeRuns:
         if outcomes and all(each.raised for each in outcomes):
             first = outcomes[0].raised
             raise CaptureError(f"{sequence.name}: with its cache the model raised {first}")
-        return Decoded(
+        return DecodeCheck(
             case=sequence.name,
             device=str(self.device),
             dtype=own,

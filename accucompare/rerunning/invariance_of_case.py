@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -109,8 +109,7 @@ def check_invariance(
     name = DeviceName.parse(device)
     runs = _Runs(case, open_device(name), float_type(dtype), seed, batch_axis)
     with tempfile.TemporaryDirectory(prefix="accucompare-invariance-") as folder:
-        found = runs.compared(Path(folder), name, bitwise, progress)
-    return InvarianceCheck(**{each.name: getattr(found, each.name) for each in fields(found)})
+        return runs.compared(Path(folder), name, bitwise, progress)
 
 
 @dataclass
@@ -129,7 +128,7 @@ class _Runs:
         device: DeviceName,
         bitwise: bool,
         progress: Callable[[int, int], None] | None,
-    ) -> Invariance:
+    ) -> InvarianceCheck:
         model, arguments, name = self._built()
         _refuse(name, model)
         batch = BatchOfCase(name, model, arguments, self.axis)
@@ -173,7 +172,7 @@ class _Runs:
                     for each in outcomes
                 ]
         why_not = batch.why_not(on_cpu, known)
-        return Invariance(
+        return InvarianceCheck(
             name, str(device), dtype, batch.samples, exact is not None, outcomes, why_not, bitwise
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from accucompare.bundle.reading import open_bundle
@@ -135,8 +134,7 @@ def repeat_runs(
             told = NotReplayedWhy.OF_SCRIPT
         else:
             told = replays(first, Path(folder))
-    made = Repeated(what, found.found(), told)
-    return RepeatCheck(**{each.name: getattr(made, each.name) for each in fields(made)})
+    return RepeatCheck(what, found.found(), told)
 
 
 def _add(found: RepeatedRuns, path: Place) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accucompare.bundle.writing import past_cache
-from accucompare.bundle.writing.archive_writer import ArchiveWriter
-from accucompare.bundle.writing.past_cache import PAGE, WORTH_IT, Rates
+from accucompare.bundle.writing import archive_writer
+from accucompare.bundle.writing.archive_writer import PAGE, WORTH_IT, ArchiveWriter, Rates
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "O_DIRECT"), reason="this system always writes through its page cache"
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_cache, "_rates", {})
+    monkeypatch.setattr(archive_writer, "_rates", {})
 
 
 def in_pages(values: np.ndarray, shift: int = 0) -> np.ndarray:

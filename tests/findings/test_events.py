@@ -10,8 +10,8 @@ import pytest
 
 from accucompare.errors import UsageError
 from accucompare.findings.log.events import Cause, Frames
-from accucompare.findings.log.json_numbers import number
 from accucompare.findings.log.log import read_log
+from accucompare.findings.log.vital_events import number
 from tests.findings.logs import (
     NASTY,
     encoded,

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.log.events import Cause, Direction, Finding, Site, TensorRange
-from accucompare.findings.log.json_numbers import number
 from accucompare.findings.log.observations import (
     OUTSIDE,
     ModuleCall,
@@ -21,6 +20,7 @@ from accucompare.findings.log.observations import (
     What,
     near_the_limit,
 )
+from accucompare.findings.log.vital_events import number
 from accucompare.findings.origins.origins import find_origins
 
 NAN, INF = float("nan"), float("inf")

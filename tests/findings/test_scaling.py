@@ -11,8 +11,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError
-from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, read_logs
-from accucompare.findings.analysis.scaling import Scaling
+from accucompare.findings.analysis.analysis import MANY_IN_A_ROW, Scaling, read_logs
 from accucompare.findings.log import remark
 from accucompare.findings.log.events import ScaleChange, Step
 from accucompare.report.watch_words import said

@@ -18,7 +18,7 @@ from accucompare.compare.fits import FitAnswer
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.fitting import keep_in_float32
-from accucompare.fitting.costs import CountingMode
+from accucompare.fitting.sensitivities import CountingMode
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session import capture_case
 from accucompare.report.words import fit_words

@@ -19,6 +19,7 @@ from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.modules.hooks import Call
 from planted.training_faults import of_input
 from tests.asked import grouped
+from tests.combinations import once
 from tests.recorded import Opened
 from tests.recorder.habits import HABITS, Habit, HandedOn, build, loss_of, train, values
 
@@ -34,8 +35,7 @@ def gradients(bundle: Bundle) -> Found:
     }
 
 
-@pytest.mark.parametrize("backwards", [1, 2], ids=["one backward", "two backwards"])
-@pytest.mark.parametrize("name", HABITS)
+@pytest.mark.parametrize(("name", "backwards"), once(HABITS, [1, 2]))
 def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(
     name: str, backwards: int, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """How the ranks' records make up the tensors of the global model."""
 
-from accucompare.compare.layouts.arrange import IncompleteError, arrangements
+from accucompare.compare.layouts.arrange import IncompleteError
 from accucompare.compare.layouts.as_one import as_one, own_clipping, without_parts
 from accucompare.compare.layouts.batch_rows import rows_of_ranks
 from accucompare.compare.layouts.finding_names import names_of_ranks
@@ -8,7 +8,7 @@ from accucompare.compare.layouts.given_layouts import GivenLayout, read_layouts
 from accucompare.compare.layouts.golden_parts import GoldenParts
 from accucompare.compare.layouts.layout_checks import check_layout
 from accucompare.compare.layouts.mesh import SAME_BATCH, UNKNOWN, Mesh
-from accucompare.compare.layouts.microbatches import Microbatches, given_to_none, of_first_stages
+from accucompare.compare.layouts.microbatches import given_to_none, of_first_stages
 from accucompare.compare.layouts.padding import padded_like
 from accucompare.compare.layouts.put_back import UnderGoldenNames
 from accucompare.compare.layouts.put_together import (
@@ -19,7 +19,7 @@ from accucompare.compare.layouts.put_together import (
     with_replicas,
     with_sums,
 )
-from accucompare.compare.layouts.rank_names import NameEvidence, PutBack, RankNames, StageOf
+from accucompare.compare.layouts.rank_names import NameEvidence, RankNames, StageOf
 from accucompare.compare.layouts.rank_parts import RankParts, rank_parts
 from accucompare.compare.layouts.rank_records import RankRecords
 from accucompare.compare.layouts.shares import size_of_terms, sizes_of_fed_sums
@@ -32,16 +32,13 @@ __all__ = [
     "GoldenParts",
     "IncompleteError",
     "Mesh",
-    "Microbatches",
     "NameEvidence",
-    "PutBack",
     "RankNames",
     "RankParts",
     "RankRecords",
     "StageOf",
     "UnderGoldenNames",
     "Unified",
-    "arrangements",
     "as_one",
     "check_layout",
     "given_to_none",

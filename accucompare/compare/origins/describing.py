@@ -13,6 +13,7 @@ from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import differing, other_configuration
 from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
+from accucompare.compare.origins.off_at_padding import marked_at_padding
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.pairing import Renaming
 from accucompare.compare.rows import Option, Row, Status, is_buffer
@@ -39,6 +40,7 @@ def with_descriptions(
     culprits = [
         replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits
     ]
+    culprits = marked_at_padding(culprits, golden, candidate, MOST_ELEMENTS)
     described = [_described(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]]
     return described + culprits[DESCRIBED:]
 

@@ -1,13 +1,11 @@
 """Tokens that travel to experts: rows are paired by identity, and routing is judged."""
 
-from accucompare.compare.tokens.chosen_rows import ChosenRows
 from accucompare.compare.tokens.paired_sides import PairedSides
 from accucompare.compare.tokens.routing import Routing, routings
 from accucompare.compare.tokens.row_labels import HeldRows, RowLabels, paired_rows, row_digests
 from accucompare.compare.tokens.token_pairs import PairedTokens, pairs_by_token, with_tokens
 
 __all__ = [
-    "ChosenRows",
     "HeldRows",
     "PairedSides",
     "PairedTokens",

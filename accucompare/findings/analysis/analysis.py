@@ -1,4 +1,5 @@
-"""What a watch wrote: one run's analysis, and that of all ranks together. Without torch."""
+"""What a watch wrote: one run's analysis, its loss scale's history, and the analysis of all ranks
+together. Without torch."""
 
 from __future__ import annotations
 
@@ -27,6 +28,52 @@ from accucompare.findings.log import (
     read_log,
     remark,
 )
+
+
+class Scaling:
+    """What a loss scaler has done.
+
+    A scaler starts too large and halves its scale until gradients fit; now and then it tries a
+    larger one. So single skipped steps are normal, but many in a row, or a scale of 1, are not.
+
+    Attributes:
+        scale: after the last step; ``None`` without a scaler.
+        in_a_row: how many steps in a row were skipped.
+        found: whether an update went through, so that the first scale is found; from 2**32 on, that
+            takes many steps.
+    """
+
+    def __init__(self, scale: float | None) -> None:
+        self.scale = scale
+        self.in_a_row = 0
+        self.found = False
+
+    def end_step(
+        self, step: int, scale: float | None, skipped: bool, where: str
+    ) -> ScaleChange | None:
+        """End a step; returns what to write down, if anything happened. ``where``: what is known of
+        where gradients overflowed; may be empty."""
+        before, self.scale = self.scale, scale
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        self.found = self.found or not skipped or scale is None
+        if not skipped and before == scale:
+            return None
+        lowest = skipped and scale is not None and scale <= 1
+        alarm = lowest or (self.found and self.in_a_row >= MANY_IN_A_ROW)
+        change = (
+            None
+            if scale is None or before == scale
+            else remark("scale-went", before=before, after=scale)
+        )
+        if not skipped:
+            return ScaleChange(step, scale or 0.0, False, 0, False, change or "")
+        verdict = remark(
+            "skip-normal" if not alarm else "scale-down-to-1" if lowest else "skipped-in-a-row",
+            count=self.in_a_row,
+        )
+        text = remark("gradients-overflowed", where=where, change=change, verdict=verdict)
+        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, text)
+
 
 #: So many skipped steps in a row are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8

@@ -17,8 +17,6 @@ from accucompare.findings.log.events import (
     TensorRange,
     WatchStart,
 )
-from accucompare.findings.log.frames import frames_of
-from accucompare.findings.log.json_numbers import Number, number
 from accucompare.findings.log.log import Log, log_path, read_log
 from accucompare.findings.log.observations import (
     FLAG,
@@ -31,6 +29,7 @@ from accucompare.findings.log.observations import (
     StepObservation,
     WatchLimits,
     What,
+    frames_of,
     kinds_of,
     near_the_limit,
     within,
@@ -43,10 +42,12 @@ from accucompare.findings.log.vital_events import (
     Lookup,
     LossInput,
     Narrowed,
+    Number,
     ParameterFacts,
     Targets,
     TrainingSetup,
     Vitals,
+    number,
 )
 from accucompare.findings.log.watch_remark import WatchRemark, remark
 

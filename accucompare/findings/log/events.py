@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from accucompare.bundle.format import display_name
-from accucompare.findings.log.json_numbers import Number
-from accucompare.findings.log.vital_events import TrainingSetup, Vitals
+from accucompare.findings.log.vital_events import Number, TrainingSetup, Vitals
 from accucompare.findings.log.watch_remark import WatchRemark
 
 

@@ -5,11 +5,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from accucompare.findings.log.json_numbers import Number
+#: JSON has no NaN and no Infinity: these are written as words.
+Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
+
+
+def number(value: float) -> Number:
+    """A number as JSON can hold it."""
+    if math.isnan(value):
+        return "nan"
+    return float(value) if math.isfinite(value) else "inf" if value > 0 else "-inf"
 
 
 class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,11 +1,32 @@
-"""Origins at an exact 0 or a fully masked row, which code often removes again."""
+"""Operators by their plain names, and origins at an exact 0 or a fully masked row, which code often
+removes again."""
 
 from __future__ import annotations
 
 import math
+import re
 
 from accucompare.findings.log import MINUS, NAN, Finding
-from accucompare.findings.origins.operator_names import DIVISIONS, LOGS, operator_name
+
+#: Operators whose value at 0 is -Inf.
+LOGS = ("log", "log2", "log10")
+#: Operators whose value is Inf where their divisor, the last argument, is 0.
+DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
+
+
+def operator_name(operator: str) -> str:
+    """An operator's plain name: ``aten.log_.default`` and ``LogBackward0`` are both ``log``."""
+    backward = re.fullmatch(r"([A-Za-z]\w*?)Backward\d*", operator)
+    if backward is not None:
+        return snake(backward[1])
+    parts = operator.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removesuffix("_backward")
+
+
+def snake(name: str) -> str:
+    """A class's name as an operator's: ``LayerNorm`` is ``layer_norm``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
 
 _SOFTMAXES = ("softmax", "log_softmax", "scaled_dot_product_attention", "logsumexp")
 _POWERS = ("rsqrt", "pow")

@@ -4,7 +4,6 @@ from accucompare.live.numerics.autocast import autocast_now, autocast_then, desc
 from accucompare.live.numerics.backends import OWN, backwards_at_once, registered_again
 from accucompare.live.numerics.compiled_regions import (
     CompiledRegions,
-    Probe,
     ProbedGraph,
     probing,
     telling_compilation,
@@ -28,7 +27,6 @@ __all__ = [
     "ModuleTree",
     "Numerics",
     "OperatorTrial",
-    "Probe",
     "ProbedGraph",
     "autocast_now",
     "autocast_then",

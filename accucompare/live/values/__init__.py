@@ -20,7 +20,14 @@ from accucompare.live.values.tensors import (
     to_host,
     with_local_part,
 )
-from accucompare.live.values.values import Scalar, describe_value, is_cache, leaves, replaced
+from accucompare.live.values.values import (
+    Scalar,
+    describe_value,
+    is_cache,
+    leaves,
+    replaced,
+    telling_name,
+)
 
 __all__ = [
     "Bits",
@@ -45,6 +52,7 @@ __all__ = [
     "replaced",
     "round_tensor",
     "scalar_to_host",
+    "telling_name",
     "tensor_of",
     "to_host",
     "with_local_part",

@@ -35,7 +35,7 @@ from accucompare.numbers import (
     sign_tables,
 )
 
-#: What a device can sketch, by the type in which it sums (``devices.Backend.SKETCHES_IN``).
+#: What a device can sketch, by the type in which it sums (``devices.cpu.Cpu.SKETCHES_IN``).
 _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),

@@ -35,7 +35,7 @@ from accucompare.report.table.environment_sheet import (
     important,
 )
 from accucompare.report.table.extremes import NONE
-from accucompare.report.table.heat import HeatMap, heat_maps, heat_note
+from accucompare.report.table.heat import HeatMap, heat_maps, heat_note, trend_heats
 from accucompare.report.table.overview import (
     MOST_ROWS,
     Chosen,
@@ -56,7 +56,6 @@ from accucompare.report.table.sheets import (
     table_lines,
     thinned,
 )
-from accucompare.report.table.trend_heat import trend_heats
 
 __all__ = [
     "ABSENT",

@@ -9,12 +9,6 @@ from accucompare.report.contents import fit_tables
 from accucompare.report.terminal.tables import print_table
 from accucompare.report.words import fit_words
 
-_LOOKS = {
-    FitAnswer.NOTHING_TO_KEEP: "green",
-    FitAnswer.FITS: "green",
-    FitAnswer.BEST_FOR_BUDGET: "green",
-    FitAnswer.UNREACHABLE: "bold red",
-}
 _MOST = 10  # blocks
 
 
@@ -22,7 +16,8 @@ def print_fit(found: Fit, code: str = "", quiet: bool = False) -> None:
     """Print the answer, the places, the runs, and the blocks by their share of the error; only the
     first line if ``quiet``. ``code``: the file with the code to paste."""
     console = open_console()
-    console.answer(fit_words.fit_headline(found), _LOOKS[found.answer], found.case, "fit: ")
+    style = "bold red" if found.exit_code else "green"
+    console.answer(fit_words.fit_headline(found), style, found.case, "fit: ")
     if quiet:
         return
     for fact in fit_words.fit_facts_in_words(found):

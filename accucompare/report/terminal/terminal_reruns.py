@@ -4,45 +4,19 @@ ranks, in the terminal."""
 from __future__ import annotations
 
 from accucompare.bundle.format import display_name
-from accucompare.compare.invariants import RankAnswer, RankStatus, RunChecks
-from accucompare.compare.reruns import (
-    DecodeAnswer,
-    Decoded,
-    Invariance,
-    InvarianceAnswer,
-    Repeated,
-    RepeatedAnswer,
-)
+from accucompare.compare.invariants import RankStatus, RunChecks
+from accucompare.compare.reruns import Decoded, Invariance, Repeated
 from accucompare.report.console import open_console
 from accucompare.report.table import COUNT, EXCESS, SCIENTIFIC, Column
 from accucompare.report.terminal.tables import print_table
 from accucompare.report.words import decode_words, invariance_words, rank_words, repeat_words
 
-_OF_INVARIANCE = {
-    InvarianceAnswer.INVARIANT: "green",
-    InvarianceAnswer.ROUNDING: "green",
-    InvarianceAnswer.BROKEN: "bold red",
-    InvarianceAnswer.NOT_SURE: "yellow",
-}
-_OF_DECODING = {
-    DecodeAnswer.ROUNDING: "green",
-    DecodeAnswer.BROKEN: "bold red",
-    DecodeAnswer.NOT_SURE: "yellow",
-}
-_OF_REPEATS = {
-    RepeatedAnswer.AGREES: "green",
-    RepeatedAnswer.DISAGREES: "bold red",
-    RepeatedAnswer.NOT_SURE: "yellow",
-}
+#: By exit code.
+_STYLES = ("green", "bold red", "yellow")
 _STATES = {
     RankStatus.FAIL: ("FAIL", "bold red"),
     RankStatus.PASS: ("PASS", "green"),
     RankStatus.NOT_LOOKED_AT: ("not looked at", "bright_black"),
-}
-_OF_RANKS = {
-    RankAnswer.HOLDS: "green",
-    RankAnswer.BROKEN: "bold red",
-    RankAnswer.NOT_SURE: "yellow",
 }
 _FAIL, _DIM = "bold red", "bright_black"
 
@@ -51,8 +25,8 @@ def print_invariance(found: Invariance, quiet: bool = False) -> None:
     """Print each run and where its samples begin to change, and a table by layer; only the first
     line if ``quiet``."""
     console = open_console()
-    style = _FAIL if found.exit_code == 1 else _OF_INVARIANCE[found.answer]
-    console.answer(invariance_words.invariance_headline(found), style, found.case, "invariance: ")
+    headline, style = invariance_words.invariance_headline(found), _STYLES[found.exit_code]
+    console.answer(headline, style, found.case, "invariance: ")
     if quiet:
         return
     console.say(f"  {invariance_words.what_was_run(found)}")
@@ -85,7 +59,7 @@ def print_decode(found: Decoded, quiet: bool = False) -> None:
     does; only the first line if ``quiet``."""
     console = open_console()
     headline = decode_words.decode_headline(found)
-    console.answer(headline, _OF_DECODING[found.answer], found.case, "decode: ")
+    console.answer(headline, _STYLES[found.exit_code], found.case, "decode: ")
     if quiet:
         return
     console.say(f"  {decode_words.how_decoded(found)}")
@@ -116,7 +90,7 @@ def print_repeats(made: Repeated, quiet: bool = False) -> None:
     """Print where runs begin to disagree, how often, and what replays say; only the first line if
     ``quiet``."""
     console = open_console()
-    style = _OF_REPEATS[made.answer]
+    style = _STYLES[made.exit_code]
     console.answer(repeat_words.repeat_headline(made), style, made.what, "repeat: ")
     if quiet:
         return
@@ -131,7 +105,7 @@ def print_ranks(checks: RunChecks, quiet: bool = False) -> None:
     """Print each check with what was measured, where, and what to do; only counts if ``quiet``."""
     console = open_console()
     headline = rank_words.in_one_line(checks)
-    console.answer(headline, _OF_RANKS[checks.answer], str(checks.path), "ranks: ")
+    console.answer(headline, _STYLES[checks.exit_code], str(checks.path), "ranks: ")
     for outcome in () if quiet else checks.outcomes:
         where = rank_words.place(outcome.place)
         console.entry(

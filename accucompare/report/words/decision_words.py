@@ -122,6 +122,10 @@ _BARE = {
     BareFact.RUNS_BY_FIXED_LIMITS: (
         "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     ),
+    BareFact.AT_PADDING: (
+        "all of the error is at padding (attention_mask is 0), where attention kernels may differ;"
+        " real tokens are within tolerance"
+    ),
     BareFact.IDENTICAL: "identical",
     BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
     BareFact.ROUNDING_AT_MOST: "rounding at most",
@@ -180,7 +184,7 @@ def _trouble(fact: Trouble, result: Result) -> str:
         case facts.Damaged(count):
             return f"{count} record(s) could not be read"
         case facts.Unfinished(sides):
-            return f"what there is agrees, but {preflight_words.unfinished_words(sides)}"
+            return f"what was recorded agrees, but {preflight_words.unfinished_words(sides)}"
         case facts.NotDeterministic(rows):
             return (
                 f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
@@ -226,7 +230,7 @@ def _doubt(
     match fact:
         case facts.MayHide(first, count, total):
             return (
-                f"{count} of {total} rows could not be, and an error may hide there: first"
+                f"{count} of {total} rows could not be compared, and an error may hide there: first"
                 f" {result.place(first)} ({verdict_words.detail(first)})"
             )
         case facts.WeightsNotShown(names):
@@ -414,7 +418,9 @@ def _named(culprit: Culprit, result: Result) -> str:
             return f"{place}: {has} makes it, {lacks} does not"
         return f"{place}: {has} has a gradient there, {lacks} has none"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{place}, {culprit.reason.value}"
+        finite = metrics is not None and not metrics.candidate_nan + metrics.candidate_inf
+        alone = " in golden alone" if finite and culprit.reason is Reason.NON_FINITE else ""
+        return f"{place}, {culprit.reason.value}{alone}"
     if different := different_values(culprit.row):
         return f"{place}, {different}"
     # a number of a parameter group

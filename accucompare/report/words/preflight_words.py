@@ -20,9 +20,8 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.devices import is_a_librarys
-from accucompare.report.words.fusion_words import fusion_words
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.report.words.stage_words import stage_words
+from accucompare.report.words.stage_words import fusion_words, stage_words
 from accucompare.selection import Mode
 from accucompare.text import first_few, printable, ranges
 
@@ -363,7 +362,7 @@ def other_model_words(found: OtherModel) -> str:
 def refused_words(refused: RefusedBaseline) -> str:
     which = "a baseline made here" if refused.path is None else f"the baseline {refused.path}"
     why = other_code_words(refused.why)
-    return f"{which} cannot judge, for it does not run golden's code ({why})"
+    return f"{which} cannot judge, since it does not run golden's code ({why})"
 
 
 def unfit_words(why: RefusedBaseline | PreflightFinding) -> str:

@@ -1,13 +1,20 @@
-"""Names and microbatches of a pipeline's stages, in words."""
+"""Names and microbatches of a pipeline's stages, and what one side has fused, in words."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from accucompare.bundle.format import display_name
-from accucompare.compare.preflight_facts import FindingFact, NamesPutBack, OddMicrobatches
+from accucompare.compare.preflight_facts import (
+    CarriedApart,
+    FindingFact,
+    FusedNames,
+    NamesPutBack,
+    OddMicrobatches,
+)
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.text import first_few, ranges
+from accucompare.text import first_few, printable, ranges
 
 _EVIDENCE = {"weights": "by their weights", "order": "by their order", "given": "by --map"}
 
@@ -70,3 +77,42 @@ def _run(first: str, last: str) -> str:
     if first == last:
         return display_name(first)
     return f"{display_name(first)} to {last.rpartition('.')[2]}"
+
+
+#: The most runs of rows that are named of a part.
+_MOST_RUNS = 2
+
+
+def fusion_words(fact: FindingFact) -> str:
+    """``""`` for any other fact."""
+    match fact:
+        case FusedNames(of_golden, whole, parts, turned, more):
+            side, other = ("golden", "the candidate") if of_golden else ("the candidate", "golden")
+            split = [name.split(".") for name in (whole, *(name for name, _ in parts))]
+            around = sum(1 for _ in itertools.takewhile(_alike, zip(*split, strict=False)))
+            word = "columns" if turned else "rows"
+            said = [
+                f"{printable('.'.join(name.split('.')[around:]))} ({word} {_rows(runs)})"
+                for name, runs in parts
+            ]
+            others = f"; and {more} more alike" if more else ""
+            return (
+                f"{side}'s {printable(whole)} is {other}'s {first_few(said)}, by the values of its"
+                f" {word}{others}"
+            )
+        case CarriedApart(of_golden, classes):
+            side, other = ("golden", "the candidate") if of_golden else ("the candidate", "golden")
+            return (
+                f"{first_few(list(classes))} of {side}: {other}'s value is the sum of two of these"
+                " (hidden states and residual)"
+            )
+    return ""
+
+
+def _alike(names: Sequence[str]) -> bool:
+    return len({*names}) == 1
+
+
+def _rows(runs: Sequence[tuple[int, int]]) -> str:
+    named = [f"{at} to {at + count - 1}" for at, count in runs[:_MOST_RUNS]]
+    return ", ".join([*named, "…"] if len(runs) > _MOST_RUNS else named)

@@ -1,4 +1,5 @@
-"""What a watch sees of a backward: every operator's gradient, every parameter gradient's norm."""
+"""What a watch sees of a backward: every operator's gradient, every parameter gradient's norm, and
+the source lines of operators outside of the model."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from accucompare.live.autograd import (
     PASSING_ON,
     GradientListener,
     Grads,
+    NodeLines,
     OperatorOfGradient,
     Parameter,
     gradient_state,
@@ -21,9 +23,55 @@ from accucompare.live.autograd import (
 )
 from accucompare.live.modules import Modules
 from accucompare.watcher.looking.extrema import Extrema
-from accucompare.watcher.looking.lines import Lines
 from accucompare.watcher.looking.notes import NoteListener
 from accucompare.watcher.looking.own_operators import OwnPart
+
+#: How many changed losses make lines be noted once more, in the step after the change.
+_MOST_AGAIN = 8
+
+
+class Lines:
+    """The source lines of operators outside of the model; ``always``: note them in every step.
+
+    A loss is computed alike in each step, so the lines of the first step are enough while the graph
+    stays the same. If it changes, the next step notes lines again, a few times at most."""
+
+    def __init__(self) -> None:
+        self.always = False
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._noting = NodeLines()
+        self._loss_was_new = False
+        self._left = _MOST_AGAIN
+
+    def begin(self) -> None:
+        """Operators called from now on are outside of the model."""
+        if (
+            self.always or self._loss_was_new or not self._known
+        ) and not torch.is_anomaly_enabled():
+            self._noting.begin()
+
+    def end(self) -> None:
+        """Operators called from now on are inside, or need no line."""
+        self._noting.end()
+
+    def give_up(self) -> None:
+        """The step is over without a loss."""
+        if self._noting.noted:
+            self._known.setdefault((), ())
+        self.end()
+
+    def of(self, nodes: Sequence[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
+        """The line of each node, read by ``line`` if it was noted; else empty."""
+        names = tuple(node.name() for node in nodes)
+        if nodes and not self._noting.noted and names not in self._known and self._left:
+            self._loss_was_new = True
+            self._left -= 1
+        if self._noting.noted:
+            self._loss_was_new = False
+            self._known[names] = tuple(map(line, nodes))
+            if len(self._known) > 8:
+                del self._known[next(iter(self._known))]
+        return self._known.get(names, ("",) * len(nodes))
 
 
 class Gradients(GradientListener[ModuleCall]):
