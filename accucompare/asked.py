@@ -294,8 +294,8 @@ class LocateOptions:
 
     golden_case: str | None = told(
         None,
-        "The case that golden is captured from, and its baseline.  [default: CASE, if golden names"
-        " the same]",
+        "The case that golden is captured from, and its baseline.  [default: CASE, if golden was"
+        " captured from it]",
         shown="CASE",
     )
     golden_python: str | Path | None = told(

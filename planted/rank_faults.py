@@ -714,6 +714,15 @@ def _by_hand() -> Iterator[RankFault]:
         where = f"{parent}.{name}", parent
         built = _not_interleaved(name)
         yield RankFault("interleave missed", layout, where, _FORWARD, _nothing, built=built)
+    for layout, name in (
+        ("hand_tp2", "blocks.0.attention.qkv"),
+        ("hand_tp2", "blocks.1.mlp.down"),
+        ("llama_tp2", f"{_LLAMA}0.self_attn.q_proj"),
+        ("llama_tp2", f"{_LLAMA}1.mlp.down_proj"),
+    ):
+        plant = _shifted(f"{name}.weight", 1)
+        yield RankFault("part of a weight a row late", layout, (name,), _FORWARD, plant, (1,))
+    layout = "hand_tp2"
     plant = _on(1, _offset)
     yield RankFault("wrong offset of the vocabulary", layout, ("embed",), _FORWARD, plant)
     plant = _forward("embed", _unmasked)

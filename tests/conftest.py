@@ -140,9 +140,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="there is no GPU"))
 
 
+_frozen = 0
+
+
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: each search for garbage would go through all of it, and that
-    is a twentieth of the tests' time.
+    _freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if len(sys.modules) > _frozen + 20:
+        _freeze()
+
+
+def _freeze() -> None:
+    """What is imported by now stays: each search for garbage would go through all of it, and `fit`
+    searches after each of its runs.
     """
+    global _frozen
     gc.collect()
     gc.freeze()
+    _frozen = len(sys.modules)

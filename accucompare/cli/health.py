@@ -45,7 +45,7 @@ def health(
     """Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.
 
     LOG is the directory that `accucompare watch` or accucompare.watch() wrote, or one of the logs
-    in it. Of each check it shows what was measured, in which step, where, the thresholds, and what
+    in it. For each check it shows what was measured, in which step, where, the thresholds, and what
     to do. Only the last run in a log counts; some checks compare it with the one before."""
     reports = reports_to_write(reports, None)
     given_files = {"LOG": logs_of(log), "--thresholds": threshold_file, "--report": reports}

@@ -272,7 +272,7 @@ baseline = click.option(
     "--baseline",
     type=PLACE,
     metavar="BUNDLE",
-    help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect.",
+    help="A trusted device's bundle in the candidate's precision: it shows the error to expect.",
 )
 reference = click.option(
     "--reference",
@@ -412,7 +412,9 @@ call = click.option(
 )
 _ROLES = (  # values of Role, which would need NumPy
     *("input", "output", "computed_buffer", "buffer_update", "argument_update"),
-    *("buffer_before", "buffer_after", "op_input", "op_output"),
+    *("buffer_before", "buffer_after", "grad_output", "grad_input", "call_grad", "param_grad"),
+    *("param_before", "state_before", "param_update", "state_after", "param_changed"),
+    *("op_input", "op_output", "op_grad_output", "op_grad_input"),
 )
 role = click.option(
     "--role",
@@ -420,7 +422,7 @@ role = click.option(
     metavar="ROLE",
     default="output",
     show_default=True,
-    help=f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}.",
+    help="Role, as the list of records shows it, such as input or param_grad.",
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")

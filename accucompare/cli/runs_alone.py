@@ -47,7 +47,7 @@ def invariance(
 
     The first inputs of CASE are a batch of two or more samples. They are run as they are; then
     alone, at other places, in smaller and larger batches, after another batch, with other padding
-    (if there is a mask), and on other numbers of threads. Of each run it shows the first layer
+    (if there is a mask), and on other numbers of threads. For each run it shows the first layer
     whose bits change, in units in the last place (ULP), and whether that is rounding; then all
     layers. A run in float64 says how large rounding is. Only the forward is run."""
     refuse_json(json_path)
@@ -161,7 +161,7 @@ def ranks(bundle: Place, json_path: Path | None, quiet: bool) -> int:
     BUNDLE was captured on several ranks. Replicas must be equal, parts must fill the whole, the
     gradients that the optimizer is given must be the mean or the sum of what the ranks computed,
     calls with equal inputs and weights must give equal outputs, and no two ranks may be given one
-    batch. Of each check it shows PASS, FAIL, or that it was not looked at and why; what was
+    batch. For each check it shows PASS, FAIL, or that it was not looked at and why; what was
     measured, where, on which ranks, and what to do."""
     refuse_json(json_path, bundles=[bundle])
     from accucompare.api import check_ranks

@@ -215,10 +215,10 @@ def _print_watched(
 def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
     """Show what a watch found, and write it as a report.
 
-    Of each finding: where it began and what to try. LOG is the directory that `accucompare watch`
-    or accucompare.watch() wrote, with a log of each rank, or one of those logs. Only the last run
-    in a log counts. Or it is a folder into which CANN dumped the operators that
-    overflowed: they are shown in the order of time, and no report is written."""
+    For each finding it shows where it began and what to try. LOG is the directory that
+    `accucompare watch` or accucompare.watch() wrote, with a log of each rank, or one of those logs.
+    Only the last run in a log counts. LOG may also be a folder into which CANN dumped operators
+    that overflowed; they are shown in order of time, and no report is written."""
     from accucompare.dumps import holds_overflows
 
     # a watch may have its kernel dumps in its own folder

@@ -144,6 +144,12 @@ def _far_beyond(result: Result) -> Decision | None:
     return None
 
 
+def _at_padding(result: Result) -> Decision | None:
+    if result.culprits and result.culprits[0].padding:
+        return _different(_blamed(result, result.culprits), BareFact.AT_PADDING)
+    return None
+
+
 def _parted_before(result: Result) -> Decision | None:
     training, parting = result.training, result.parting
     if training is None or parting is None or not _before_culprits(parting, result.culprits):
@@ -206,6 +212,7 @@ _RULES: tuple[Callable[[Result], Decision | None], ...] = (
     _parted,  # bug, different: no row fails, but two runs of training part
     # different: with another model, weights or inputs, errors say nothing about the code
     _given_other_things,
+    _at_padding,  # different: no real token is off
     _far_beyond,  # not sure: the baseline itself does not explain the rows that fail
     _parted_before,  # bug, different: two runs of training part before any row fails
     _first_over,  # different: rows fail, but nothing tells which of them shows a bug

@@ -44,6 +44,7 @@ from accucompare.compare.origins import (
     small_changes,
     unsteady,
     vouched_for,
+    where_it_begins,
     with_descriptions,
 )
 from accucompare.compare.pair_limits import PairLimits, limits_in_force
@@ -251,7 +252,7 @@ def _assign(
     baseline, tasks = opened.baseline.with_records(
         tasks, paired.pairs, records, opened.models[0], paired.renamings, opened.fed
     )
-    if baseline.bundle is not None and not baseline.bundle.manifest.fed:
+    if baseline.bundle is not None:
         tasks = with_scaled_baseline(
             tasks, loss_scale_ratios(golden.manifest, baseline.bundle.manifest)
         )
@@ -405,7 +406,9 @@ def _culprits(
     every = judging.of_failing_steps(rows)
     found = find_culprits(every, opened.fed, baseline.bundle is not None, updated)
     found = scaled_first(found, every, opened.fed, updated)
-    return with_descriptions(found, opened.golden, opened.candidate, paired.renamings)
+    sides = opened.golden, opened.candidate
+    found = with_descriptions(found, *sides, paired.renamings)
+    return where_it_begins(found, every, sides, opened.candidate_ranks)
 
 
 def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:

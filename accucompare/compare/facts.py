@@ -47,6 +47,7 @@ class BareFact(Enum):
     OVER_GIVEN = auto()  # over limits that the user gave
     # no baseline and no second golden run tells how far runs wander
     RUNS_BY_FIXED_LIMITS = auto()
+    AT_PADDING = auto()  # no real token is off
     OPERATOR_BLAMED = auto()  # of a compiled graph
     # what an all-clear begins with
     STANDARD_MET = auto()

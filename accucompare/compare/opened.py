@@ -114,8 +114,7 @@ def open_sides(
     models = ours.manifest.model, theirs.manifest.model
     alone = ours.manifest.ranks == theirs.manifest.ranks == 1
     fusions = Fusions(*models, options.renamings) if alone else Fusions({}, {})
-    free_and_alone = alone and not theirs.manifest.fed
-    scales = loss_scale_ratios(ours.manifest, theirs.manifest) if free_and_alone else {}
+    scales = loss_scale_ratios(ours.manifest, theirs.manifest) if alone else {}
     free = not any((repeat, golden_repeat, chosen.bundle, cluster, fusions, scales))
     columns, at_once = _at_once(ours, theirs, in_force, options) if free else ({}, {})
     golden_records, candidate_records = (

@@ -226,7 +226,7 @@ class Result:
     def step_counts(self) -> tuple[int, int]:
         """How many steps each side has: of its records, or of its numbers if these alone count."""
         golden, candidate = (
-            len(side.manifest.series if self.series_only else side.manifest.steps)
+            len(side.manifest.series if self.series_only else side.manifest.run_steps)
             for side in (self.golden, self.candidate)
         )
         return golden, candidate

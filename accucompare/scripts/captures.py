@@ -95,7 +95,7 @@ def capture_script(
 
 def steps_held_of(golden: Place) -> Steps | None:
     with open_bundle(golden) as bundle:
-        return Steps.held(entry.step for _, entry in bundle.steps())
+        return Steps.held(entry.step for entry in bundle.manifest.run_steps)
 
 
 def locate_script(

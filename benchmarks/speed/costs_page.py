@@ -13,6 +13,8 @@ RESULTS = ROOT / "benchmarks" / "speed" / "results.json"
 PAGE = ROOT / "docs" / "costs.md"
 #: Between these lines of the page stand the tables.
 BEGIN, END = "<!-- begin: tables made by make bench -->", "<!-- end: tables made by make bench -->"
+#: Of the median: a spread beyond this is shown.
+WIDE = 0.1
 
 
 def write() -> None:
@@ -68,8 +70,10 @@ def _others(figures: Sequence[Figure]) -> str:
 
 
 def _value(figure: Figure, unit: str = "") -> str:
-    between = spread(figure.values)
-    return f"{number(figure.median)}{unit}" + (f" ({between})" if between else "")
+    """The median, with the spread where that is wide."""
+    values = figure.values
+    wide = max(values) - min(values) > WIDE * figure.median
+    return f"{number(figure.median)}{unit}" + (f" ({spread(values)})" if wide else "")
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 _RANKS = 8
-#: How the ranks cut a matrix, by the bundle's name.
-_CUTS = {"rows": 0, "columns": 1}
+#: The axes that the ranks cut, in turn, by the bundle's name. Tensor parallel with sequence
+#: parallel cuts tokens between a model's blocks and channels in them.
+_CUTS = {"rows and columns": (0, 1), "rows": (0,), "columns": (1,)}
 
 
 def measure(plan: Plan) -> Iterator[Figure]:
     data = plan.sizes.matrices
-    plan.need(4 * data.nbytes)
+    plan.need((2 + len(_CUTS)) * data.nbytes)
     plan.say(f"merging: {data.name}: making")
     with tempfile.TemporaryDirectory(dir=plan.folder) as folder:
         child("benchmarks.speed.merging", folder, data.tensors, data.elements)
@@ -50,7 +51,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _write(folder: Path, tensors: int, elements: int) -> None:
-    """Write ``golden``, and three candidates of the same values: uncut, and cut in two ways."""
+    """Write ``golden``, and candidates of the same values: uncut, and cut in each way."""
     from accucompare.bundle.writing.writer import BundleWriter
 
     width = math.isqrt(elements)
@@ -63,8 +64,8 @@ def _write(folder: Path, tensors: int, elements: int) -> None:
         for name in ("golden", "uncut"):
             values = noisy_tensor(index, width * width, name == "uncut").reshape(width, width)
             _add(writers[name, 0], 0, index, values)
-        for name, axis in _CUTS.items():
-            for rank, part in enumerate(_parts(values, axis)):
+        for name, axes in _CUTS.items():
+            for rank, part in enumerate(_parts(values, axes[index % len(axes)])):
                 _add(writers[name, rank], rank, index, part)
     for writer in writers.values():
         writer.end_step(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,25 @@ def test_a_gradient_that_cancels_to_nothing_is_no_bug_by_fixed_limits(tmp_path: 
         golden, write(tmp_path / "npu", [item("fc", np.full(64, 1e-9, "f4"))], capture=feed)
     )
     assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 8), (2, 3, 6, 4)])
+@pytest.mark.parametrize("wrong", [1.0, math.nan])
+@pytest.mark.parametrize("also", [False, True])
+def test_what_is_off_at_padding_alone_is_no_bug(
+    tmp_path: Path, shape: tuple[int, ...], wrong: float, also: bool
+) -> None:
+    mask = np.ones((2, 6), np.int64)
+    mask[1, :2] = 0
+    given = item("", mask, role="input", path="attention_mask", parent=None)
+    values = RANDOM.standard_normal(shape).astype("f4")
+    golden = write(tmp_path / "golden", [given, item("fc", values)])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"golden": "", "identity": opened.identity(), "not_fed": []}}
+    off = values.copy()
+    off[1, ..., : 3 if also else 2, :] += wrong
+    found = ac.diff(golden, write(tmp_path / "npu", [given, item("fc", off)], capture=feed))
+    assert (found.answer, found.exit_code) == (Answer.BUG if also else Answer.DIFFERENT, 1)
+    assert found.conclusion.endswith("real tokens are within tolerance") is not also
+    other = ac.diff(tmp_path / "npu", golden).conclusion
+    assert ("non-finite in golden alone" in other) is math.isnan(wrong)

@@ -374,8 +374,29 @@ def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
     fields = {"role": "param_before", "path": "weight"}
     golden = [item(values=VALUES), item(values=VALUES, **fields)]
     both = held("fc", [2 * VALUES] * 2) + held("fc", [VALUES[:3], -VALUES[3:]], **fields)
-    found = compared_fed(tmp_path / "weight", golden, both, {"tp": 2}).culprits[0]
-    assert (found.row.record.role.value, found.wrong) == ("output", (1,))
+    for ways in (compared, compared_fed):
+        found = ways(tmp_path / ways.__name__, golden, both, {"tp": 2}).culprits[0]
+        assert (found.row.record.role.value, found.wrong) == ("output", (1,))
+    # of two fused layers, each rank has a part of both
+    fused = [VALUES[[0, 1, 3, 4]], 2 * VALUES[[2, 5]]]
+    one = [item(values=VALUES)]
+    (found,) = compared(tmp_path / "fused", one, held("fc", fused), {"tp": 2}).culprits
+    assert found.wrong == (1,)
+    fused[1] *= -1
+    (found,) = compared(tmp_path / "sign", one, held("fc", fused), {"tp": 2}).culprits
+    assert found.wrong == (1,)
+    # but what golden's value is multiplied by tells nothing of a layout
+    turned = held("fc", np.split(-VALUES, 2))
+    (found,) = compared(tmp_path / "turned", one, turned, {"tp": 2}).culprits
+    assert found.row.metrics is not None
+    assert found.row.metrics.rel_l2 == 2.0
+    # a run of a flattened whole
+    flat = VALUES.reshape(-1)
+    shards = [Shard((6, 8), (at,), mesh=("dp",), flat=True) for at in (0, 11)]
+    fields = {"role": "param_grad", "path": "weight"}
+    runs = held("fc", [flat[:11], 2 * flat[11:]], shards, **fields)
+    made = compared(tmp_path / "flat", [item(values=VALUES, **fields)], runs, {"dp": 2})
+    assert made.culprits[0].wrong == (1,)
 
 
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:
@@ -821,3 +842,17 @@ def test_a_module_that_a_ring_calls_for_each_part_is_not_compared(tmp_path: Path
     told = [each for each in comparison.rows if each.module == "part"]
     assert [each.reason for each in told] == [Reason.NOT_COMPARABLE] * 2
     assert CalledInParts(1, 2) in told[0].verdict.remarks
+
+
+def test_a_ring_is_wrong_where_a_part_is_first_given_again(tmp_path: Path) -> None:
+    """Rank 1 goes on with its own part, and hands it on to rank 2 in place of rank 0's."""
+    chunks = [range(3), range(3, 6), range(6, 8)]
+    parts = [HIDDEN[:, own] for own in chunks]
+    golden = [*WHOLE, item("ring", HIDDEN)]
+    candidate = with_sequence([(ALL[0], own) for own in chunks])
+    candidate += held("ring", [parts[0], 2 * parts[1], 2 * parts[2]])
+    for call, given in enumerate([(0, 1, 2), (2, 1, 1), (1, 1, 1)]):
+        keys = [parts[number] for number in given]
+        candidate += held("part", keys, role="input", path="1", call=call, parent=("ring", 0))
+    found = next(each for each in compared(tmp_path, golden, candidate).culprits)
+    assert (found.name, found.wrong) == ("ring", (1,))

@@ -14,9 +14,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.format.records import Role
+from accucompare.compare.decide import Answer
 from accucompare.compare.origins.sites import Stage
 from accucompare.compare.rows.rows import Status
 from tests.asked import grouped
+from tests.combinations import pairwise
 
 #: Changes the model at the end of a step, which has this number.
 Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]
@@ -86,9 +88,14 @@ def run(
     return out
 
 
-@pytest.mark.parametrize("fed", [True, False])
-@pytest.mark.parametrize("change", [_halve, _halve_unseen, _clamp, _average, _at_the_end])
-@pytest.mark.parametrize("side", ["golden", "candidate"])
+@pytest.mark.parametrize(
+    ("side", "change", "fed"),
+    pairwise(
+        ("golden", "candidate"),
+        (_halve, _halve_unseen, _clamp, _average, _at_the_end),
+        (True, False),
+    ),
+)
 def test_what_the_loop_changes_on_one_side_alone_is_the_first_culprit(
     side: str, change: Change, fed: bool, tmp_path: Path
 ) -> None:
@@ -113,9 +120,12 @@ def test_a_change_between_two_steps_is_told_as_such(tmp_path: Path) -> None:
     assert str(comparison.conclusion) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", [_halve, _clamp, _average, _in_and_out])
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("fed", "change", "dtype"),
+    pairwise(
+        (True, False), (_halve, _clamp, _average, _in_and_out), (torch.float32, torch.bfloat16)
+    ),
+)
 def test_what_the_loop_changes_alike_on_both_sides_is_no_difference(
     fed: bool, change: Change, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -245,10 +255,10 @@ def run_by_hand(
 _HANDS: list[Hand] = [_by_hand, _average_of, _average_unseen, _average_anew]
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("fed", [True, False])
-@pytest.mark.parametrize("change", _HANDS)
-@pytest.mark.parametrize("rates", [(0.5,), (0.5, 0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("rates", "change", "fed", "again"),
+    pairwise(((0.5,), (0.5, 0.5, 0.5)), _HANDS, (True, False), (False, True)),
+)
 def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_is_compared(
     rates: tuple[float, ...], change: Hand, fed: bool, again: bool, tmp_path: Path
 ) -> None:
@@ -267,9 +277,9 @@ def test_what_a_loop_makes_of_parameters_in_the_last_step_without_an_optimizer_i
         assert "#" not in comparison.conclusion
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", _HANDS)
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("fed", "change", "dtype"), pairwise((True, False), _HANDS, (torch.float32, torch.bfloat16))
+)
 def test_what_a_loop_makes_of_them_alike_is_no_difference(
     fed: bool, change: Hand, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -315,9 +325,12 @@ def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(
     assert not comparison.passed
 
 
+@pytest.mark.parametrize("after", [2, 3])
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("fed", [True, False])
-def test_a_change_after_any_step_is_seen(trained: bool, fed: bool, tmp_path: Path) -> None:
+def test_a_change_after_any_step_is_seen(
+    trained: bool, fed: bool, after: int, tmp_path: Path
+) -> None:
     def run_three(out: Path, wrong: bool, feed: Path | None = None) -> Path:
         torch.manual_seed(0)
         model = _Two()
@@ -327,13 +340,44 @@ def test_a_change_after_any_step_is_seen(trained: bool, fed: bool, tmp_path: Pat
                 model(torch.ones(2, 8)).square().mean().backward()
                 optimizer.step()
                 session.step()
-                if wrong and step == 2:
+                if wrong and step == after:
                     next(model.parts["own" if trained else "other"].parameters()).data.mul_(0.5)
         return out
 
-    golden = run_three(tmp_path / "golden", False)
-    comparison = ac.diff(golden, run_three(tmp_path / "candidate", True, golden if fed else None))
-    assert (
-        comparison.culprits[0].place == "between step 2 and 3 something else changed"
-        f" parts.{'own' if trained else 'other'}.0.weight"
-    )
+    for wrong in (False, True):
+        golden = run_three(tmp_path / "golden", wrong)
+        feed = golden if fed else None
+        comparison = ac.diff(golden, run_three(tmp_path / "candidate", not wrong, feed))
+        assert (
+            comparison.culprits[0].place == f"between step {after} and {after + 1} something else"
+            f" changed parts.{'own' if trained else 'other'}.0.weight"
+        )
+        assert ac.diff(golden, run_three(tmp_path / "same", wrong, feed)).answer is Answer.IDENTICAL
+
+
+def test_what_the_last_step_leaves_behind_is_compared_without_a_training_too(
+    tmp_path: Path,
+) -> None:
+    def called(out: str, change: Callable[[nn.Module], object], **options: Any) -> Path:
+        torch.manual_seed(0)
+        model = nn.BatchNorm1d(4).eval()
+        with torch.no_grad(), ac.capture(model, tmp_path / out, **options) as session:
+            for _ in range(2):
+                model(torch.ones(3, 4))
+                session.step()
+                change(model)
+        return tmp_path / out
+
+    golden = called("golden", lambda model: None)
+    for name, change in {
+        "weight": lambda model: model.weight.clamp_(max=0.5),
+        "running_mean": lambda model: model.running_mean.data.add_(1.0),
+    }.items():
+        after = called(name, lambda model, change=change: change(model))
+        assert ac.diff(golden, after).exit_code == 1
+    with ac.open_bundle(after) as bundle:
+        assert [entry.step for entry in bundle.manifest.run_steps] == [0, 1]
+        assert [each.path for each in bundle.records() if each.step == 2] == [name]
+    ran_on = called("ran_on", lambda model: model.running_mean.data.add_(1.0), steps=1)
+    comparison = ac.diff(called("one", lambda model: model(torch.ones(3, 4)), steps=1), ran_on)
+    assert comparison.answer is Answer.IDENTICAL

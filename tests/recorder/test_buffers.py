@@ -504,7 +504,7 @@ def test_where_nothing_is_written_no_call_reads_a_buffer(
         for _ in range(3):
             model(torch.ones(4, 8))
         session.step()
-    assert own.data_ptr() not in read
+        assert own.data_ptr() not in read
     assert not any(
         record.role in WRITTEN_ROLES for record in ac.open_bundle(tmp_path / "golden").records()
     )

@@ -20,6 +20,7 @@ from accucompare.bundle.format.manifest import sealed
 from accucompare.compare.decide import Answer
 from accucompare.compare.remarks import NotOnSide, OneSideWhy
 from tests.asked import grouped
+from tests.combinations import once, pairwise
 
 Clip = Callable[[nn.Module], object]
 
@@ -91,9 +92,7 @@ def compared(
     )
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
-@pytest.mark.parametrize("how", CLIPS)
+@pytest.mark.parametrize(("how", "other", "fed"), pairwise(CLIPS, (None, 0.325), (True, False)))
 def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(
     tmp_path: Path, how: str, other: float | None, fed: bool
 ) -> None:
@@ -109,9 +108,7 @@ def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(
     )
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
-@pytest.mark.parametrize("how", CLIPS)
+@pytest.mark.parametrize(("how", "other", "fed"), pairwise(CLIPS, (None, 0.325), (True, False)))
 def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(
     tmp_path: Path, how: str, other: float | None, fed: bool
 ) -> None:
@@ -182,8 +179,7 @@ def left(out: Path, clip: Clip = lambda model: None, hooked: bool = False, **opt
     return out
 
 
-@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
-@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize(("how", "fed"), once(CHANGES, [True, False]))
 def test_a_gradient_that_is_changed_where_no_optimizer_steps_fails(
     tmp_path: Path, how: str, fed: bool
 ) -> None:
@@ -251,7 +247,7 @@ def test_a_loss_that_the_model_returns_is_compared_with_its_parts(
     assert ac.diff(golden, once(tmp_path / "fed", *more, feed=golden)).passed is passes
 
 
-def scaled(out: Path, scale: float, wrong: bool = False) -> Path:
+def scaled(out: Path, scale: float, wrong: bool = False, feed: Path | None = None) -> Path:
     """A training whose loss is scaled, or not if by 0. ``wrong``: a gradient is too large."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -259,7 +255,7 @@ def scaled(out: Path, scale: float, wrong: bool = False) -> Path:
         model[1].register_full_backward_hook(lambda _, made, given: (1.5 * made[0],))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", scale or 1.0, growth_interval=1, enabled=scale > 0)
-    with ac.capture(model, out) as session:
+    with ac.capture(model, out, feed=feed) as session:
         for step in range(2):
             output = model(torch.sin(torch.arange(12.0).reshape(3, 4) + step))
             scaler.scale(mean_square(output)).backward()
@@ -271,10 +267,12 @@ def scaled(out: Path, scale: float, wrong: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("scales", [(0.0, 1024.0), (65536.0, 1024.0)], ids=["none", "another"])
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
 def test_losses_that_are_scaled_otherwise_are_no_difference(
-    tmp_path: Path, scales: tuple[float, float]
+    tmp_path: Path, scales: tuple[float, float], fed: bool
 ) -> None:
     golden = scaled(tmp_path / "golden", scales[0])
-    assert ac.diff(golden, scaled(tmp_path / "own", scales[1])).exit_code == 0
-    comparison = ac.diff(golden, scaled(tmp_path / "wrong", scales[1], wrong=True))
+    feed = golden if fed else None
+    assert ac.diff(golden, scaled(tmp_path / "own", scales[1], feed=feed)).exit_code == 0
+    comparison = ac.diff(golden, scaled(tmp_path / "wrong", scales[1], wrong=True, feed=feed))
     assert (comparison.exit_code, comparison.culprits[0].name) == (1, "1")

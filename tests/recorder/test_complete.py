@@ -415,7 +415,7 @@ def test_two_bundles_that_lack_the_same_steps_are_not_identical(
     assert not comparison.passed
     assert (
         comparison.trouble
-        == "what there is agrees, but the capture of golden and of the candidate did not run to"
+        == "what was recorded agrees, but the capture of golden and of the candidate did not run to"
         " its end"
     )
 

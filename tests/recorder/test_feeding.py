@@ -27,6 +27,7 @@ from accucompare.errors import AccucompareError, CaptureError, RecordError, Usag
 from accucompare.recorder.capture_options import CaptureOptions
 from accucompare.recorder.session.case_capture import capture_case
 from tests.asked import grouped
+from tests.combinations import once
 from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
@@ -246,8 +247,7 @@ def capture_pair(
 # --- what is exchanged, and what is recorded ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("name", "dtype"), once(MODELS, [torch.float32, torch.bfloat16]))
 def test_a_model_fed_from_itself_gives_the_same_bits_everywhere(
     name: str, dtype: torch.dtype, tmp_path: Path, opened: Opened
 ) -> None:

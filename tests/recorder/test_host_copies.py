@@ -384,7 +384,7 @@ def naively(model: nn.Module, run: Callable[[], Any]) -> list[tuple[str, str, to
 KINDS = ["plain", "inplace", "strided", "data", "version", "after", "half", "bits", "transposed"]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), min_size=1, max_size=4),
     st.sampled_from([1, 100, 1 << 20]),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, MutableMapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.compare.decide import Answer
 from tests.recorded import Glue, Opened, Record, places
 
 
@@ -26,6 +28,11 @@ class Images:
         self.sizes = sizes
         self.origin = object()
         self._seen = 3
+
+
+class Reduction(Enum):
+    MEAN = 1
+    SUM = 2
 
 
 class Store(MutableMapping[str, Any]):
@@ -114,6 +121,46 @@ def test_an_object_without_tensors_stays_opaque(record: Record) -> None:
 
     (entry, *_) = record(Glue(lambda self, settings, x: x), Settings(), torch.ones(1)).records()
     assert entry.layout.value == "opaque"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("golden", "candidate"),
+    [
+        (torch.float32, torch.int32),
+        (torch.float32, torch.float16),
+        (torch.contiguous_format, torch.channels_last),
+        ("mean", "sum"),
+        (Reduction.MEAN, Reduction.SUM),
+        (slice(0, 3), slice(0, 4)),
+        ({"a", "b"}, {"a", "c"}),
+        (np.dtype("f4"), np.dtype("f8")),
+        (nn.Linear, nn.Conv2d),
+    ],
+    ids=["integer", "half", "format", "text", "enum", "slice", "set", "numpy", "class"],
+)
+def test_plain_data_that_a_model_returns_is_compared(
+    golden: Any, candidate: Any, inside: bool, record: Record
+) -> None:
+    def returned(value: Any) -> Any:
+        def forward(self: Any, x: torch.Tensor) -> Any:
+            both = Images(x, [])
+            both.origin = value
+            return both if inside else (x, value)
+
+        return record(Glue(forward), torch.ones(1)).path
+
+    first = returned(golden)
+    assert ac.diff(first, returned(golden)).answer is Answer.IDENTICAL
+    if not (inside and isinstance(golden, type)):
+        assert ac.diff(first, returned(candidate)).exit_code == 1
+
+
+def test_a_dtype_that_a_model_returns_may_be_its_own(record: Record) -> None:
+    model = Glue(lambda self, x: (self.a(x), x.dtype), a=nn.LayerNorm(2))
+    golden = record(model, torch.ones(1, 2)).path
+    model = model.bfloat16()
+    assert ac.diff(golden, record(model, torch.ones(1, 2).bfloat16()).path).exit_code == 0
 
 
 @pytest.mark.parametrize(

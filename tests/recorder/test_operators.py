@@ -30,6 +30,7 @@ from accucompare.live.operators.operator_calls import source_line
 from accucompare.recorder.recording import operators as capture_operators
 from accucompare.report.words import verdict_words
 from tests.asked import grouped
+from tests.combinations import once
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 
@@ -155,16 +156,22 @@ def operators(bundle: Bundle, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("context", "emulate"),
+    ("model", "context", "emulate"),
     [
-        pytest.param(torch.no_grad, None, id="no_grad"),
-        pytest.param(torch.inference_mode, None, id="inference_mode"),
-        pytest.param(torch.enable_grad, None, id="enable_grad"),
-        pytest.param(lambda: torch.autocast("cpu"), None, id="autocast"),
-        pytest.param("autocast in inference mode", None, id="both"),
-        pytest.param(torch.enable_grad, "hf32", id="enable_grad-hf32"),
-        pytest.param("autocast in inference mode", "hf32", id="both-hf32"),
+        ("gpt2", torch.no_grad, None),
+        ("gpt2", "autocast in inference mode", "hf32"),
+        ("bert", torch.inference_mode, None),
+        ("bert", torch.enable_grad, "hf32"),
+        ("convnet", torch.enable_grad, None),
+        ("convnet", "autocast in inference mode", None),
+        ("batch norm", lambda: torch.autocast("cpu"), None),
+        ("batch norm", torch.enable_grad, "hf32"),
+        ("lstm", torch.enable_grad, None),
+        ("lstm", "autocast in inference mode", None),
+        ("all of gpt2", torch.enable_grad, None),
+        ("all of gpt2", lambda: torch.autocast("cpu"), None),
     ],
+    indirect=["model"],
 )
 def test_the_model_computes_what_it_computes_without(
     model: tuple[nn.Module, torch.Tensor, str],
@@ -586,8 +593,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "dtype"), once(FAULTS, [torch.float32, torch.bfloat16]))
 def test_the_operator_with_the_fault_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype
 ) -> None:
@@ -806,8 +812,7 @@ def changed(
     return ac.diff(tmp_path / "golden", tmp_path / "candidate")
 
 
-@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "fed"), once(CHANGES, [False, True]))
 def test_what_the_two_sides_run_or_give_differently_is_named_first(
     tmp_path: Path, change: str, fed: bool
 ) -> None:

@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 import accucompare as ac
 from accucompare.bundle.format.saved_training import Component
 from tests.asked import grouped
+from tests.combinations import once
 
 # some are in newer versions only
 NAMES = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop"
@@ -92,10 +93,7 @@ def trained(
 
 
 #: Each of both, some twice.
-PAIRS = [
-    (list(OPTIMIZERS)[n % len(OPTIMIZERS)], list(SCHEDULERS)[n % len(SCHEDULERS)])
-    for n in range(max(len(OPTIMIZERS), len(SCHEDULERS)))
-]
+PAIRS = once(OPTIMIZERS, SCHEDULERS)
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)

@@ -17,6 +17,7 @@ from accucompare.bundle.format.records import Role
 from accucompare.compare.preflight_facts import About
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.errors import CaptureError
+from tests.combinations import once
 
 X = torch.arange(6)[None]
 
@@ -175,8 +176,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("forms", FORMS)
+@pytest.mark.parametrize(("forms", "fed"), once(FORMS, [False, True]))
 def test_a_weight_that_is_tied_in_another_way_trains_the_same(
     tmp_path: Path, forms: tuple[str, str], fed: bool
 ) -> None:

@@ -602,7 +602,7 @@ def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_bla
     )
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
     assert said(found.notes[0]).startswith(
-        "the step was not run again: its parameters were not those of when the watch began"
+        "the step was not run again: its parameters are not those with which the watch began"
     )
 
 
@@ -632,8 +632,7 @@ def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(
         [remark("neither-input-nor-weight", paths=["other"], operator="aten.mul.Tensor")],
     )
     assert (
-        "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor"
-        in said
+        "what went in was finite, but for what was not looked at: other of aten.mul.Tensor" in said
     )
 
 
@@ -755,8 +754,8 @@ class _Twice(nn.Module):
 @pytest.mark.parametrize(
     ("make", "note"),
     [
-        (_hooked, "none, for a hook on the module made it, and not the module itself"),
-        (_Twice, "none, for one call does not show a sum over several"),
+        (_hooked, "none, since a hook on the module made it, not the module"),
+        (_Twice, "none, since one call cannot show a sum over several"),
         (
             lambda: _once_only(),
             (

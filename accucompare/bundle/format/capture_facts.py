@@ -160,6 +160,9 @@ class Options(msgspec.Struct, frozen=True):
         fallback: the modules that ran in another type than the capture's.
         imported: the tool whose dump it was made from.
         replaced: the weights that differed from golden's before golden's were copied in.
+        closing: the number after its last step, if it looked at what that left behind. A step of
+            this number holds what changed since then. ``None`` if it did not look: in older
+            bundles, or because the model ran on without being recorded.
         unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
             known: each rank drew as if it held the whole. 0 in older bundles.
         script: whether an unedited script was captured instead of a case.
@@ -200,6 +203,7 @@ class Options(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...] = ()
     eager: bool = False
     overruled: tuple[str, ...] = ()
+    closing: Count | None = None
     unplaced_draws: Count = 0
     script: bool = False
     other_models: tuple[str, ...] = ()

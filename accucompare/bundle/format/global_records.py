@@ -78,6 +78,8 @@ class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def same(self) -> bool:
         """Whether the replicas hold the same bits."""
+        if not self.replicas:
+            return True
         own = [record.digest for record in self.terms]
         return all([record.digest for record in terms] == own for terms in self.replicas)
 

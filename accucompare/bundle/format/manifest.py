@@ -317,6 +317,12 @@ class Manifest:
         return Steps(count) if count else None
 
     @property
+    def run_steps(self) -> list[StepEntry]:
+        """The steps without the one that only holds what changed after the last. Errors as
+        ``check``."""
+        return [entry for entry in self.steps if entry.step != self.options.closing]
+
+    @property
     def lacking(self) -> str:
         """The steps that it set out to record and lacks, in words. Errors as ``check``."""
         if partial := [entry.step for entry in self.steps if entry.partial]:
@@ -324,7 +330,7 @@ class Manifest:
         asked = self.asked
         if asked is None:
             return ""
-        entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.steps
+        entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.run_steps
         held = {entry.step for entry in entries}
         if asked.chosen is None:
             return (

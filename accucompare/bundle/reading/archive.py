@@ -63,7 +63,8 @@ _NPY_HEADER = re.compile(
 )
 _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # ours takes 128 bytes; a longer one is no honest header
-_HEAD = 512  # bytes read of a member to find its data: both headers of any member of ours
+_HEAD = 512  # bytes read of a small member to find its data: both headers of any of ours
+_LARGE_HEAD = _HEAD + (1 << 12)  # of a large member, whose data begins at a page
 _GAP = 1 << 14  # bytes between two members that are cheaper to read than to skip
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
@@ -304,7 +305,7 @@ class Archive:
 
     def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
         """A member's ``.npy`` header and its offset; ``offset`` is the local header's."""
-        head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
+        head = self._read(_HEAD + size if size <= _SMALL else _LARGE_HEAD, offset)
         self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
         if end > len(head):

@@ -17,6 +17,7 @@ from accucompare.numbers import BLOCK, DTYPES, Array, DType, Kind, round_to, wid
 #: The most blocks of the whole that are put together at once: as many as parts have a share in a
 #: block, so that pieces of parts are as large as one.
 _MOST_AT_ONCE = 16
+_LEAST_AT_ONCE = 4
 
 
 class Stretch(NamedTuple):
@@ -80,8 +81,8 @@ class GlobalTensor:
         self._dtype = DTYPES[record.dtype]
         self._storage = self._dtype.storage
         self._size = math.prod(record.shape)
-        self._has_holes = sum(math.prod(box.shape) for box in record.boxes) < self._size
         self._memory = memory
+        filled = 0
         parts: dict[_Known, _Part] = {}
         held: dict[tuple[float, tuple[_Known, ...]], _Held] = {}
         for box in record.boxes:
@@ -95,9 +96,12 @@ class GlobalTensor:
                 own = tuple(parts[each] for each in terms)
                 plain = len(own) == 1 and box.factor == 1.0 and own[0].dtype is self._dtype
                 held[box.factor, terms] = _Held(own, box.factor, plain, [])
-            held[box.factor, terms].places.append(Placed.of(record.shape, box))
+            place = Placed.of(record.shape, box)
+            held[box.factor, terms].places.append(place)
+            filled += place.elements
         self._parts = list(parts.values())
         self._held = list(held.values())
+        self._has_holes = filled < self._size
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +112,7 @@ class GlobalTensor:
         readings: _Readings = {part: part.reading() for part in self._parts}
         block = start, start + elements
         share = sum(any(each.meets(*block) for each in held.places) for held in self._held)
-        step = elements * min(max(share, 1), _MOST_AT_ONCE)
+        step = elements * min(max(share, _LEAST_AT_ONCE), _MOST_AT_ONCE)
         # whole rows at a time, so that each part has one stretch in them
         rows = (each.row_within(step) for held in self._held for each in held.places)
         row = max(rows, default=1)
@@ -219,6 +223,7 @@ class Placed(NamedTuple):
         length: elements of a run.
         first, last: the box's first element in the whole, and the one behind its last.
         own: its first element in the part.
+        elements: of all runs.
     """
 
     levels: tuple[_Level, ...]
@@ -226,6 +231,7 @@ class Placed(NamedTuple):
     first: int
     last: int
     own: int
+    elements: int
 
     @classmethod
     def of(cls, shape: tuple[int, ...], box: Box) -> Placed:
@@ -264,7 +270,7 @@ def _placed(
     where: tuple[tuple[int, int], ...],
 ) -> Placed:
     if not math.prod(shape):
-        return Placed((), 0, 0, 0, 0)
+        return Placed((), 0, 0, 0, 0, 0)
     strides, own_strides = _strides(whole), _strides(part)
     axis, length = len(whole), 1
     while axis and shape[axis - 1] == whole[axis - 1] == part[axis - 1]:
@@ -283,7 +289,7 @@ def _placed(
     first = sum(at * stride for at, stride in zip(start, strides, strict=True))
     own = sum(at * stride for (at, _), stride in zip(where, own_strides, strict=False))
     extent = sum((each.number - 1) * each.stride for each in levels) + length
-    return Placed(tuple(levels), length, first, first + extent, own)
+    return Placed(tuple(levels), length, first, first + extent, own, math.prod(shape))
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:

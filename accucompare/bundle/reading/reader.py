@@ -14,9 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from accucompare.bundle.format import (
-    OPERATOR_ROLES,
+    SERIES_ROLES,
     STATE_ROLES,
-    WRITTEN_ROLES,
     GlobalRecord,
     Key,
     Manifest,
@@ -196,7 +195,7 @@ class Bundle:
         Args:
             name: qualified name of the module; ``"(root)"`` or ``""`` for the root.
             call: call index in the step.
-            role: ``"output"`` or ``"input"``; of an operator, ``"op_output"`` or ``"op_input"``.
+            role: as a record has it, such as ``"input"``, ``"grad_output"`` or ``"op_output"``.
             path: place in a nested value; may be left out where the call has a single record of the
                 role.
 
@@ -221,14 +220,9 @@ class Bundle:
         rank: int = 0,
     ) -> Record:
         """The record that ``load`` would load. Arguments and errors as there."""
-        if role not in (
-            Role.INPUT,
-            Role.OUTPUT,
-            Role.COMPUTED_BUFFER,
-            *WRITTEN_ROLES,
-            *OPERATOR_ROLES,
-        ):
-            raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
+        roles = [each.value for each in Role if each not in (*STATE_ROLES, *SERIES_ROLES)]
+        if role not in roles:
+            raise UsageError(f"role must be one of {', '.join(roles)}, but is {role!r}")
         name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]
         wanted = [

@@ -53,11 +53,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     if golden.digest is None or candidate.digest is None:
         alike = _what(golden) == _what(candidate)
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ALL_THERE_IS,), alike=alike)
-    if golden.dtype != candidate.dtype:  # equal numbers of two types have other bits
+    opaque = golden.layout is Layout.OPAQUE
+    if golden.dtype != candidate.dtype and not opaque:  # equal numbers of two types: other bits
         return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.DIGESTS_TELL_NOTHING,))
     if golden.digest == candidate.digest:
         return Verdict(Reason.IDENTICAL, remarks=(BareRemark.ALL_THERE_IS,))
-    opaque = golden.layout is Layout.OPAQUE
     remark = BareRemark.ALL_THERE_IS if opaque else BareRemark.OTHER_BITS
     return Verdict(Reason.OVER, remarks=(remark,))
 

@@ -25,7 +25,7 @@ from accucompare.compare.judging.proof import doubt, limit_on_rounded
 from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
-from accucompare.compare.limits import EXACT, Tolerance, differing, with_ceiling
+from accucompare.compare.limits import EXACT, Tolerance, differing, float_dtype, with_ceiling
 from accucompare.compare.measuring import (
     Metrics,
     are_masks_of_two_kinds,
@@ -153,7 +153,7 @@ def _judged(sides: Sides, task: Task) -> PairOutcome | BundleError:
 def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> PairOutcome:
     """Measure a pair, find the limits that apply, judge it, and settle what else is known of it."""
     tolerance = task.tolerance
-    verdict = judge_without_data(golden, candidate)
+    verdict = _settled_dtype(sides, golden, candidate, judge_without_data(golden, candidate))
     # of a sum of ranks' terms, nothing is known but a sketch
     estimated = candidate.statistics is None and _by_sketch(golden, candidate, tolerance)
     if verdict is not None and not (estimated and verdict.reason is Reason.NOT_COMPARABLE):
@@ -237,6 +237,21 @@ def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verd
     return msgspec.structs.replace(
         verdict, reason=Reason.OK, over_limit=0.0, smallest=(), remarks=(BareRemark.GIVEN_ROUNDED,)
     )
+
+
+def _settled_dtype(
+    sides: Sides, golden: Record, candidate: Record, verdict: Verdict | None
+) -> Verdict | None:
+    """The verdict on two dtypes that calls returned: they may differ if the sides compute in
+    two."""
+    of_dtypes = golden.layout is Layout.OPAQUE and golden.dtype != candidate.dtype
+    if not of_dtypes or verdict is None or verdict.reason is not Reason.OVER:
+        return verdict
+    manifests = sides.golden.manifest, sides.candidate.manifest
+    computed_in = [(float_dtype(each), each.environment.get("autocast")) for each in manifests]
+    if computed_in[0] == computed_in[1]:
+        return verdict
+    return Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.ALL_THERE_IS,))
 
 
 def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> PairOutcome | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -43,13 +44,16 @@ def settle_ranks(task: Task, outcome: PairOutcome, judge: Rejudge) -> PairOutcom
             return found
         if found.summed is not None and settled.summed is None:
             settled = found
+    nearest = settled
     for layers, other in interleaved(candidate):
         found = _settled(task, other, judge(other), judge)
         if found.verdict.status is Status.PASS:
             return _remarked(found, remarks.Interleaved(layers))
+        if _is_nearer(found, nearest):  # a wrong layout misplaces right values
+            nearest = found
     if (order := _order(candidate, judge)) is not None:
         return _remarked(settled, remarks.Swapped(order))
-    return settled
+    return nearest
 
 
 def _settled(
@@ -135,6 +139,15 @@ def _order(candidate: GlobalRecord, judge: Rejudge) -> tuple[int, ...] | None:
         if ranks != own and judge(record).verdict.status is Status.PASS:
             return tuple(ranks)
     return None
+
+
+def _is_nearer(one: PairOutcome, other: PairOutcome) -> bool:
+    """Whether one is nearer to golden, and also if golden may be multiplied by any number."""
+    errors, away = [], []
+    for each in (one.metrics, other.metrics):
+        errors.append(math.inf if each is None else each.rel_l2)
+        away.append(1.0 if each is None else -abs(1.0 - each.one_minus_cosine))
+    return errors[0] < errors[1] and away[0] < away[1]
 
 
 def _error(outcome: PairOutcome) -> tuple[bool, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,21 +34,20 @@ class Arrangement:
     axes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
+#: A box's first index and the one behind its last, in each dimension of its terms.
+Edges = tuple[tuple[int, int], ...]
+
+
 class IncompleteError(Exception):
     """RankRecords that hold a part are missing, or parts overlap."""
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """What the ranks of one place along the dimensions that are not recorded make up."""
 
     place: tuple[int, ...]
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-
-    @property
-    def content(self) -> list[str | None]:
-        return [record.digest for box in self.boxes for record in box.terms]
 
 
 def arrangements(
@@ -109,13 +108,12 @@ def _shared(
         names = (*left[: number + 1], "", *left[number + 1 :])
         for neighbours in (True, False):
             split = [
-                dataclasses.replace(
-                    unit,
+                unit._replace(
                     place=(
                         *unit.place[:number],
                         *(divmod(own, each) if neighbours else divmod(own, parts)[::-1]),
                         *unit.place[number + 1 :],
-                    ),
+                    )
                 )
                 for unit in units
                 for own in [unit.place[number]]
@@ -272,6 +270,8 @@ def _places_fill(
 def _with_replicas(units: Sequence[_Unit], number: int) -> Box:
     """The first unit's box of a number; the others' are replicas."""
     own, *others = (unit.boxes[number] for unit in units)
+    if not others:
+        return own
     replicas: list[Addends] = [*own.replicas]
     for box in others:
         replicas += (box.terms, *box.replicas)
@@ -346,21 +346,32 @@ def _in_natural_order(
 
 def _moved(box: Box, runs: Mapping[int, Runs]) -> Iterator[Box]:
     """A unit's box where its sharded axes' runs lie in the whole: one box for each run."""
+    for start, where in _moved_places(box.start, box.where, tuple(runs.items())):
+        yield replace(box, start=start, where=where)
+
+
+@lru_cache(maxsize=1 << 12)
+def _moved_places(
+    start: tuple[int, ...], where: Edges, runs: tuple[tuple[int, Runs], ...]
+) -> list[tuple[tuple[int, ...], Edges]]:
+    """The first index in the whole of each run, and its edges in the box's terms."""
     cut = [
         [
             (axis, at, max(end - count, first), min(end, first + length), end - count)
             for (at, count), end in zip(
                 own, itertools.accumulate(count for _, count in own), strict=True
             )
-            for first, length in [(box.start[axis], box.shape[axis])]
             if max(end - count, first) < min(end, first + length)
         ]
-        for axis, own in runs.items()
+        for axis, own in runs
+        for first, length in [(start[axis], where[axis][1] - where[axis][0])]
     ]
+    found = []
     for pieces in itertools.product(*cut):
-        start, where = list(box.start), list(box.where)
+        moved, edges = list(start), list(where)
         for axis, at, first, last, begins in pieces:
-            start[axis] = at + first - begins
-            edge = where[axis][0] + first - box.start[axis]
-            where[axis] = edge, edge + last - first
-        yield replace(box, start=tuple(start), where=tuple(where))
+            moved[axis] = at + first - begins
+            edge = where[axis][0] + first - start[axis]
+            edges[axis] = edge, edge + last - first
+        found.append((tuple(moved), tuple(edges)))
+    return found

@@ -48,7 +48,7 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
     manifests = bundle.manifests
     first = manifests[min(manifests)]
     stopped = next((each.stopped for each in manifests.values() if not each.complete), None)
-    counts = {rank: len(manifest.steps) for rank, manifest in manifests.items()}
+    counts = {rank: len(manifest.run_steps) for rank, manifest in manifests.items()}
     unequal = len(set(counts.values())) > 1
     if unequal and stopped is None:
         fewest = min(counts, key=counts.__getitem__)

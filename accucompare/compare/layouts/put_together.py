@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -75,10 +74,12 @@ def _statistics(boxes: Sequence[Box]) -> Statistics | None:
     """The statistics of values side by side; ``None`` if some are unknown or sums are made."""
     if any(len(box.terms) > 1 or box.factor != 1.0 for box in boxes):
         return None
-    held: Counter[int] = Counter()  # how many of a record's values the boxes hold
+    held: dict[int, int] = {}  # how many of a record's values the boxes hold
+    records: dict[int, Record] = {}
     for box in boxes:
-        held[id(box.terms[0])] += math.prod(box.shape)
-    records = {id(box.terms[0]): box.terms[0] for box in boxes}
+        key = id(box.terms[0])
+        held[key] = held.get(key, 0) + math.prod(box.shape)
+        records[key] = box.terms[0]
     known = [each.statistics for each in records.values() if each.statistics is not None]
     if len(known) < len(held) or any(
         math.prod(each.shape) != held[key] for key, each in records.items()
@@ -162,7 +163,7 @@ def interleaved(
 ) -> Iterator[tuple[int, GlobalRecord]]:
     """The tensor of fused layers, of which each rank has a part: gate and up, or query, key and
     value. With the number of layers."""
-    if len(record.axes) != 1:
+    if len(record.axes) != 1 or any(box.shape != box.part for box in record.boxes):
         return
     ((axis, _),) = record.axes
     edges = [each for box in record.boxes for each in (box.start[axis], box.shape[axis])]

@@ -51,6 +51,7 @@ class Culprit:
         cut: whether autograd's graph was cut there, so that only one side has ``row``'s gradient.
         whole: whether a whole update is meant; ``row`` is its first parameter's.
         wrong: of several ranks' parts, those that are over the limit by themselves.
+        padding: whether this and all other culprits are off at padding alone.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Culprit:
     cut: bool = False
     whole: bool = False
     wrong: tuple[int, ...] = ()
+    padding: bool = False
 
     @property
     def record(self) -> Record:

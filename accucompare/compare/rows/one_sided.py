@@ -46,12 +46,13 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             not_asked(pair, *options)
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
+            or _not_looked(pair, golden, candidate)
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
             or _not_left(pair, taking)
             or _no_gradient(pair)
-            or _not_trained(pair.record, untrained)
+            or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
         )
         if why is not None:
@@ -74,6 +75,16 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side has no record of what the other's last step left behind, if there was any."""
+    lacks_golden, step = pair.golden is None, pair.record.step
+    side, other = (candidate, golden) if lacks_golden else (golden, candidate)
+    looked = {other.manifest.options.closing, *(entry.step for entry in other.manifest.steps)}
+    if side.manifest.options.closing != step or step in looked:
+        return None
+    return NotOnSide(OneSideWhy.RAN_ON, lacks_golden)
 
 
 def _cast(pairs: Sequence[Pair]) -> set[tuple[int, int, str, int, str]]:
@@ -145,8 +156,11 @@ def _untrained(golden: Bundle, candidate: Bundle) -> PairRemark | None:
     return NotOnSide(OneSideWhy.WITHOUT_GRADIENTS, golden=False)
 
 
-def _not_trained(record: Record, untrained: PairRemark | None) -> PairRemark | None:
-    """Why a side captured without gradients has no record of a backward or an update."""
+def _not_trained(record: Record, untrained: PairRemark | None, trains: bool) -> PairRemark | None:
+    """Why a side captured without gradients has no record of a backward, an update, or a change
+    beside updates if the other side ``trains``."""
+    if record.role is Role.PARAM_CHANGED and not trains:
+        return None
     return untrained if record.role in (*TRAINING_ROLES, *NODE_ROLES) else None
 
 

@@ -37,12 +37,14 @@ def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
         if record is None:
             continue
         if row.golden is not None and row.candidate is not None:
-            both |= {record.key[:4], record.key[:3]}
+            both |= {record.key[:4], (record.rank, record.name)}
         elif record.role in WRITTEN_ROLES and row.reason in UNMATCHED and row.status is Status.FAIL:
             alone.append((row, record))
     by_call = (Role.BUFFER_UPDATE, Role.ARGUMENT_UPDATE)
     return [
-        row for row, record in alone if record.key[: 4 if record.role in by_call else 3] in both
+        row
+        for row, record in alone
+        if (record.key[:4] if record.role in by_call else (record.rank, record.name)) in both
     ]
 
 

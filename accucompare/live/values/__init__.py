@@ -20,4 +20,40 @@ from accucompare.live.values.tensors import (
     to_host,
     with_local_part,
 )
-from accucompare.live.values.values import Scalar, describe_value, is_cache, leaves, replaced
+from accucompare.live.values.values import (
+    Scalar,
+    describe_value,
+    is_cache,
+    leaves,
+    replaced,
+    telling_name,
+)
+
+__all__ = [
+    "Bits",
+    "HostValue",
+    "Scalar",
+    "added",
+    "copy_of",
+    "describe_value",
+    "difference",
+    "dressed_as",
+    "dtype_name",
+    "from_bits",
+    "is_cache",
+    "is_plain_class",
+    "layout_of",
+    "leaves",
+    "local_part",
+    "nested",
+    "other_to_host",
+    "outside_transforms",
+    "plainly",
+    "replaced",
+    "round_tensor",
+    "scalar_to_host",
+    "telling_name",
+    "tensor_of",
+    "to_host",
+    "with_local_part",
+]

@@ -339,11 +339,12 @@ def tensor_of(value: Any) -> torch.Tensor | None:
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that no array can hold: a string, large int, or what its name tells, by its digest;
-    another by its class."""
-    text = repr(value) if isinstance(value, (str, bytes, int)) else telling_name(value)
+    """A value that no array can hold: a string, large int, or what a text tells, by its digest;
+    another by its class. A dtype is that of the record, too."""
+    text = telling_name(value)
     digest = None if text is None else xxhash.xxh3_128_hexdigest(text.encode())
-    return HostValue(None, (), "", Layout.OPAQUE, describe_value(value), digest)
+    dtype = dtype_name(value) if isinstance(value, torch.dtype) else ""
+    return HostValue(None, (), dtype, Layout.OPAQUE, describe_value(value), digest)
 
 
 def from_bits(raw: Array, dtype: str) -> torch.Tensor:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-_NO_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+#: Kinds of tensors, which a call returns only if it is asked about its tensors.
+_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+
+#: What ``repr`` says all of.
+_WRITABLE = (range, type(...), Decimal, Fraction, date, timedelta, np.dtype, *_TYPES)
+
+#: Names of devices, which differ between captures to be compared.
+_DEVICES = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|meta|privateuseone)(:\d+)?")
 
 #: How deep tensors are looked for in an object's attributes.
 _DEPTH = 4
@@ -23,19 +35,23 @@ Scalar = (bool, int, float, complex)
 _LEAVES = (torch.Tensor, str, bytes, *Scalar)
 
 
-def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+def leaves(
+    value: Any, path: str = "", inside: tuple[int, ...] = (), types: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Every part of a value that holds no further parts, with its path.
 
     Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, types
     registered with PyTorch's pytree, and other objects with tensors among their attributes (a batch
-    of graphs, a list of images). ``None`` yields nothing; nor do dtypes and devices, which differ
-    between captures to be compared. Anything else is yielded whole, as is a container inside itself
-    (``inside`` holds the ids of the containers around).
+    of graphs, a list of images). ``None`` and devices yield nothing; nor do dtypes and their like
+    unless ``types``. Anything else is yielded whole, as is a container inside itself (``inside``
+    holds the ids of the containers around).
     """
     if type(value) is torch.Tensor:  # the most common case in every call
         yield path, value
         return
-    if value is None or isinstance(value, _NO_VALUES):
+    if value is None or isinstance(value, torch.device):
+        return
+    if isinstance(value, _TYPES) and not types:
         return
     children = None if id(value) in inside else _children(value)
     if children is None:
@@ -46,7 +62,7 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
         if type(child) is torch.Tensor:
             yield place, child
         elif child is not None:
-            yield from leaves(child, place, (*inside, id(value)))
+            yield from leaves(child, place, (*inside, id(value)), types)
 
 
 def replaced(
@@ -171,13 +187,13 @@ def has_attributes(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> list[str]:
-    """An object's attributes that hold tensors, and public ones with numbers or lists of them."""
+    """An object's attributes that hold tensors, and public ones with plain data or lists of it."""
     found = vars(value).items()
     return [
         name
         for name, child in found
         if _holds_tensor(child, _DEPTH - 1)
-        or (not name.startswith("_") and _is_number(child, _DEPTH))
+        or (not name.startswith("_") and _is_told(child, _DEPTH))
     ]
 
 
@@ -195,10 +211,12 @@ def _holds_tensor(value: Any, depth: int) -> bool:
     )
 
 
-def _is_number(value: Any, depth: int) -> bool:
+def _is_told(value: Any, depth: int) -> bool:
     if isinstance(value, (tuple, list)):
-        return depth > 0 and all(_is_number(child, depth - 1) for child in value)
-    return isinstance(value, Scalar)
+        return depth > 0 and all(_is_told(child, depth - 1) for child in value)
+    if isinstance(value, (np.generic, *Scalar)):
+        return True
+    return not callable(value) and telling_name(value) is not None
 
 
 def _part(key: Any) -> str:
@@ -221,15 +239,30 @@ def describe_value(value: Any) -> str:
         return f"{name} {value[:80]!r}"
     if isinstance(value, int):
         return f"int of {value.bit_length()} bits"
-    return name
+    is_written = isinstance(value, (enum.Enum, slice, set, frozenset, *_WRITABLE))
+    text = telling_name(value) if is_written else None
+    return name if text is None else text[:80]
 
 
 def telling_name(value: Any) -> str | None:
-    """The name that says all of a value: of an enumeration's member, a function, a module's method.
+    """The text that says all of a value: of plain data, an enumeration's member, a class, a
+    function, a module's method; the same for all names of devices.
 
     Functions that hold values of their own have none."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, (str, bytes, int)):
+        is_device = isinstance(value, str) and _DEVICES.fullmatch(value)
+        return "a device" if is_device else repr(value)
+    parts = (value.start, value.stop, value.step) if isinstance(value, slice) else ()
+    if isinstance(value, (set, frozenset)):
+        parts = tuple(value)
+    if parts and all(isinstance(part, (str, bytes, int, enum.Enum, type(None))) for part in parts):
+        return repr(value) if isinstance(value, slice) else repr(sorted(map(repr, value)))
+    if isinstance(value, _WRITABLE) or (isinstance(value, (set, frozenset)) and not value):
+        return repr(value)
+    if isinstance(value, type):
+        return value.__qualname__
     inner = value
     if isinstance(value, MethodType) and isinstance(value.__self__, torch.nn.Module):
         inner = value.__func__

@@ -18,7 +18,7 @@ from accucompare.text import with_article
 
 def held_steps(manifest: Manifest) -> Steps | None:
     """The steps that a bundle holds, at least in its series; ``None`` if there are none."""
-    return Steps.held(entry.step for entry in manifest.steps or manifest.series)
+    return Steps.held(entry.step for entry in manifest.run_steps or manifest.series)
 
 
 def check_golden(
@@ -36,7 +36,9 @@ def check_golden(
             or has other steps or ranks.
     """
     own, target = golden.path.resolve(), place_of(out).resolve()
-    finished = Steps.held(entry.step for _, entry in golden.steps())
+    finished = Steps.held(
+        entry.step for manifest in golden.manifests.values() for entry in manifest.run_steps
+    )
     if target in (own, *own.parents):
         raise UsageError(
             f"{out}: holds golden, which the fed capture would overwrite; choose another place"

@@ -11,6 +11,7 @@ import torch
 
 from accucompare.bundle.format import (
     AT_THE_END,
+    GRADIENT_ROLES,
     OPERATOR_ROLES,
     WRITTEN_ROLES,
     Layout,
@@ -42,6 +43,7 @@ from accucompare.live.values import (
     nested,
     other_to_host,
     scalar_to_host,
+    telling_name,
 )
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
@@ -92,6 +94,8 @@ class GoldenValues:
         self._parts = parts
         #: gives golden's records as the model has them, where one of the two has fused layers
         self.rewritten: Callable[[list[Record]], list[Record]] | None = None
+        #: by what the running step's losses are multiplied
+        self.loss_scale: Callable[[], float] = lambda: 1.0
         # by class, role and paths: what golden carries as two terms of the model's value
         self._golden_sums: set[tuple[str, Role, str, str]] = set()
         self._step: int | None = None
@@ -253,7 +257,7 @@ class GoldenValues:
             seen: the known paths of the call's other parts, whose values are taken.
             exchange: for the copy's gradient.
         """
-        if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+        if not isinstance(value, (torch.Tensor, *Scalar)) and telling_name(value) is None:
             return f"it is a {describe_value(value)}, which cannot be looked into"
         record = self.record_of(place, path, seen or {})
         if record is None:
@@ -273,12 +277,23 @@ class GoldenValues:
                 golden = golden.reshape(formed.shape)
             if second is not None:
                 golden = golden + second
+            if place.role in GRADIENT_ROLES and self._parts is None:
+                golden = self._in_own_scale(golden, place.step)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(
                 golden.to(value.dtype).to(golden.dtype), golden
             ):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
+
+    def _in_own_scale(self, golden: torch.Tensor, step: int) -> torch.Tensor:
+        """A gradient of golden's as this run's loss scale makes it."""
+        series = self._golden.manifests[self._rank].series
+        scales = (each.loss_scale or 1.0 for each in series if each.step == step)
+        ratio = self.loss_scale() / next(scales, 1.0)
+        if ratio == 1.0:
+            return golden
+        return golden.to(torch.promote_types(golden.dtype, torch.float64)) * ratio
 
     def formed(self, record: Record, value: torch.Tensor) -> Record:
         """Golden's record in the shape of a value, where one of the two has the tokens of a batch
@@ -388,11 +403,16 @@ class GoldenValues:
             }
             self.not_fed.append({**entry, "hides": True} if hides else entry)
 
-    def load(self, step: int) -> None:
-        """Read the step's list of records, unless it was read last."""
+    def load(self, step: int, may_lack: bool = False) -> None:
+        """Read the step's list of records, unless it was read last.
+
+        ``may_lack``: a step that golden lacks has none.
+        """
         if self._step == step:
             return
         records = self._records_of(step)
+        if records is None and may_lack:
+            records = []
         if records is None:
             raise CaptureError(
                 f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the"

@@ -4,7 +4,7 @@ PyTorch counts the writes into a tensor (``_version``). A call's buffers are che
 and when it calls a child: what changed since the last check, the call's own code has written. Two
 kinds of writes are not counted: ``batch_norm`` into running statistics, and ``.data``. So if a call
 has written into a buffer, the floating buffers beside it are recorded too. Before a step and at its
-end, digests find the uncounted writes in modules in train mode.
+end, digests find the uncounted writes in modules in train mode, at the capture's end in all.
 """
 
 from __future__ import annotations
@@ -123,9 +123,14 @@ class Buffers:
         self._starts = False
         self._outermost += 1
 
-    def end_step(self) -> None:
-        """A step in which the model was called ends."""
-        self._outside(Role.BUFFER_AFTER, max(self._outermost - 1, 0))
+    def end_step(self, last: bool) -> None:
+        """A step ends, ``last`` with the capture. In that one the model may not have been called,
+        and what changed is what changed since the step before.
+        """
+        if self._outermost:
+            self._outside(Role.BUFFER_AFTER, self._outermost - 1, last=last)
+        elif last:
+            self._outside(Role.BUFFER_BEFORE, 0, last=True)
 
     def calls(self, caller: Call, name: str) -> None:
         """A call's own code calls ``name``, and has written what changed in it since last time."""
@@ -201,19 +206,28 @@ class Buffers:
                 each.looked_at()
                 self._dirty[each] = None
 
-    def _outside(self, role: Role, number: int, counted: bool = False, every: bool = False) -> None:
+    def _outside(
+        self,
+        role: Role,
+        number: int,
+        counted: bool = False,
+        every: bool = False,
+        last: bool = False,
+    ) -> None:
         """Record what changed outside the calls of the model.
 
         Args:
             role, number: the record's role and call index.
             counted: check only the buffers with a counted write.
             every: treat all as changed, because unrecorded steps came before.
+            last: check all, also in eval mode, because nothing comes after.
         """
         changed = []
         # a part in eval mode may be written into, too
         trains = getattr(self._modules.named[""], "training", False)
         for slot in self._slots:
-            if every or slot.changed or ((trains or slot.module.training) and not counted):
+            looks = last or ((trains or slot.module.training) and not counted)
+            if every or slot.changed or looks:
                 before, slot.digest = slot.digest, _digest_of(slot.now)
                 if (every or slot.digest != before) and slot.digest is not None:
                     changed.append(slot)

@@ -94,6 +94,8 @@ class Recorder(Listener[RecordedCall]):
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training, layouts)
+        if feed is not None:
+            feed.loss_scale = lambda: self._updates.loss_scale
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         nodes = None
         if operators and follows:
@@ -103,6 +105,7 @@ class Recorder(Listener[RecordedCall]):
         self._lines = NodeLines() if nodes is not None else None
         self._buffers: Buffers | None = None
         self._called = False  # an outermost call has begun in this step
+        self._missed = False  # the model was called, or a step ended, without being recorded since
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
         self._witness = Witness(self._will_run_again)
@@ -190,21 +193,31 @@ class Recorder(Listener[RecordedCall]):
                 call = RecordedCall(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor)
 
-    def end_step(self, failed: bool = False) -> Callable[[], StepSeries] | None:
-        """A step is over, or has ``failed``. Returns what gives its series entry once all records
-        are written, or ``None`` if the step did not train.
+    def end_step(self, failed: bool = False, last: bool = False) -> Callable[[], StepSeries] | None:
+        """A step is over, or has ``failed``; ``last``: so is the capture. Returns what gives its
+        series entry once all records are written, or ``None`` if the step did not train.
         """
+        if last and self._feed is not None and not self._called:
+            self._feed.load(self.step, may_lack=True)
         if self._awaited is not None:
             self._awaited.end_step(failed)
-        if self._buffers is not None and self._called:
-            self.run(self._buffers.end_step, "the end of a step", ())
+        if self._buffers is not None:
+            self.run(self._buffers.end_step, "the end of a step", (last,))
         entry: Callable[[], StepSeries] | None = self.run(
-            self._updates.end_step, "the end of a step", (self.step,)
+            self._updates.end_step, "the end of a step", (self.step, last)
         )
         return entry
 
+    @property
+    def closing(self) -> int | None:
+        """The number of the step that has not begun when the capture ends; ``None`` if the model
+        ran on without being recorded, so that nothing tells what the last step left.
+        """
+        return None if self._missed or not self.called else self.step + self._called
+
     def next_step(self) -> None:
         super().next_step()
+        self._missed = not self.listening
         self._called = False
         self._maker.next_step()
         if self._backward is not None:
@@ -267,7 +280,7 @@ class Recorder(Listener[RecordedCall]):
         if call.arguments is not None:
             given = dict(call.arguments.now())
         if not call.in_second_run:
-            self._record(call, Role.OUTPUT, leaves(output))
+            self._record(call, Role.OUTPUT, leaves(output, types=True))
             if call.arguments is not None:
                 self._record_arguments(call, call.arguments, given, output)
             if self._buffers is not None:
@@ -339,6 +352,7 @@ class Recorder(Listener[RecordedCall]):
     def idle(self) -> bool:
         """Whether hooks have nothing to do. In a backward, they act in second runs only."""
         if not self.listening:
+            self._missed = True
             return True
         if not in_backward() or self.second_run() is not None:
             return False

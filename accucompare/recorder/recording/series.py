@@ -56,6 +56,11 @@ class SeriesRecorder:
         # of parameters, with the state that tells whether they were written into
         self._digests: dict[int, tuple[tuple[int, int], str | None]] = {}
 
+    @property
+    def scale(self) -> float:
+        """By which a scaler has multiplied the running step's losses; 1 without one."""
+        return 1.0 if self._now.scale is None else _number(self._now.scale)
+
     def scaled(self, results: Iterable[Any], scale: Any) -> None:
         """A scaler has multiplied losses by ``scale``, a tensor or a number."""
         self._now.scale = scale = _copy(scale)

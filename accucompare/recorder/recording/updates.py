@@ -107,6 +107,10 @@ class Updates:
         self._clipping = Clipping(self, sink, self._series, training.scaler)
 
     @property
+    def loss_scale(self) -> float:
+        return self._series.scale
+
+    @property
     def backwards(self) -> int:
         return self._series.backwards
 
@@ -159,12 +163,14 @@ class Updates:
         observe_backward_no_more(self._observer)
         self._before.clear()
 
-    def end_step(self, step: int) -> Callable[[], StepSeries] | None:
-        """A step ends: record gradients that no update took. As ``SeriesRecorder.end_step``."""
-        if self._started == self._count and self._trained:
-            self._note_changed(AT_THE_END)
-        elif self._count and self._started != self._count:
-            self._note_changed()
+    def end_step(self, step: int, last: bool) -> Callable[[], StepSeries] | None:
+        """A step ends, ``last`` with the capture: record gradients that no update took. As
+        ``SeriesRecorder.end_step``.
+        """
+        if self._started == self._count and (self._trained or last):
+            self._note_changed(AT_THE_END, last)
+        elif (self._count or last) and self._started != self._count:
+            self._note_changed(last=last)
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -231,13 +237,23 @@ class Updates:
                 each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED)
             )
 
-    def _note_changed(self, when: str = "") -> None:
+    def _note_changed(self, when: str = "", last: bool = False) -> None:
         """Record what anything but an update changed since the last one, here or in golden.
 
-        ``when`` is appended to the paths; ``AT_THE_END`` if no update followed the model's last
-        call in this step.
+        Args:
+            when: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
+                in this step.
+            last: the capture ends: of parameters that were never digested, since nothing trained
+                them, those with a counted write.
         """
         changed = self._between.changed()
+        if last and not self._trained:
+            counts = zip(self.parameters.items(), self._versions, self._written(), strict=True)
+            changed |= {
+                key
+                for (key, each), before, now in counts
+                if before not in (-1, now) and each not in self._between
+            }
         for key, each in self.parameters.items():
             place = each.owner, self._count, each.own + when
             if key in changed or (

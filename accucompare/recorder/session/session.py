@@ -95,6 +95,7 @@ class Session:
             raise failure
         recorder, steps = self._recorder, self._steps
         if steps is not None and recorder.step >= steps.count:
+            recorder.idle()  # a step that is not recorded
             return
         if recorder.listening:
             self._numerics.end_step(recorder.step)
@@ -171,7 +172,9 @@ class Session:
     def end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
-        series = recorder.end_step(failed=error is not None)
+        closing = None if error is not None else recorder.closing
+        manifest.capture["closing"] = closing
+        series = recorder.end_step(failed=error is not None, last=closing is not None)
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

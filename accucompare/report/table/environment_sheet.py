@@ -207,7 +207,7 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
     sizes = {name: size for name, (_, size) in manifest.mesh.items()}
     yield "ranks", _value(max(manifest.ranks, math.prod(sizes.values())))  # put together: as of one
     yield from flat("mesh", sizes)
-    yield "steps", _value(len(manifest.steps))
+    yield "steps", _value(len(manifest.run_steps))
     yield "records", _value(sum(step.records for step in manifest.steps))
     feed = manifest.capture.get("feed")
     of_feed = (

@@ -44,7 +44,8 @@ def print_capture(path: Place) -> None:
         size = sum(_sizes(path))
         console = open_console()
         series = 0 if steps else len(bundle.manifest.series)
-        number = len({entry.step for _, entry in steps})
+        run = [each.run_steps for each in bundle.manifests.values()]
+        number = len({entry.step for entries in run for entry in entries})
         ranks = f" of {counted(bundle.ranks, 'rank')}" if bundle.ranks > 1 else ""
         of_steps = f"{counted(number, 'step')}{ranks}, {counted(records, 'record')}, {_size(size)}"
         what = f"the series of {counted(series, 'step')}, no records" if series else of_steps

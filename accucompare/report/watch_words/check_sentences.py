@@ -31,16 +31,14 @@ CHECK_SENTENCES = {
         "the log holds no earlier run to compare with: watch twice with the same --out"
     ),
     "one-rank": "one rank",
-    "loader-workers": (
-        "what a worker draws is drawn in another process; torch gives each worker a seed of its own"
-    ),
+    "loader-workers": ("each worker draws in a process of its own, seeded by torch"),
     "custom-backward": (
         "finite differences need calls of their own: run `accucompare gradcheck CASE`"
     ),
     # data
     "inputs-finite": "{count:,} inputs were finite",
     "input-held-and-harmless": (
-        "{input} held values from {low} to {high}, and nothing that the model made of them did"
+        "{input} held values from {low} to {high}, but all that the model made of them was finite"
     ),
     "values": "values from {low} to {high}",
     "inputs-at-most": "floating inputs were {size:.4g} at most",
@@ -178,7 +176,7 @@ CHECK_SENTENCES = {
         " gradient"
     ),
     "all-in-an-optimizer": "all {trainable:,} trainable parameters are in an optimizer",
-    "too-few-updates": "{looks} looks at an update are too few: {least} at least",
+    "too-few-updates": "too few looks at an update: {looks}, and {least} are needed",
     "none-with-gradient": (
         "no parameter that an optimizer holds had a gradient in {looks:,} looks at an update[;"
         " {elsewhere:,} backwards began with a loss that leads to no parameter of the model]"
@@ -208,7 +206,7 @@ CHECK_SENTENCES = {
     "idle-units": (
         "{share:.0%} of the units of {module} gave nothing above zero in any of {looks:,} looks"
     ),
-    "too-few-looks": "{looks} looks are too few: {least} at least",
+    "too-few-looks": "too few looks: {looks}, and {least} are needed",
     "one-value": "all values that it gave were one and the same in each of {looks:,} looks",
     "one-output": (
         "what it gave was between {low:.4g} and {high:.4g} in each of {looks:,} looks, for other"
@@ -219,7 +217,7 @@ CHECK_SENTENCES = {
     "one-module": "{one} and {other} are one and the same module; {pairs:,} such pairs in lists",
     "no-one-module": "no two entries of a list are one and the same module",
     "no-modes": "no module computes otherwise in training than in evaluation",
-    "too-few-trained": "{steps:steps} that trained are too few: {least} at least",
+    "too-few-trained": "too few steps that trained: {steps}, and {least} are needed",
     "in-evaluation": (
         "{count:,} of {modules:,} dropouts and batch norms beside what is trained were in"
         " evaluation, as the whole model, in {found:,} of {steps:steps} that trained"
@@ -233,15 +231,15 @@ CHECK_SENTENCES = {
         "{modules:,} dropouts and batch norms were in training in calls without gradients, in"
         " {steps:steps}"
     ),
-    "not-as-evaluations": "{measured}: not as evaluations come",
+    "not-as-evaluations": "{measured}: too seldom, or too often, for evaluations",
     "no-running-statistics": "the model has no running statistics",
     "buffer-holds": "it holds values from {low} to {high}",
     "buffer-grew": (
-        "it came to hold values up to {size:.4g}, where {before:.4g} was the most in {looks:,}"
-        " looks before"
+        "it holds values up to {size:.4g}; the largest in {looks:,} looks before was {before:.4g}"
     ),
     "buffers-grew": (
-        "running statistics were no more than {times:.3g} x the most of before, after {looks} looks"
+        "running statistics never grew to more than {times:.3g} x their largest before, after"
+        " {looks} looks"
     ),
     "no-dropout": "the model has no dropout",
     "dropout-sets": (
@@ -270,13 +268,12 @@ CHECK_SENTENCES = {
         "the cross entropy is over one class, so that it is 0 whatever the model gives"
     ),
     "too-few-labels": (
-        "{labels:,} labels of classes that are the rows of a weight of the model are too few"
+        "too few labels: {labels:,} of classes that are the rows of a weight of the model"
     ),
     "one-label": "all of {labels:,} labels were {label:g}",
     "labels-span": "labels of {parameter} were {low:g} to {high:g}",
     "labels-not-on-every-rank": (
-        "not on every rank were enough labels seen, of classes that are the rows of a weight of"
-        " the model"
+        "too few labels on some rank, of classes that are the rows of a weight of the model"
     ),
     "no-label-in-common": (
         "ranks {one} and {other} had no label in common: {low:g} to {high:g} and {other_low:g} to"
@@ -291,16 +288,18 @@ CHECK_SENTENCES = {
     ),
     # precision
     "scale-skipped": (
-        "{skipped:,} of {updates:,} updates were skipped, {running} running at most after the"
+        "{skipped:,} of {updates:,} updates were skipped, at most {running} in a row after the"
         " first update"
     ),
     "scale-least": "the loss scale was {least:g} at least, and {first:g} at first",
     "scale-most": "the loss scale was {most:g} at most; all gradients were zero in {steps:steps}",
     "alert": "{text}[; likewise {others:names}]",
     "none-subnormal": "no module's values or gradients were subnormal in 10 % of a sample or more",
-    "none-near": "no module's values or gradients came near the largest number of their type",
+    "none-near": (
+        "no module's finite values or gradients came near the largest number of their type"
+    ),
     "no-entropy": (
-        "no entropy was looked at: the output has one class, or axes behind its classes, or is no"
+        "no entropy was looked at: the output has one class, or axes after its classes, or is no"
         " log-probability"
     ),
     "certain-and-wrong": (
@@ -408,8 +407,7 @@ CHECK_SENTENCES = {
         " fell from there"
     ),
     "no-jump": (
-        "where a learning rate ceased to rise and began to fall, it rose by no more than"
-        " {times:.3g} x in one step"
+        "before a learning rate began to fall, it rose by no more than {times:.3g} x in one step"
     ),
     "beyond-its-length": (
         "{scheduler} was made for {length:,} steps, and had been stepped {taken:,} times"
@@ -434,10 +432,10 @@ CHECK_SENTENCES = {
         "{followed:,} of {steps:steps} had an update with the rate that a scheduler had set"
     ),
     "clipped-behind": (
-        "gradients were clipped behind the update that had used them, in {behind:,} of"
-        " {updates:,}, and before none"
+        "gradients were clipped after the update that used them, in {behind:,} of {updates:,}"
+        " updates, and before it in none"
     ),
-    "gradients-zero": "all gradients were zero",
+    "gradients-zero": "all gradients were zero, or their norms not finite",
     "made-smaller": (
         "gradients were made smaller before {clipped:,} of {updates:,} updates[, to {times:.3g} x]"
     ),

@@ -45,11 +45,11 @@ CHECK_WORDS = {
         "check the collate function: a last batch of one sample that is squeezed",
     ),
     "batch-repeated": CheckWords(
-        "one batch in two steps running, by a loader begun anew",
+        "one batch in two steps in a row, from a loader begun anew",
         "check that the loader's iterator is made once an epoch, not once a step",
     ),
     "order-repeated": CheckWords(
-        "the order of the epoch before, from a loader that should shuffle",
+        "the same order as the epoch before, from a loader that should shuffle",
         "call sampler.set_epoch(epoch) before each epoch; do not seed the loader's generator anew",
     ),
     "batch-on-two-ranks": CheckWords(
@@ -65,8 +65,7 @@ CHECK_WORDS = {
         " tokenizer pads",
     ),
     "tokenizer": CheckWords(
-        "special ids, side of padding, vocabulary and first token against the run before in the"
-        " log",
+        "special ids, side of padding, vocabulary and first token, against the log's earlier run",
         "load the tokenizer that the weights were trained with",
     ),
     "seeded": CheckWords(
@@ -75,8 +74,8 @@ CHECK_WORDS = {
         " numpy.random.seed for the data",
     ),
     "drawn-behind": CheckWords(
-        "draws of Python's and NumPy's generators inside the model, which a seed of torch does"
-        " not reach",
+        "draws from Python's or NumPy's generator inside the model, which torch's seed does not"
+        " reach",
         "draw with torch inside of the model; or seed them as well, and save their states in"
         " checkpoints",
     ),
@@ -126,11 +125,11 @@ CHECK_WORDS = {
     ),
     "training-mode": CheckWords(
         "dropout and batch norm in evaluation mode, beside trained parameters, in steps that train",
-        "call model.train() before training, and again behind each evaluation",
+        "call model.train() before training, and again after each evaluation",
     ),
     "evaluation-mode": CheckWords(
-        "dropout and batch norm in training mode in evaluations: calls without gradients now and"
-        " then",
+        "dropout and batch norm in training mode in evaluations, which are occasional calls without"
+        " gradients",
         "call model.eval() before an evaluation",
     ),
     "buffers": CheckWords(
@@ -139,17 +138,17 @@ CHECK_WORDS = {
         " the data",
     ),
     "dropout": CheckWords(
-        "the share that dropout sets to zero",
+        "the share of values that dropout sets to zero",
         "nn.Dropout(p=) is the share that is set to zero, not the share that is kept",
     ),
     "custom-backward": CheckWords("custom autograd Functions against finite differences"),
     "loss-input": CheckWords(
-        "cross entropies given what a softmax or a sigmoid gave",
+        "cross entropies of what a softmax or a sigmoid gave",
         "give cross_entropy and binary_cross_entropy_with_logits what the last layer gives,"
         " without softmax; and nll_loss a log_softmax",
     ),
     "loss-shape": CheckWords(
-        "predictions and targets of different shapes, so that each meets every other",
+        "predictions and targets of different shapes, which broadcast",
         "give both one shape: output.squeeze(-1), or target.unsqueeze(-1)",
     ),
     "one-class": CheckWords(
@@ -158,19 +157,19 @@ CHECK_WORDS = {
         " of one",
     ),
     "padding-in-loss": CheckWords(
-        "labels that are padding and count in the loss",
+        "padding labels that count in the loss",
         "ignore them: labels[mask == 0] = -100, or cross_entropy(ignore_index=pad)",
     ),
     "labels-by-rank": CheckWords(
         "ranks that have no label in common", "shuffle the data before it is divided among ranks"
     ),
     "scale-falling": CheckWords(
-        "updates that the loss scaler skips one after the other, once it has let one pass",
+        "updates in a row that the loss scaler skips, once it has let one pass",
         "find what overflows at any scale (`accucompare overflow LOG`), and keep that module"
         " in float32",
     ),
     "scale-at-one": CheckWords(
-        "a loss scale that has come down to 1",
+        "a loss scale that has fallen to 1",
         "find what overflows at any scale (`accucompare overflow LOG`), and keep that module"
         " in float32, or train in bfloat16",
     ),
@@ -211,12 +210,12 @@ CHECK_WORDS = {
         " model.to(dtype)",
     ),
     "gradient-vanishes": CheckWords(
-        "each matrix's gradient norm over its weight's, beside the others'",
+        "a matrix's gradient norm over its weight's, far below the others'",
         "check the initialisation, the normalisation and saturated activations between this"
         " layer and the loss",
     ),
     "gradient-explodes": CheckWords(
-        "the same, far above the others'",
+        "a matrix's gradient norm over its weight's, far above the others'",
         "check how this weight was initialised, and the scale of what comes to it; clip gradients",
     ),
     "update-ratio": CheckWords(
@@ -228,14 +227,14 @@ CHECK_WORDS = {
         "check whether the loss is divided twice, or a loss scale is taken out twice; lower eps",
     ),
     "state-restored": CheckWords(
-        "an empty optimizer beside a scheduler or an earlier run that has gone on; one that is"
-        " made anew",
+        "an optimizer without state, though its scheduler or an earlier run has gone on; one made"
+        " anew",
         "load the optimizer's state with the weights: optimizer.load_state_dict(...); make the"
         " optimizer once, before the loop",
     ),
     "zero-grad": CheckWords(
-        "gradients of the last update to which new ones are added; gradients cleared unused",
-        "call optimizer.zero_grad() behind each update, once, and not at each micro-batch",
+        "new gradients added to those of the last update; gradients cleared unused",
+        "call optimizer.zero_grad() once after each update, and not at each micro-batch",
     ),
     "update-skipped": CheckWords(
         "steps with a backward and no update; updates that change no weight",
@@ -249,7 +248,7 @@ CHECK_WORDS = {
     "lr-range": CheckWords(
         "learning rates below 0, not finite, or 0 in many updates",
         "check the number of steps that the schedule was made for: a linear decay goes below 0"
-        " behind its end",
+        " after its end",
     ),
     "lr-jump": CheckWords(
         "a warm-up whose last rate does not meet the first of the decay",
@@ -261,11 +260,11 @@ CHECK_WORDS = {
     ),
     "schedule-steps": CheckWords(
         "how often the scheduler steps between two updates",
-        "step the scheduler once behind each update, or once each epoch if it counts epochs",
+        "step the scheduler once after each update, or once each epoch if it counts epochs",
     ),
     "schedule-order": CheckWords(
         "a scheduler stepped before the first update",
-        "call scheduler.step() behind optimizer.step()",
+        "call scheduler.step() after optimizer.step()",
     ),
     "schedule-applied": CheckWords(
         "whether updates have the rates that the scheduler set",
@@ -273,9 +272,9 @@ CHECK_WORDS = {
         " not set the rate elsewhere",
     ),
     "clip-share": CheckWords(
-        "the share of updates that were clipped, and by how much; clipping behind the update",
+        "the share of updates that were clipped, and by how much; clipping after the update",
         "clip between backward() and step(); raise the limit, or lower the learning rate:"
-        " always to clip is only a smaller learning rate",
+        " clipping always is no more than a smaller learning rate",
     ),
     "gradients-grow": CheckWords(
         "gradients all multiplied by one factor above 1 between backward and update",
@@ -292,14 +291,14 @@ CHECK_WORDS = {
     ),
     "ended": CheckWords(
         "whether the loop ended with an error",
-        "see what the step was given that it ended in: FAIL and WARN of the data say so first",
+        "see what the last step was given: look at FAIL and WARN of the data first",
     ),
     "loss-finite": CheckWords(
-        "losses that are NaN or Inf, and how many running",
+        "losses that are NaN or Inf, and how many in a row",
         "see where it began: `accucompare overflow LOG`; go on from the last checkpoint before",
     ),
     "loss-spike": CheckWords(
-        "losses far above their running spread, and above all before",
+        "losses far above their running spread, and above all earlier ones",
         "look at this step's batch and gradient norm; run the step twice: a result that"
         " differs is the hardware's (silent data corruption)",
     ),
@@ -308,7 +307,7 @@ CHECK_WORDS = {
         "lower the learning rate; check the sign of the loss and the labels",
     ),
     "norm-spike": CheckWords(
-        "gradient norms far above their running spread, and above all before",
+        "gradient norms far above their running spread, and above all earlier ones",
         "look at this step's batch; clip gradients; run the step twice: a result that differs"
         " is the hardware's",
     ),
@@ -338,7 +337,7 @@ THRESHOLD_WORDS = {
     # sound runs: 1.75 at most
     "buffer-grows": "times the largest so far",
     # with more, less than one value in ten is left
-    "dropout": "share",
+    "dropout": "share set to zero",
     # a class of 1 in 200 is among them in 99 of 100 runs
     "one-class": "fewest labels judged",
     # one that ends a text is none
@@ -347,10 +346,10 @@ THRESHOLD_WORDS = {
     "skips-running": "skipped updates in a row",
     "scale-least": "loss scale",
     "scale-zero-steps": "steps with zero gradients",
-    "entropy-least": "entropy / log(classes), below it certain",
-    "entropy-loss": "cross entropy, above it wrong",
+    "entropy-least": "share of log(classes), certain below it",
+    "entropy-loss": "cross entropy, wrong above it",
     # rounding of float32
-    "entropy-flat": "distance from 1, within it uniform",
+    "entropy-flat": "distance from 1, uniform within it",
     # half of them
     "update-lost": "share of weights, median over parameters",
     # more than the label keeps
@@ -383,11 +382,11 @@ THRESHOLD_WORDS = {
     "schedule-overruled": "share of updates",
     "clip-always": "share of updates",
     # sound runs: 0.016 at least
-    "clip-strength": "median factor; below it, always clipping is a WARN",
+    "clip-strength": "median factor, a WARN below it if always clipped",
     # rounding is below
     "clip-grows": "factor",
     # a limit of clipping is 0.01 to 100
-    "clip-scaled": "norm at the update, below it a FAIL",
+    "clip-scaled": "norm at the update, a FAIL below it",
     # msprobe's AnomalyNan
     "loss-not-finite-running": "in a row, a FAIL; one is a WARN",
     "loss-spike": "spreads above the last ten steps' median",

@@ -149,7 +149,7 @@ def how(finding: Finding) -> str:
             "made by a hook of your own on the parameter: the gradient that it was given was finite"
         ),
         Site.GRADIENTS: (
-            "finite when the backward ended, and not when the update began: made in between, as by"
+            "finite when the backward ended, but not when the update began: made in between, as by"
             " clipping"
         ),
         Site.UPDATE: (
@@ -178,7 +178,7 @@ def _aside(finding: Finding) -> str:
         return ", or given to it by another rank: what went in here was finite"
     if finding.unseen:
         names = _listed([printable_value(said(each)) for each in finding.unseen], 2)
-        return f": what was looked at of what went in was finite; not looked at: {names}"
+        return f": what went in was finite, but for what was not looked at: {names}"
     if finding.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
     return ": what went in was finite" + _but_for_legal(finding)

@@ -236,8 +236,8 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(
         lambda facts: facts.site(Site.LOSS) and facts.operator in DIVISIONS,
-        "in the loss, division by 0, as by the sum of a mask that hides everything: let what it"
-        " divides by be 1 at least",
+        "in the loss, division by 0, as by the sum of a mask that hides everything: let the"
+        " divisor be 1 at least",
     ),
     _Hint(
         lambda facts: facts.site(Site.LOSS) and facts.operator in (*_ROOTS, *_NORMS),
@@ -259,7 +259,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(
         lambda facts: facts.site(Site.SUM) and facts.start.ranks > 1,
-        "it may be another rank's, for after all-reduce every rank has it; that rank's own log"
+        "it may be another rank's, since after an all-reduce every rank has it; that rank's own log"
         " names it",
     ),
     _Hint(
@@ -295,7 +295,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(
         lambda facts: facts.of(*DIVISIONS) and facts.forward,
-        "division by 0 (0/0 is NaN): add eps to what it divides by",
+        "division by 0 (0/0 is NaN): add eps to the divisor",
     ),
     _Hint(
         lambda facts: facts.of("sqrt") and facts.forward,
@@ -332,7 +332,7 @@ _HINTS: tuple[_Hint, ...] = (
             and facts.nan
             and facts.of(*_AT_ZERO, *_ROOTS, *_NORMS, *_BOUNDED, "mul", "where", "exp")
         ),
-        "torch.where behind it does not help (0 * Inf is NaN): make safe what goes in, not what"
+        "torch.where after it does not help (0 * Inf is NaN): make safe what goes in, not what"
         " comes out",
     ),
     _Hint(
@@ -361,8 +361,8 @@ _HINTS: tuple[_Hint, ...] = (
     # Too large.
     _Hint(
         lambda facts: facts.inside and facts.finding.cause is Cause.NEAR,
-        "what goes in is near the limit already ({low} of {high}): it grows before; look at the"
-        " frames before, and scale down there",
+        "what goes in is near the limit already ({low} of {high}): the frames before show where it"
+        " grows; scale it down there",
     ),
     _Hint(
         lambda facts: (

@@ -57,7 +57,7 @@ WATCH_SENTENCES = {
     "not-run-again": "the step was not run again: {why}",
     "in-transform": "it was called inside a function transform",
     "other-parameters": (
-        "its parameters were not those of when the watch began, as with functional_call"
+        "its parameters are not those with which the watch began, as under functional_call"
     ),
     "sharded": "its parameters are sharded over ranks",
     "deepspeed": "DeepSpeed's calls may talk to other ranks",
@@ -89,11 +89,11 @@ WATCH_SENTENCES = {
         " on tensors of the step are missing"
     ),
     # what a reproducer lacks, or why there is none
-    "sum-over-calls": "none, for one call does not show a sum over several",
-    "hook-made-it": "none, for a hook on the module made it, and not the module itself",
+    "sum-over-calls": "none, since one call cannot show a sum over several",
+    "hook-made-it": "none, since a hook on the module made it, not the module",
     "part-of-rank": (
         "it holds what this rank has of {module:module}: inputs, weights, random states; to run it,"
-        " every rank is needed, for it {talks}"
+        " every rank is needed, since it {talks}"
     ),
     # what could not be looked at
     "hook-error": "an error in a hook",
@@ -146,8 +146,8 @@ WATCH_SENTENCES = {
         " gradients"
     ),
     "no-flag-here": (
-        "--flag-per-module: this device has no overflow flag, for its overflows give Inf; values"
-        " alone were looked at"
+        "--flag-per-module: this device has no overflow flag, since its overflows give Inf; only"
+        " values were looked at"
     ),
     # a gradcheck
     "derivative": (

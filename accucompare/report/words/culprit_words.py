@@ -59,7 +59,7 @@ def note(comparison: Result) -> str:
     """How to read the list of culprits, and how far to trust it."""
     parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
     if any(culprit.site == "glue" for culprit in comparison.culprits):
-        parts.append("glue: code of a module's own, between its children")
+        parts.append("glue: a module's own code between its children")
     if any(is_choice(culprit.row) for culprit in comparison.culprits):
         parts.append("blank for integers and booleans, of which none may differ")
     if any(over_limit(culprit) == math.inf for culprit in comparison.culprits):

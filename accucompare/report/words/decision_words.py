@@ -149,8 +149,8 @@ def _by_how_much(row: Row) -> str:
 def _may_hide(result: Result) -> str:
     found = _is(result.may_hide)
     return (
-        f"what was compared agrees, but {found.count} of {len(result.rows)} rows could not be, and"
-        f" an error may hide there: first {result.place(found.first)}"
+        f"what was compared agrees, but {found.count} of {len(result.rows)} rows could not be"
+        f" compared, and an error may hide there: first {result.place(found.first)}"
         f" ({verdict_words.detail(found.first)})"
     )
 
@@ -241,7 +241,7 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     BareFact.NOT_VERIFIED: _not_verified,
     BareFact.DAMAGED: lambda result: f"{len(result.damage)} record(s) could not be read",
     BareFact.UNFINISHED: lambda result: (
-        f"what there is agrees, but {preflight_words.unfinished_words(result.incomplete)}"
+        f"what was recorded agrees, but {preflight_words.unfinished_words(result.incomplete)}"
     ),
     BareFact.POOR_BASELINE: lambda result: preflight_words.message(_is(result.poor_baseline)),
     BareFact.STEPS_PROVE_NOTHING: lambda result: training_words.proves_nothing(
@@ -285,6 +285,10 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     BareFact.OVER_GIVEN: "over the tolerance asked for",
     BareFact.RUNS_BY_FIXED_LIMITS: (
         "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
+    ),
+    BareFact.AT_PADDING: (
+        "all of the error is at padding (attention_mask is 0), where attention kernels may differ;"
+        " real tokens are within tolerance"
     ),
     BareFact.OPERATOR_BLAMED: lambda result: compiled_words.blamed(
         _is(_is(result.compiled).operator)
@@ -455,7 +459,9 @@ def _named(culprit: Culprit, result: Result) -> str:
             return f"{place}: {has} makes it, {lacks} does not"
         return f"{place}: {has} has a gradient there, {lacks} has none"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{place}, {culprit.reason.value}"
+        finite = metrics is not None and not metrics.candidate_nan + metrics.candidate_inf
+        alone = " in golden alone" if finite and culprit.reason is Reason.NON_FINITE else ""
+        return f"{place}, {culprit.reason.value}{alone}"
     if different := different_values(culprit.row):
         return f"{place}, {different}"
     # a number of a parameter group

@@ -42,7 +42,7 @@ _LOOK = {
         "look at what the module takes from the cache: positions, masks, the order and number of"
         " its keys and values"
     ),
-    DecodeWay.CHUNKED: "look at what the module does with several tokens behind a cache: its mask",
+    DecodeWay.CHUNKED: "look at what the module does with several tokens after a cache: its mask",
     DecodeWay.STATIC: "look at the places that the module writes to and reads in the cache",
     DecodeWay.LEFT: "look at the module's mask, and at positions that count padding",
     DecodeWay.UNEQUAL: "look at the module's mask, and at positions that count padding",

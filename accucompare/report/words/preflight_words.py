@@ -362,7 +362,7 @@ def other_model_words(found: OtherModel) -> str:
 def refused_words(refused: RefusedBaseline) -> str:
     which = "a baseline made here" if refused.path is None else f"the baseline {refused.path}"
     why = other_code_words(refused.why)
-    return f"{which} cannot judge, for it does not run golden's code ({why})"
+    return f"{which} cannot judge, since it does not run golden's code ({why})"
 
 
 def unfit_words(why: RefusedBaseline | PreflightFinding) -> str:

@@ -109,8 +109,8 @@ _UNSEEN = {
     NotSeenWhy.NO_INPUTS: "what the model was given is not recorded",
     NotSeenWhy.NO_SAME_CALL: "no call was given the same on two ranks that hold its whole weights",
     NotSeenWhy.NO_DROPOUT: "no Dropout module dropped elements of what two ranks hold",
-    NotSeenWhy.SEEDED_ALIKE: "the capture drew the random numbers itself, on all ranks the same; a"
-    " script's are its own: accucompare capture -- torchrun …",
+    NotSeenWhy.SEEDED_ALIKE: "the capture drew the same random numbers on all ranks; a script"
+    " draws its own: accucompare capture -- torchrun …",
     NotSeenWhy.NO_VALUES: "the bundle holds no values of them",
     NotSeenWhy.NO_GRADIENTS: "no gradient of an update has replicas, or none is recorded",
     NotSeenWhy.NO_CALL_GRADIENTS: "what each call adds to a gradient (call_grad) is not recorded",
@@ -231,9 +231,9 @@ def _said(fact: RankFact) -> str:
                 )
             return f"equal inputs and weights gave several outputs{_off(rel_l2)}"
         case rank_facts.BatchTwice():
-            return "these ranks share out the rows, and were given one batch"
+            return "these ranks share out the rows, but were given one batch"
         case rank_facts.BatchApart():
-            return "these ranks should be given one batch, and were given several"
+            return "these ranks should be given one batch, but were given several"
         case rank_facts.MasksApart(share):
             return f"dropout of one input dropped other elements: {share:.1%}"
         case rank_facts.MasksAlike(elements):
@@ -268,7 +268,9 @@ def _of_gradient(fact: RankFact) -> str:
                 " one factor"
             )
         case rank_facts.OtherGradient(error):
-            return f"the gradient is no sum of what the calls gave: {error:.1%} of it is left"
+            return (
+                f"the gradient is no sum of what the calls gave: {error:.1%} of it is not explained"
+            )
     raise AssertionError(fact)
 
 

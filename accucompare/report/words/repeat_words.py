@@ -68,7 +68,7 @@ def what_is_known(made: Repeated) -> list[str]:
     lines.append(
         f"{counted(made.found.count, 'value')} disagree, in {first_few(layers, 6)}"
         + (
-            f"; the odd ones of the runs: {', '.join(str(run + 1) for run in made.found.odd)}"
+            f"; the odd runs: {', '.join(str(run + 1) for run in made.found.odd)}"
             if _few(made.found)
             else ""
         )

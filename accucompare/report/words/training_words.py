@@ -117,7 +117,7 @@ def proves_nothing(training: TrainingResult) -> str:
         )
     missing, more = training.alone
     return (
-        f"what there is agrees, but the candidate lacks {missing} of golden's"
+        f"what was recorded agrees, but the candidate lacks {missing} of golden's"
         f" {len(training.pairs) - more} steps"
     )
 
@@ -186,7 +186,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
         )
     for side, count in zip(("golden", "the candidate"), training.alone, strict=True):
         if count:
-            yield f"{counted(count, 'step')} only {side} has, not compared"
+            yield f"not compared: {counted(count, 'step')} that only {side} has"
     if training.same_batches is None:
         yield (
             "whether both were given the same batches is not known: their digests cannot be"

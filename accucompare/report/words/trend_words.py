@@ -150,7 +150,7 @@ def left_out_run_words(each: LeftOutRun) -> str:
             " have the name and shape of a layer of the other runs; give the runs of one model"
         )
     if each.why is NotInTrendWhy.NO_COMPARISON:
-        return f"{each.path}: passed over: a JSON, but none of a comparison"
+        return f"{each.path}: left out: a JSON, but not of a comparison"
     return each.told if each.path in each.told else f"{each.path}: {each.told}"
 
 

@@ -135,7 +135,7 @@ def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[
         case BareRemark.DIGESTS_TELL_NOTHING:
             yield f"{known}, of which digests tell nothing"
         case BareRemark.OTHER_BITS:
-            yield f"other bits, of {known}; how far apart they are was not recorded"
+            yield f"other bits ({known}); how far apart they are was not recorded"
         case BareRemark.OTHER_SHAPES:
             yield shapes
         case BareRemark.BROADCAST:
@@ -250,7 +250,7 @@ _BARE = {
     ),
     BareRemark.MAY_BE_MASKS: "statistics alone cannot judge values that may be masks",
     BareRemark.HANDED_ON: (
-        "the call hands its input on, so that a capture records no gradient of its own for it"
+        "the call hands its input on, so a capture records no gradient of its own for it"
     ),
     BareRemark.STEP_NOT_FED: "a step that was not fed",
     BareRemark.WAY_OF_UPDATING: (
@@ -293,6 +293,10 @@ _NOT_IN_DUMP = {
 
 _NOT_ON_SIDE = {
     OneSideWhy.VERSION: "{side} was captured by a version that does not record it",
+    OneSideWhy.RAN_ON: (
+        "{side} was captured by an older version, or ran on after its last recorded step: what that"
+        " step left behind was not looked at"
+    ),
     OneSideWhy.NO_UPDATE: "{side} has gradients only where an optimizer steps: an older version, or"
     " several ranks",
     OneSideWhy.FLAT_PARAMETERS: (
@@ -477,8 +481,8 @@ def _of_numbers(remark: PairRemark) -> str:
             )
         case remarks.FewCarryNorm(few, elements):
             return (
-                f"{few:.1f} of {elements} elements carry golden's norm; the limit is that for so"
-                " few"
+                f"only {few:.1f} of {elements} elements carry golden's norm, so the limit is that"
+                " of so few"
             )
         case remarks.BeyondLastPlace(different, elements, dtype, baseline):
             return (
