@@ -175,7 +175,10 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
         ]
     crc, hashing = (
         _with_version(module)
-        for module in (archive_writer.crc32.__module__, digests.xxhash.__name__)
+        for module in (
+            archive_writer.crc32.__module__,  # type: ignore[attr-defined]
+            digests.xxhash.__name__,  # type: ignore[attr-defined]
+        )
     )
     parts: dict[str, str | None] = {"kernel": kernel.description(), "crc": crc, "digests": hashing}
     if parts["kernel"] == "compiled":

@@ -3,3 +3,5 @@
 from accucompare.dumps.importing import import_dump
 from accucompare.dumps.items import Naming
 from accucompare.dumps.overflows import Overflows, holds_overflows, outputs_of, overflows_in
+
+__all__ = ["Naming", "Overflows", "holds_overflows", "import_dump", "outputs_of", "overflows_in"]

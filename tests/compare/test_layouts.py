@@ -382,11 +382,21 @@ def test_of_parts_all_ranks_that_are_wrong_are_named(tmp_path: Path) -> None:
     one = [item(values=VALUES)]
     (found,) = compared(tmp_path / "fused", one, held("fc", fused), {"tp": 2}).culprits
     assert found.wrong == (1,)
+    fused[1] *= -1
+    (found,) = compared(tmp_path / "sign", one, held("fc", fused), {"tp": 2}).culprits
+    assert found.wrong == (1,)
     # but what golden's value is multiplied by tells nothing of a layout
     turned = held("fc", np.split(-VALUES, 2))
     (found,) = compared(tmp_path / "turned", one, turned, {"tp": 2}).culprits
     assert found.row.metrics is not None
     assert found.row.metrics.rel_l2 == 2.0
+    # a run of a flattened whole
+    flat = VALUES.reshape(-1)
+    shards = [Shard((6, 8), (at,), mesh=("dp",), flat=True) for at in (0, 11)]
+    fields = {"role": "param_grad", "path": "weight"}
+    runs = held("fc", [flat[:11], 2 * flat[11:]], shards, **fields)
+    made = compared(tmp_path / "flat", [item(values=VALUES, **fields)], runs, {"dp": 2})
+    assert made.culprits[0].wrong == (1,)
 
 
 def test_replicas_apart_by_rounding_pass_and_say_so(tmp_path: Path) -> None:

@@ -7,3 +7,18 @@ from accucompare.bundle.reading.sketches import Sketch, numbers_of
 from accucompare.bundle.reading.step_columns import Outline, StepColumns
 from accucompare.bundle.reading.stored_tensor import Index, StoredTensor
 from accucompare.bundle.reading.verification import Verified, verify
+
+__all__ = [
+    "Bundle",
+    "GlobalTensor",
+    "Index",
+    "Outline",
+    "Sketch",
+    "StepColumns",
+    "StoredTensor",
+    "Verified",
+    "bundle_html",
+    "numbers_of",
+    "open_bundle",
+    "verify",
+]

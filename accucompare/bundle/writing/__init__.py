@@ -18,3 +18,22 @@ from accucompare.bundle.writing.record_file import (
     sketches_name,
 )
 from accucompare.bundle.writing.writer import QUEUE_BYTES, BundleWriter
+
+__all__ = [
+    "LENT",
+    "QUEUE_BYTES",
+    "SKETCHES_A_MEMBER",
+    "BundleWriter",
+    "Lease",
+    "RecordFile",
+    "Sketched",
+    "archive_writer",
+    "discard_unfinished",
+    "forget_previous",
+    "locked",
+    "prepare_directory",
+    "previous_of",
+    "refuse_directory",
+    "restore_previous",
+    "sketches_name",
+]

@@ -14,3 +14,23 @@ from accucompare.compare.fits.fit_facts import (
     Switched,
 )
 from accucompare.compare.fits.keeping_search import Choice, KeepingSearch
+
+__all__ = [
+    "ENTERING",
+    "LEAVING",
+    "LOW",
+    "CalledTree",
+    "Choice",
+    "CurvePoint",
+    "ErrorTerms",
+    "Fit",
+    "FitAnswer",
+    "FitGoal",
+    "FitOutput",
+    "FitRun",
+    "KeepingSearch",
+    "KeptPlaces",
+    "Mask",
+    "PlaceShare",
+    "Switched",
+]

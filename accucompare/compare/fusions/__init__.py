@@ -3,3 +3,5 @@
 from accucompare.compare.fusions.carried_apart import added_like, is_sum, with_carried_sums
 from accucompare.compare.fusions.fused_weights import find_fused
 from accucompare.compare.fusions.fusions import Fusions, on_fusions
+
+__all__ = ["Fusions", "added_like", "find_fused", "is_sum", "on_fusions", "with_carried_sums"]

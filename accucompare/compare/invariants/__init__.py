@@ -12,3 +12,16 @@ from accucompare.compare.invariants.rank_facts import (
     RankStatus,
     RunChecks,
 )
+
+__all__ = [
+    "NotSeenWhy",
+    "RankAnswer",
+    "RankCheck",
+    "RankFact",
+    "RankOutcome",
+    "RankPlace",
+    "RankStatus",
+    "RunChecks",
+    "check_run",
+    "rank_facts",
+]

@@ -23,3 +23,33 @@ from accucompare.compare.origins.unseen import (
 )
 from accucompare.compare.origins.vouching import vouched_for
 from accucompare.compare.origins.wrong_ranks import where_it_begins
+
+__all__ = [
+    "PARAMETER_GRADIENTS",
+    "STRUCTURAL",
+    "Culprit",
+    "FactorCause",
+    "NotFed",
+    "ScaledGradients",
+    "Stage",
+    "Terms",
+    "Trace",
+    "Unseen",
+    "are_masks",
+    "differing_choices",
+    "find_culprits",
+    "is_choice",
+    "is_of_glue",
+    "not_fed",
+    "parameter_of",
+    "scaled_first",
+    "small_changes",
+    "unseen_rows",
+    "unsteady",
+    "vouched_for",
+    "weights_not_shown",
+    "where_it_begins",
+    "with_descriptions",
+    "with_producers",
+    "without_output",
+]

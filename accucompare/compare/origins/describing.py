@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec.structs import replace as replaced
 
-from accucompare.bundle.format import GlobalRecord, Record, Role
+from accucompare.bundle.format import Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.limits import differing, other_configuration
 from accucompare.compare.measuring import Sample, is_masked, may_hold_masks
@@ -76,31 +76,11 @@ def _described(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         )
         for side in values:
             side[masked] = -np.inf  # masks are equal
-    wrong = wrong_parts(culprit.row, *values) if sample is None else ()
     normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
     if culprit.stage is not Stage.FORWARD or is_buffer(ours):
         shape = replaced(shape, causes=())  # they are of what a forward gives
-    return replace(culprit, shape=shape, wrong=wrong)
-
-
-@np.errstate(all="ignore")
-def wrong_parts(row: Row, golden: Float64, candidate: Float64) -> tuple[int, ...]:
-    """The ranks whose own parts of a tensor are over the limit that it fails."""
-    record, times = row.candidate, row.verdict.over_limit
-    if not isinstance(record, GlobalRecord) or record.reduced or row.metrics is None or not times:
-        return ()
-    limit, wrong = row.metrics.rel_l2 / times, set[int]()
-    for box in record.boxes:
-        if box.flat or not box.same or len(box.terms) > 1:
-            return ()
-        part = tuple(
-            slice(at, at + length) for at, length in zip(box.start, box.shape, strict=True)
-        )
-        allowed = limit * float(np.linalg.norm(golden[part]))
-        if float(np.linalg.norm(candidate[part] - golden[part])) > allowed:
-            wrong |= {term.rank for (term,) in (box.terms, *box.replicas)}
-    return tuple(sorted(wrong))
+    return replace(culprit, shape=shape)
 
 
 def _other_choices(row: Row, golden: Bundle, candidate: Bundle) -> OtherChoices:

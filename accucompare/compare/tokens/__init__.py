@@ -4,3 +4,16 @@ from accucompare.compare.tokens.paired_sides import PairedSides
 from accucompare.compare.tokens.routing import Routing, routings
 from accucompare.compare.tokens.row_labels import HeldRows, RowLabels, paired_rows, row_digests
 from accucompare.compare.tokens.token_pairs import PairedTokens, pairs_by_token, with_tokens
+
+__all__ = [
+    "HeldRows",
+    "PairedSides",
+    "PairedTokens",
+    "Routing",
+    "RowLabels",
+    "paired_rows",
+    "pairs_by_token",
+    "routings",
+    "row_digests",
+    "with_tokens",
+]

@@ -13,3 +13,20 @@ from accucompare.compare.trends.trend_facts import (
     TrendRun,
     of_other_models,
 )
+
+__all__ = [
+    "BEST",
+    "FIRST",
+    "TREND_EXIT_CODES",
+    "LayerError",
+    "LeftOutRun",
+    "NotInTrendWhy",
+    "PlaceState",
+    "PlaceTrend",
+    "SeenRow",
+    "TrendAnswer",
+    "TrendFacts",
+    "TrendRun",
+    "errors_by_layer",
+    "of_other_models",
+]

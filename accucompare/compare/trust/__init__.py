@@ -2,3 +2,5 @@
 
 from accucompare.compare.trust.chosen_baseline import ChosenBaseline, choose_baseline
 from accucompare.compare.trust.preflight import preflight_findings
+
+__all__ = ["ChosenBaseline", "choose_baseline", "preflight_findings"]

@@ -21,3 +21,23 @@ from accucompare.findings.checklist.health_checklist import (
     judge_vitals,
     read_thresholds,
 )
+
+__all__ = [
+    "CHECKS",
+    "FINITE",
+    "STATUS_EXIT_CODES",
+    "Check",
+    "CheckOutcome",
+    "CheckStatus",
+    "Checklist",
+    "Health",
+    "Layer",
+    "failed",
+    "judge_finite",
+    "judge_log",
+    "judge_vitals",
+    "not_looked_at",
+    "passed",
+    "read_thresholds",
+    "warned",
+]

@@ -35,3 +35,38 @@ from accucompare.live.modules.recomputation import (
 from accucompare.live.modules.state import put_together, state_record, take_apart
 from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
+
+__all__ = [
+    "AroundSecondRun",
+    "Attributes",
+    "Call",
+    "Hook",
+    "Listener",
+    "Mark",
+    "Modules",
+    "Unsaved",
+    "Witness",
+    "arguments_of",
+    "attributes_of",
+    "check_finite",
+    "class_of",
+    "function_name",
+    "generators_of",
+    "has_setup",
+    "in_backward",
+    "in_trial_call",
+    "is_torchs",
+    "listens",
+    "name_modules",
+    "observed_functions",
+    "only_holds_modules",
+    "plain_numbers",
+    "points",
+    "put_together",
+    "set_attributes",
+    "state_record",
+    "take_apart",
+    "unwrapped",
+    "witness",
+    "witness_no_more",
+]

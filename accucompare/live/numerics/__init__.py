@@ -20,3 +20,26 @@ from accucompare.live.numerics.graph_trial import (
 from accucompare.live.numerics.in_parts import in_parts
 from accucompare.live.numerics.numerics import Numerics
 from accucompare.live.numerics.regions import ModuleTree
+
+__all__ = [
+    "OWN",
+    "CompiledRegions",
+    "ModuleTree",
+    "Numerics",
+    "OperatorTrial",
+    "ProbedGraph",
+    "autocast_now",
+    "autocast_then",
+    "backwards_at_once",
+    "describe_autocast",
+    "eager_stance",
+    "generated_code",
+    "in_parts",
+    "kernel_of",
+    "probing",
+    "registered_again",
+    "telling_compilation",
+    "try_backwards",
+    "try_prefixes",
+    "try_values",
+]

@@ -7,3 +7,17 @@ from accucompare.recorder.feeding.golden_checks import check_golden, check_model
 from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 from accucompare.recorder.feeding.lending import Lent
 from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
+
+__all__ = [
+    "IN_PLACE_OF",
+    "FedPlace",
+    "FedUpdates",
+    "Feeding",
+    "Lent",
+    "Memory",
+    "OperatorFeed",
+    "check_golden",
+    "check_model",
+    "held_steps",
+    "storages",
+]

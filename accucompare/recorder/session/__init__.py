@@ -18,3 +18,23 @@ from accucompare.recorder.session.failures import (
 from accucompare.recorder.session.model_capture import capture_model
 from accucompare.recorder.session.session import Session
 from accucompare.recorder.session.start import Start, Within, rank_and_ranks
+
+__all__ = [
+    "Built",
+    "Casting",
+    "Session",
+    "Start",
+    "WantedGradientsError",
+    "Within",
+    "build",
+    "capture",
+    "capture_baselines",
+    "capture_case",
+    "capture_model",
+    "moved",
+    "naming_the_model",
+    "rank_and_ranks",
+    "recording",
+    "repeat_of",
+    "telling_exits",
+]

@@ -12,3 +12,22 @@ from accucompare.report.contents.trend_sheets import (
     run_columns,
     trend_sheets,
 )
+
+__all__ = [
+    "all_layers",
+    "divergence",
+    "fit_tables",
+    "group_columns",
+    "listed_places",
+    "made_by",
+    "meaning",
+    "place_columns",
+    "run_columns",
+    "sized",
+    "step_columns",
+    "summaries",
+    "summary",
+    "training",
+    "trend_sheets",
+    "unmatched",
+]

@@ -17,3 +17,20 @@ from accucompare.report.terminal.terminal_reruns import (
     print_repeats,
 )
 from accucompare.report.terminal.terminal_trend import print_trend
+
+__all__ = [
+    "print_capture",
+    "print_comparison",
+    "print_decode",
+    "print_fit",
+    "print_import",
+    "print_invariance",
+    "print_ranks",
+    "print_records",
+    "print_repeats",
+    "print_table",
+    "print_tensor",
+    "print_trend",
+    "print_verified",
+    "shown",
+]

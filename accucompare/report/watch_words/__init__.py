@@ -13,3 +13,19 @@ from accucompare.report.watch_words.finding_words import (
 )
 from accucompare.report.watch_words.hints import hints_for
 from accucompare.report.watch_words.remark_words import printable_value, said
+
+__all__ = [
+    "CHECK_WORDS",
+    "THRESHOLD_WORDS",
+    "answer",
+    "called",
+    "described",
+    "finding_headline",
+    "hints_for",
+    "kinds",
+    "printable_value",
+    "said",
+    "short",
+    "smallest",
+    "where",
+]

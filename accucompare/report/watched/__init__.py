@@ -18,3 +18,21 @@ from accucompare.report.watched.terminal_watch import (
     verdict_line,
 )
 from accucompare.report.watched.watch_environment import rank_entries
+
+__all__ = [
+    "HEALTH",
+    "checks_fail",
+    "headline",
+    "norm_sheets",
+    "print_analysis",
+    "print_finding",
+    "print_frames",
+    "print_gradcheck",
+    "print_health",
+    "print_health_briefly",
+    "print_overflows",
+    "print_watched",
+    "rank_entries",
+    "verdict_line",
+    "watch_columns",
+]

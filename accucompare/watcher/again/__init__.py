@@ -2,3 +2,5 @@
 
 from accucompare.watcher.again.contexts import Contexts, copies_of
 from accucompare.watcher.again.explanation import Explainer
+
+__all__ = ["Contexts", "Explainer", "copies_of"]
