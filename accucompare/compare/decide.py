@@ -266,6 +266,8 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield BareFact.JUDGED_BY_FEW
     if result.far_beyond is not None:
         yield BareFact.FAR_BEYOND
+    if result.part_beyond is not None:
+        yield BareFact.PART_BEYOND
     if result.may_hide is not None:
         yield BareFact.MAY_HIDE
     if result.weights_not_shown:

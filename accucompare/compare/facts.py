@@ -32,6 +32,7 @@ class BareFact(Enum):
     WITHIN_REFUSED = auto()
     JUDGED_BY_FEW = auto()  # the baseline judges fewer than half of the compared rows
     FAR_BEYOND = auto()  # a row is far beyond rounding, and so is the baseline
+    PART_BEYOND = auto()  # a row is within its limits, and a part of it far beyond them
     MAY_HIDE = auto()  # rows that could not be compared, in which an error may hide
     WEIGHTS_NOT_SHOWN = auto()  # they differ, and nothing that was compared depends on them
     OTHER_MODELS = auto()  # of the script, that might have been captured, too

@@ -28,6 +28,7 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.compare.reference import BesideReference, Reference, beside_reference
+from accucompare.compare.remarks import BeyondInPart
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
@@ -295,6 +296,18 @@ class Result:
     def far_beyond(self) -> Row | None:
         """The first row that is far beyond rounding where the baseline is too."""
         return next((row for row in but_plain(self.rows) if row.verdict.beyond), None)
+
+    @cached_property
+    def part_beyond(self) -> Row | None:
+        """The first row that is within its limits while a part of it is far beyond rounding."""
+        return next(
+            (
+                row
+                for row in but_plain(self.rows)
+                if any(isinstance(each, BeyondInPart) for each in row.verdict.remarks)
+            ),
+            None,
+        )
 
     @cached_property
     def may_hide(self) -> Unseen | None:

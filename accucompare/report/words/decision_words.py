@@ -138,6 +138,16 @@ def _far_beyond(result: Result) -> str:
     )
 
 
+def _part_beyond(result: Result) -> str:
+    row = _is(result.part_beyond)
+    part = 0.0 if row.metrics is None else row.metrics.in_part
+    return (
+        f"{result.place(row)} is off{_by_how_much(row)}, and a part of it by {part:.3g}, far beyond"
+        " rounding: some of its values are wrong, or rounding changed a choice (a router's) before;"
+        " a baseline or a fed capture tells"
+    )
+
+
 def _by_how_much(row: Row) -> str:
     if row.metrics is None:
         return ""
@@ -256,6 +266,7 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
         " compared rows only"
     ),
     BareFact.FAR_BEYOND: _far_beyond,
+    BareFact.PART_BEYOND: _part_beyond,
     BareFact.MAY_HIDE: _may_hide,
     BareFact.WEIGHTS_NOT_SHOWN: lambda result: (
         "what was compared agrees, but does not depend on parameters that differ:"
