@@ -140,11 +140,10 @@ def _far_beyond(result: Result) -> str:
 
 def _part_beyond(result: Result) -> str:
     row = _is(result.part_beyond)
-    part = 0.0 if row.metrics is None else row.metrics.in_part
     return (
-        f"{result.place(row)} is off{_by_how_much(row)}, and a part of it by {part:.3g}, far beyond"
-        " rounding: some of its values are wrong, or rounding changed a choice (a router's) before;"
-        " a baseline or a fed capture tells"
+        f"{result.place(row)} is off{_by_how_much(row)}, and a part of it by"
+        f" {_is(row.metrics).in_part:.3g}, far beyond rounding: some of its values are wrong, or"
+        " rounding changed a choice (a router's) before; a baseline or a fed capture tells"
     )
 
 
