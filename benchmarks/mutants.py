@@ -68,6 +68,7 @@ EXEMPT = {
     "layout_checks._NEIGHBOURS": "how long the runs of tokens are that are looked up",
     "part_ways": "how much of a tensor is read to tell its layout",
     "masks.MOST_BROADCAST": "memory",
+    "off_at_padding": "which dimensions are batch entries and tokens",
     "norms": "exact sums: which of two formulas loses fewer digits",
     "patterns": "the shape of an error",
     "preflight": "how many differences are listed",

@@ -14,7 +14,7 @@ from accucompare.compare.judging import but_plain
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Status
+from accucompare.compare.rows import UNMATCHED, Reason, Status
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
 from accucompare.selection import RoleGroup
 
@@ -75,12 +75,10 @@ def _by_standard(result: Result) -> Decision | None:
     if accepted is None:
         return None
     if accepted.trouble_of(result.training, result.incomplete):
-        return _not_sure(
-            facts.StandardNotJudged(accepted, result.training, tuple(result.incomplete))
-        )
+        return _not_sure(BareFact.STANDARD_NOT_JUDGED)
     if accepted.passed:
-        return Decision(Answer.WITHIN, (facts.StandardMet(accepted.standard),))
-    return _different(facts.StandardMissed(accepted.standard))
+        return Decision(Answer.WITHIN, (BareFact.STANDARD_MET,))
+    return _different(BareFact.STANDARD_MISSED)
 
 
 def _nothing_to_rely_on(result: Result) -> Decision | None:
@@ -111,8 +109,11 @@ def _all_clear(result: Result) -> Decision | None:
 
 
 def _by_poor_baseline(result: Result) -> Decision | None:
-    doubt = _poor_baseline(result) or _judged_by_few(result)
-    return None if doubt is None or result.by_user else _not_sure(doubt)
+    if result.by_user:
+        return None
+    if result.poor_baseline is not None:
+        return _not_sure(BareFact.POOR_BASELINE)
+    return _not_sure(BareFact.JUDGED_BY_FEW) if _judged_by_few(result) else None
 
 
 def _parted(result: Result) -> Decision | None:
@@ -136,11 +137,10 @@ def _given_other_things(result: Result) -> Decision | None:
 
 
 def _far_beyond(result: Result) -> Decision | None:
-    row = result.far_beyond
-    if row is not None and all(
+    if result.far_beyond is not None and all(
         culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits
     ):
-        return _not_sure(facts.FarBeyond(row, failed=True))
+        return _not_sure(BareFact.FAR_BEYOND)
     return None
 
 
@@ -159,14 +159,7 @@ def _parted_before(result: Result) -> Decision | None:
 
 def _first_over(result: Result) -> Decision | None:
     if not result.culprits:
-        counts = result.counts().items()
-        return _different(
-            facts.NoOwnError(
-                tuple(
-                    (reason, count) for reason, count in counts if STATUS_OF[reason] is Status.FAIL
-                )
-            )
-        )
+        return _different(BareFact.NO_OWN_ERROR)
     culprit = result.culprits[0]
     if (
         not result.fed
@@ -193,7 +186,7 @@ def _by_limits(result: Result) -> Decision | None:
         return None
     candidate = result.culprits[0].row.candidate
     given = candidate is not None and result.in_force.of_user(candidate) is not None
-    limits = BareFact.OVER_GIVEN if given else facts.ByFixedLimits(result.refused)
+    limits = BareFact.OVER_GIVEN if given else BareFact.BY_FIXED_LIMITS
     return _different(_blamed(result, result.culprits), *_unproved(result), limits)
 
 
@@ -202,9 +195,9 @@ def _bug(result: Result) -> Decision:
     blamed = _blamed(
         result, [*told, *(culprit for culprit in result.culprits if culprit not in told)]
     )
-    refused = () if result.refused is None else (facts.ByFixedLimits(result.refused),)
+    refused = () if result.refused is None else (BareFact.BY_FIXED_LIMITS,)
     operator = None if result.compiled is None else result.compiled.operator
-    where = () if operator is None else (facts.OperatorBlamed(operator),)
+    where = () if operator is None else (BareFact.OPERATOR_BLAMED,)
     return Decision(Answer.BUG, (blamed, *where, *_unproved(result), *refused))
 
 
@@ -240,17 +233,15 @@ def _different(*found: Fact) -> Decision:
 def _trouble(result: Result) -> Iterator[Fact]:
     """Why rows and steps give no reliable verdict, whether rows fail or not."""
     if any(result.hashes) and not all(result.hashes):
-        yield facts.HashesOfOneSide(golden=result.hashes[0])
+        yield BareFact.HASHES_OF_ONE_SIDE
     if not result.compared and not result.steps_judged:
         yield BareFact.NOTHING_COMPARED
-    if unverified := tuple(
-        finding for finding in result.preflight if finding.about is About.UNVERIFIED
-    ):
-        yield facts.NotVerified(unverified)
+    if result.unverified:
+        yield BareFact.NOT_VERIFIED
     if result.damage:
-        yield facts.Damaged(len(result.damage))
+        yield BareFact.DAMAGED
     if result.incomplete and (not result.failed or result.only_unfinished):
-        yield facts.Unfinished(tuple(result.incomplete))
+        yield BareFact.UNFINISHED
     unsteady = tuple(
         row for row in but_plain(result.rows) if row.reason is Reason.NOT_DETERMINISTIC
     )
@@ -260,54 +251,43 @@ def _trouble(result: Result) -> Iterator[Fact]:
 
 def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     """Why passing rows prove nothing. The user's limits, and the same bits, need no baseline."""
-    compiled = result.compiled or result.candidate.manifest.options.compiled
-    if compiled is not None and compiled.backend is not None and compiled.eager:
-        yield facts.RanEagerly(compiled.eager)
+    if result.eager:
+        yield BareFact.RAN_EAGERLY
     if result.candidate.manifest.options.eager and not result.golden.manifest.options.eager:
         yield BareFact.NOT_COMPILED
     by_baseline = not result.by_user and not _identical(result)
-    if by_baseline and (poor := _poor_baseline(result)):
-        yield poor
+    if by_baseline and result.poor_baseline is not None:
+        yield BareFact.POOR_BASELINE
     if result.training is not None and result.training.proves_nothing:
-        yield facts.StepsProveNothing(result.training)
-    if by_baseline:
-        yield from (facts.WithinFixedLimits(unproved) for unproved in _unproved(result))
-        yield from filter(None, [_judged_by_few(result)])
+        yield BareFact.STEPS_PROVE_NOTHING
+    if by_baseline and result.unproved:
+        yield BareFact.WITHIN_UNPROVED
+    if by_baseline and _judged_by_few(result):
+        yield BareFact.JUDGED_BY_FEW
     if result.far_beyond is not None:
-        yield facts.FarBeyond(result.far_beyond, failed=False)
-    if (hidden := result.may_hide) is not None:
-        yield facts.MayHide(hidden.first, hidden.count, len(result.rows))
+        yield BareFact.FAR_BEYOND
+    if result.part_beyond is not None:
+        yield BareFact.PART_BEYOND
+    if result.may_hide is not None:
+        yield BareFact.MAY_HIDE
     if result.weights_not_shown:
-        yield facts.WeightsNotShown(result.weights_not_shown)
-    sides = result.golden.manifest, result.candidate.manifest
-    if others := {name: None for side in sides for name in side.options.other_models}:
-        yield facts.OtherModels((*others,))
+        yield BareFact.WEIGHTS_NOT_SHOWN
+    if result.other_models:
+        yield BareFact.OTHER_MODELS
     if result.without_output is not None:
-        yield facts.NoOutput(result.without_output)
+        yield BareFact.NO_OUTPUT
     if result.refused is not None and by_baseline:
-        yield facts.WithinFixedLimits(result.refused)
+        yield BareFact.WITHIN_REFUSED
     if result.unseen:
-        yield facts.OptimizersDiffer(result.unseen)
+        yield BareFact.OPTIMIZERS_DIFFER
 
 
-def _poor_baseline(result: Result) -> facts.PoorBaseline | None:
-    finding = next(
-        (finding for finding in result.preflight if finding.serious and finding.of_baseline), None
-    )
-    return None if finding is None else facts.PoorBaseline(finding)
+def _judged_by_few(result: Result) -> bool:
+    return 2 * result.without_baseline > result.compared
 
 
-def _judged_by_few(result: Result) -> facts.JudgedByFew | None:
-    judged = result.compared - result.without_baseline
-    return (
-        facts.JudgedByFew(judged, result.compared)
-        if 2 * result.without_baseline > result.compared
-        else None
-    )
-
-
-def _unproved(result: Result) -> tuple[facts.Unproved, ...]:
-    return (facts.Unproved(tuple(result.unproved)),) if result.unproved else ()
+def _unproved(result: Result) -> tuple[BareFact, ...]:
+    return (BareFact.UNPROVED,) if result.unproved else ()
 
 
 def _identical(result: Result) -> bool:
@@ -328,7 +308,7 @@ def _without_failure(result: Result) -> tuple[Answer, tuple[Fact, ...]]:
             return Answer.IDENTICAL_SO_FAR, (BareFact.IDENTICAL_SO_FAR,)
         return Answer.IDENTICAL, (BareFact.IDENTICAL,)
     if result.by_user:
-        return Answer.WITHIN, (facts.WithinGiven(result.in_force.otherwise),)
+        return Answer.WITHIN, (BareFact.WITHIN_GIVEN,)
     if any(result.hashes):
         return Answer.ROUNDING, (BareFact.ROUNDING_AT_MOST,)
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
@@ -364,30 +344,27 @@ def _made_otherwise(result: Result) -> Iterator[Fact]:
 
 def _near_float64(result: Result) -> Iterator[Fact]:
     if result.compiled is not None and result.compiled.nearer is not None:
-        yield facts.NearFloat64(result.compiled.nearer)
+        yield BareFact.NEAR_FLOAT64
 
 
 def _not_captured(result: Result) -> Iterator[Fact]:
     """What an all-clear does not cover because it was not captured."""
     sides = result.golden.manifest, result.candidate.manifest
     if result.series_only:
-        yield facts.SeriesOnly(result.steps_judged)
+        yield BareFact.SERIES_ONLY
     elif any(manifest.options.loss for manifest in sides) and not result.has_gradients:
         yield BareFact.FORWARD_ONLY
     yield from _out_of_sight(result)
-    if replaced := result.candidate.manifest.options.replaced:
-        yield facts.WeightsReplaced(tuple(replaced))
-    if overruled := result.candidate.manifest.options.overruled:
-        yield facts.CaseOverruled(tuple(overruled))
+    if result.candidate.manifest.options.replaced:
+        yield BareFact.WEIGHTS_REPLACED
+    if result.candidate.manifest.options.overruled:
+        yield BareFact.CASE_OVERRULED
     if all(result.hashes):
         yield BareFact.BY_HASHES
-    if result.training is not None and (bad := result.training.not_finite) is not None:
-        yield facts.NotFiniteFrom(bad.step)
-    counts = [
-        len(manifest.series if result.series_only else manifest.run_steps) for manifest in sides
-    ]
-    if counts[0] != counts[1]:
-        yield facts.FewerSteps(min(counts), max(counts))
+    if result.training is not None and result.training.not_finite is not None:
+        yield BareFact.NOT_FINITE_FROM
+    if len({*result.step_counts}) > 1:
+        yield BareFact.FEWER_STEPS
     unrecorded = [
         not (side.options.imported or side.options.written) and bool(side.model.get("buffers"))
         for side in sides
@@ -428,40 +405,35 @@ def _not_compared(result: Result) -> Iterator[Fact]:
     compiled = result.candidate.manifest.options.compiled
     whole = result.compiled is not None and result.compiled.whole
     if compiled is not None and compiled.backend and not (whole or "" in compiled.regions):
-        yield facts.AroundRegions(len(compiled.regions))
-    if result.left_out:
-        yield facts.RecordsLeftOut(result.left_out)
-    if result.weights_in_parts:
-        yield facts.WeightsInParts(result.weights_in_parts)
-    if uncompared := result.uncompared:
-        yield facts.NotCompared(tuple(uncompared), len(result.rows))
-    if both := result.nan_on_both:
-        yield facts.NanOnBoth(tuple(both))
-    if broadcast := result.broadcast:
-        yield facts.BroadcastRows(tuple(broadcast))
-    if alone := result.unmatched():
-        yield facts.AloneRows(tuple(alone))
+        yield BareFact.AROUND_REGIONS
+    for holds, fact in (
+        (result.left_out, BareFact.RECORDS_LEFT_OUT),
+        (result.weights_in_parts, BareFact.WEIGHTS_IN_PARTS),
+        (result.uncompared, BareFact.NOT_COMPARED),
+        (result.nan_on_both, BareFact.NAN_ON_BOTH),
+        (result.broadcast, BareFact.BROADCAST_ROWS),
+        (result.unmatched(), BareFact.ALONE_ROWS),
+    ):
+        if holds:
+            yield fact
 
 
 def _poorly_compared(result: Result) -> Iterator[Fact]:
     """What an all-clear covers by less than all values and a proved baseline."""
-    if result.by_statistics:
-        yield facts.RowsJudged(facts.Judged.BY_STATISTICS, result.by_statistics)
-    if result.by_sketch:
-        yield facts.RowsJudged(facts.Judged.BY_SKETCHES, result.by_sketch)
-    if result.without_baseline:
-        yield facts.RowsJudged(facts.Judged.WITHOUT_BASELINE, result.without_baseline)
-    poor = _poor_baseline(result)
-    if (unfit := result.refused or (poor and poor.finding)) and _identical(result):
-        yield facts.BaselineNotUsed(unfit)
-    if result.not_proved:
-        yield facts.BaselineNotProved(result.not_proved)
-    if result.golden_made_here:
-        yield BareFact.GOLDEN_MADE_HERE
-    if driven := sum(row.verdict.ill_conditioned for row in but_plain(result.rows)):
-        yield facts.RowsJudged(facts.Judged.BY_GOLDENS_CODE, driven)
-    if result.by_digests and result.by_digests == result.compared and not all(result.hashes):
-        yield facts.DigestsAlone(0 if result.training is None else result.training.judged)
+    unfit = (result.refused or result.poor_baseline) and _identical(result)
+    by_digests = result.by_digests and result.by_digests == result.compared
+    for holds, fact in (
+        (result.by_statistics, BareFact.BY_STATISTICS),
+        (result.by_sketch, BareFact.BY_SKETCHES),
+        (result.without_baseline, BareFact.WITHOUT_BASELINE),
+        (unfit, BareFact.BASELINE_NOT_USED),
+        (result.not_proved, BareFact.BASELINE_NOT_PROVED),
+        (result.golden_made_here, BareFact.GOLDEN_MADE_HERE),
+        (result.ill_conditioned, BareFact.BY_GOLDENS_CODE),
+        (by_digests and not all(result.hashes), BareFact.DIGESTS_ALONE),
+    ):
+        if holds:
+            yield fact
 
 
 def _of_parting(training: TrainingResult, parting: Parting) -> Decision:

@@ -63,6 +63,7 @@ class PairLimits:
 
     That is first the coarsest floating dtype in which the two sides have differed so far in a step.
     Values that agree bring no rounding error into later ones; neither do scales (float8_e8m0fnu).
+    What changed between two steps may be made of the earlier one's values.
     """
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -87,6 +88,9 @@ class PairLimits:
         )
         step = pair.record.rank, pair.record.step
         before = self._coarsest.get(step, "")
+        if pair.record.role in (Role.BUFFER_BEFORE, Role.PARAM_CHANGED):
+            earlier = self._coarsest.get((step[0], step[1] - 1), "")
+            before = _coarsest_of(before, frozenset({earlier} - {""}))
         if dtypes and not same_bits(golden, candidate):
             self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
         as_if_fed = golden is not None and self._is_as_if_fed(golden, candidate)

@@ -316,6 +316,12 @@ class BeyondLikeBaseline(_Fact, frozen=True):
     rel_l2: float | None = None
 
 
+class BeyondInPart(_Fact, frozen=True):
+    """A part of the tensor is off by this, far beyond rounding, though the whole is not."""
+
+    rel_l2: float
+
+
 class MissingCast(_Fact, frozen=True):
     """The candidate computes in a wider type than the baseline's, this one."""
 

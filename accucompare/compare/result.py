@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,6 +28,7 @@ from accucompare.compare.preflight_facts import (
     RefusedBaseline,
 )
 from accucompare.compare.reference import BesideReference, Reference, beside_reference
+from accucompare.compare.remarks import BeyondInPart
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status, is_operator
 from accucompare.compare.runs import Acceptance, Parting, TrainingResult, coarsest
 from accucompare.places import Place
@@ -223,6 +224,40 @@ class Result:
         return True
 
     @property
+    def step_counts(self) -> tuple[int, int]:
+        """How many steps each side has: of its records, or of its numbers if these alone count."""
+        golden, candidate = (
+            len(side.manifest.series if self.series_only else side.manifest.run_steps)
+            for side in (self.golden, self.candidate)
+        )
+        return golden, candidate
+
+    @property
+    def other_models(self) -> list[str]:
+        """Models of the sides' scripts that might have been captured, too."""
+        sides = (self.golden, self.candidate)
+        return list(
+            dict.fromkeys(name for side in sides for name in side.manifest.options.other_models)
+        )
+
+    @property
+    def eager(self) -> Mapping[str, str]:
+        """Modules that a backend was to compile and could not, and why: they ran eagerly."""
+        found = self.compiled or self.candidate.manifest.options.compiled
+        return {} if found is None or found.backend is None else found.eager
+
+    @property
+    def unverified(self) -> list[PreflightFinding]:
+        """What the comparison depends on and could not be verified."""
+        return [finding for finding in self.preflight if finding.about is About.UNVERIFIED]
+
+    @property
+    def poor_baseline(self) -> PreflightFinding | None:
+        """What the baseline had otherwise than golden: weights, inputs, or the mode."""
+        poor = (finding for finding in self.preflight if finding.serious and finding.of_baseline)
+        return next(poor, None)
+
+    @property
     def failed(self) -> bool:
         """Whether a row fails, or two runs of training part by more than rounding explains."""
         return bool(self.counts_by_status()[Status.FAIL]) or self.parting is not None
@@ -253,9 +288,26 @@ class Result:
         return [row for row in but_plain(self.rows) if row.verdict.unproved]
 
     @cached_property
+    def ill_conditioned(self) -> int:
+        """How many rows are far off, as golden's own code is on rounded values."""
+        return sum(row.verdict.ill_conditioned for row in but_plain(self.rows))
+
+    @cached_property
     def far_beyond(self) -> Row | None:
         """The first row that is far beyond rounding where the baseline is too."""
         return next((row for row in but_plain(self.rows) if row.verdict.beyond), None)
+
+    @cached_property
+    def part_beyond(self) -> Row | None:
+        """The first row that is within its limits while a part of it is far beyond rounding."""
+        return next(
+            (
+                row
+                for row in but_plain(self.rows)
+                if any(isinstance(each, BeyondInPart) for each in row.verdict.remarks)
+            ),
+            None,
+        )
 
     @cached_property
     def may_hide(self) -> Unseen | None:

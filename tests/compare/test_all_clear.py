@@ -12,6 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from tests.asked import grouped
+from tests.combinations import once
 
 
 def capture(
@@ -187,8 +188,7 @@ class _Ends(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fed", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "fed"), once(FORMS, [False, True]))
 def test_an_output_that_cannot_be_compared_is_told_with_the_all_clear_and_numpys_fail(
     tmp_path: Path, form: str, fed: bool
 ) -> None:

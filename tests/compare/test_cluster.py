@@ -502,22 +502,23 @@ def test_workers_without_accucompare_are_told_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("where", "why"),
+    ("where", "why", "grace"),  # a busy machine may be slow to say why
     [
-        ("tcp://127.0.0.1:9", "Timed out"),
-        ("tcp://127.0.0.1", "missing port"),
-        ("gopher://host:1", "gopher"),
-        ("tls://127.0.0.1:9", "TLS"),
+        ("tcp://127.0.0.1:9", "Timed out", 60.0),
+        ("tcp://127.0.0.1", "missing port", 60.0),
+        ("gopher://host:1", "gopher", 60.0),
+        ("tls://127.0.0.1:9", "TLS", 60.0),
         (
             "tcp://127.0.0.1:{port}",
             "what is there did not answer as a scheduler within 0 s",
+            0.1,
         ),  # of what listens there, but answers otherwise
     ],
 )
 def test_a_scheduler_that_is_not_there_is_named(
-    where: str, why: str, monkeypatch: pytest.MonkeyPatch
+    where: str, why: str, grace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_GRACE", 0.1)
+    monkeypatch.setattr(running, "_GRACE", grace)
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),

@@ -178,6 +178,18 @@ def more_choices_than_by_rounding(changed: float, _: Path) -> bool:
     return over(judge_pair(record, record, metrics, Tolerance(), Expected(math.inf, different=200)))
 
 
+@decides("constants.IN_PART", 3.9, 4.1)
+def a_part_far_beyond_rounding(times: float, tmp_path: Path) -> bool:
+    """The last 32 of 1,024 tokens are off by so many times the limit of bfloat16; those before
+    are as they were, so that the whole is well within."""
+    values = np.ones((1024, 512), np.float32)
+    off = values.copy()
+    off[-32:] *= 1 + times * 5e-2
+    comparison = compare(tmp_path, [item("fc", values, "bfloat16")], [item("fc", off, "float32")])
+    assert comparison.exit_code in (0, 2)
+    return comparison.exit_code == 2
+
+
 FAILED = Verdict(Reason.INTRODUCED)
 DEFAULT = Tolerance(rel_l2=1e-4, by_default=True)
 

@@ -735,8 +735,7 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
 # Workers
 
 
-@pytest.mark.parametrize("workers", [2, 3, 7])
-@pytest.mark.parametrize("split", [10_000, 1 << 30])
+@pytest.mark.parametrize(("workers", "split"), [(2, 1 << 30), (3, 10_000), (7, 10_000)])
 def test_the_number_of_workers_changes_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, split: int
 ) -> None:

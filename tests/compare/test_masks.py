@@ -24,6 +24,7 @@ from accucompare.compare.shape_facts import ErrorShape, Pattern, PatternKind
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.report.words import limit_words, verdict_words
+from tests.combinations import pairwise
 from tests.compare.builder import compare, item, write
 from tests.compare.reference import disagreements, reference, values_of
 from tests.compare.test_diff import without_values
@@ -266,8 +267,9 @@ def test_tensors_of_nothing_but_masks_are_equal(
     assert (row.reason, metrics.compared, metrics.masked, metrics.rel_l2) == (Reason.OK, 0, 3, 0.0)
 
 
-@pytest.mark.parametrize(("dtype", "candidate_dtype"), PAIRS)
-@pytest.mark.parametrize("other", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("dtype", "candidate_dtype", "other"), pairwise(NAMES, NAMES, (0.0, math.inf, math.nan))
+)
 def test_what_is_masked_on_one_side_only_fails(
     tmp_path: Path, dtype: str, candidate_dtype: str, other: float
 ) -> None:

@@ -18,6 +18,7 @@ from accucompare.compare.measuring.measure import Metrics, measure_pair
 from accucompare.numbers import kernel, sums
 from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
 from accucompare.numbers.sums import BLOCK, SEGMENT
+from tests.combinations import pairwise
 from tests.compare.builder import in_blocks, random_bits
 from tests.compare.reference import (
     ALL,
@@ -244,9 +245,12 @@ def test_sums_over_many_chunks_agree_with_fsum(dtype: str) -> None:
 # 1 - cosine
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.01, 3.0, 1e-200, 1e200, 1 / 3])
-@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-5, 4e-7, 1e-7, 4e-8])
-@pytest.mark.parametrize("count", [2, 3, 40])
+@pytest.mark.parametrize(
+    ("factor", "noise", "count"),
+    pairwise(
+        (1.0, 1.01, 3.0, 1e-200, 1e200, 1 / 3), (1e-2, 1e-4, 1e-5, 4e-7, 1e-7, 4e-8), (2, 3, 40)
+    ),
+)
 def test_one_minus_cosine_is_right_however_small_and_however_different_the_lengths(
     factor: float, noise: float, count: int
 ) -> None:
@@ -268,9 +272,14 @@ def test_one_minus_cosine_of_1e_13_between_float32_tensors_keeps_nine_digits() -
     assert same(measured(golden, candidate, "float32").one_minus_cosine, expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("factor", [1.0, 1.01, 3.0, 8.0, 1 / 3, 0.02, 1e-20, 1e15])
-@pytest.mark.parametrize("noise", [1e-2, 1e-5, 4e-8, 0.0])
+@pytest.mark.parametrize(
+    ("noise", "factor", "dtype"),
+    pairwise(
+        (1e-2, 1e-5, 4e-8, 0.0),
+        (1.0, 1.01, 3.0, 8.0, 1 / 3, 0.02, 1e-20, 1e15),
+        ("float32", "bfloat16"),
+    ),
+)
 def test_one_minus_cosine_of_narrow_types_is_right_too(
     factor: float, noise: float, dtype: str
 ) -> None:
@@ -532,9 +541,14 @@ def test_ulp_distance_is_the_number_of_values_between(dtype: DType) -> None:
         assert measured([golden], [candidate], dtype).max_ulp == abs(rungs[0] - rungs[1])
 
 
-@pytest.mark.parametrize("numpy_type", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("start", [1.0, -1.0, 2.0, -0.0, 3e-5, -6e-8, 60000.0])
-@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+@pytest.mark.parametrize(
+    ("numpy_type", "start", "steps"),
+    pairwise(
+        (np.float16, np.float32, np.float64),
+        (1.0, -1.0, 2.0, -0.0, 3e-5, -6e-8, 60000.0),
+        (1, 2, 7, 100),
+    ),
+)
 def test_ulp_distance_counts_nextafter_steps(numpy_type: type, start: float, steps: int) -> None:
     golden = candidate = numpy_type(start)
     for _ in range(steps):

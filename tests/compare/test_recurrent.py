@@ -17,6 +17,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.api import Comparison
+from tests.combinations import pairwise
 
 KINDS = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}
 Kind = type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]
@@ -107,9 +108,10 @@ def compared(
     )
 
 
-@pytest.mark.parametrize("judged", ["fed, baseline", "free, baseline", "fed"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "judged"),
+    pairwise(KINDS, (torch.bfloat16, torch.float16), ("fed, baseline", "free, baseline", "fed")),
+)
 def test_a_recurrent_module_composed_of_operators_is_rounding(
     tmp_path: Path, kind: Kind, dtype: torch.dtype, judged: str
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -74,6 +74,7 @@ def test_nearly_every_pair_is_measured_with_others() -> None:
     assert all(isinstance(metrics, Metrics) for metrics in found)
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 1 << 20), verify=st.booleans(), atol=st.sampled_from([None, 1e-6]))
 def test_small_pairs_have_the_rows_that_they_have_alone(
     seed: int, verify: bool, atol: float | None, tmp_path_factory: pytest.TempPathFactory

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -108,6 +108,7 @@ def everything(comparison: ac.Comparison) -> list[Any]:
     ]
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     seed=st.integers(0, 1 << 20),
     spoilt=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
@@ -134,6 +135,7 @@ def test_steps_judged_at_once_have_the_rows_of_pairs_judged_in_turn(
     assert everything(at_once) == everything(alone)
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 1 << 20))
 def test_columns_give_the_records_that_lines_give(
     seed: int, tmp_path_factory: pytest.TempPathFactory

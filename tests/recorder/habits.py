@@ -116,6 +116,14 @@ def _changed_in_place(model: Any, x: torch.Tensor) -> Any:
     return model.last(hidden)
 
 
+def _view_written_into(model: Any, x: torch.Tensor) -> Any:
+    """What a Linear gives for three axes is a view of its product."""
+    hidden = model.first(x.view(1, *x.shape))
+    early = hidden[:, 1].tanh()
+    hidden[:, 0].mul_(0.5)
+    return model.last(hidden)[0] + early
+
+
 #: Forwards, with what else the model has.
 HABITS: dict[str, Callable[[], Habit]] = {
     "in place on a view": lambda: Habit(
@@ -125,6 +133,7 @@ HABITS: dict[str, Callable[[], Habit]] = {
         lambda m, x: m.last(m.relu(m.first(x).t()).t()), relu=_relu()
     ),
     "in place on a part": lambda: Habit(_in_place_on_a_slice, relu=_relu()),
+    "an output that is a view, written into": lambda: Habit(_view_written_into),
     "in place, handed on by a function": lambda: Habit(
         lambda m, x: m.last(m.handed(m.first(x))), handed=HandedOn()
     ),

@@ -355,6 +355,22 @@ def test_a_change_after_any_step_is_seen(
         assert ac.diff(golden, run_three(tmp_path / "same", wrong, feed)).answer is Answer.IDENTICAL
 
 
+def test_what_is_made_between_steps_of_values_in_a_half_type_has_its_limit(tmp_path: Path) -> None:
+    def averaged(out: str, dtype: torch.dtype) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(dtype)
+        model.register_buffer("mean", torch.zeros(64))
+        with torch.no_grad(), ac.capture(model, tmp_path / out) as session:
+            for _ in range(2):
+                output = model(torch.ones(4, 64, dtype=dtype))
+                session.step()
+                model.mean.lerp_(output.float().mean(0), 0.5)
+        return tmp_path / out
+
+    comparison = ac.diff(averaged("golden", torch.float32), averaged("half", torch.bfloat16))
+    assert comparison.exit_code == 0, comparison.conclusion
+
+
 def test_what_the_last_step_leaves_behind_is_compared_without_a_training_too(
     tmp_path: Path,
 ) -> None:

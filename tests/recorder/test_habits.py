@@ -117,6 +117,33 @@ def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives
     )
 
 
+def test_what_arrives_at_a_view_that_is_written_into_is_what_autograd_gives(
+    tmp_path: Path, opened: Opened
+) -> None:
+    train(build("an output that is a view, written into"), tmp_path / "golden", steps=1)
+    found = gradients(opened(tmp_path / "golden"))
+    arrived = found["first", 0, "grad_output", ""]
+    np.testing.assert_allclose(
+        arrived.sum((0, 1)), found["first", 0, "call_grad", "bias"], rtol=1e-6
+    )
+    written = arrived[0, 0] / found["last", 0, "grad_input", "0"][0, 0]
+    np.testing.assert_allclose(written, 0.5, rtol=1e-6)
+
+
+def test_parts_of_an_input_that_are_written_into_are_told(tmp_path: Path, opened: Opened) -> None:
+    def forward(model: Any, x: torch.Tensor) -> Any:
+        one, other = model.halves(model.first(x))
+        early = one.tanh()
+        one.mul_(0.5)
+        return model.last(torch.cat((early * one, other), 1))
+
+    halves = Habit(lambda m, x: (x[:, :2], x[:, 2:]))
+    train(Habit(forward, halves=halves), tmp_path / "golden", steps=1)
+    bundle = opened(tmp_path / "golden")
+    assert ("halves", 0, "grad_output", "0") not in gradients(bundle)
+    assert any("was written into later (halves)" in note for note in bundle.manifest.notes)
+
+
 def test_a_hook_of_the_users_has_been_through_what_arrives_at_an_output(
     tmp_path: Path, opened: Opened
 ) -> None:

@@ -137,7 +137,7 @@ def test_an_object_without_tensors_stays_opaque(record: Record) -> None:
         (np.dtype("f4"), np.dtype("f8")),
         (nn.Linear, nn.Conv2d),
     ],
-    ids=str,
+    ids=["integer", "half", "format", "text", "enum", "slice", "set", "numpy", "class"],
 )
 def test_plain_data_that_a_model_returns_is_compared(
     golden: Any, candidate: Any, inside: bool, record: Record

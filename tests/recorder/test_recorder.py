@@ -156,7 +156,7 @@ def test_strings_can_be_compared_and_opaque_objects_are_listed(record: Record) -
     assert (first.layout, first.detail) == (Layout.OPAQUE, "str 'left'")
     assert first.digest != next(iter(other.records())).digest
     assert cache.detail.endswith("Cache")
-    assert group.detail == "set"
+    assert group.detail == "{1, 2}"
     assert (huge.detail, huge.digest is None) == ("int of 100 bits", False)
     assert {entry.member for entry in (first, cache, group, huge)} == {None}
 

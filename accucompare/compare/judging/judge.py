@@ -6,9 +6,9 @@ import math
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import Layout, Record
+from accucompare.bundle.format import Layout, Record, Role
 from accucompare.compare import remarks
-from accucompare.compare.constants import FEW, RUNS, UNSTEADY
+from accucompare.compare.constants import FEW, IN_PART, RUNS, UNSTEADY
 from accucompare.compare.judging.bounds import can_bound
 from accucompare.compare.judging.estimates import ratio_room, room
 from accucompare.compare.limit_facts import LimitKind, LimitOfKind
@@ -85,6 +85,28 @@ def judge_pair(
         tolerance: what the user gave, or else the default.
         expected: the baseline's error, if known; it judges instead of a default.
     """
+    verdict = _judge_whole(golden, candidate, metrics, tolerance, expected)
+    limit = verdict.rel_l2_limit
+    if (
+        verdict.reason is Reason.OK
+        and tolerance.by_default
+        and limit is not None
+        and metrics.in_part > IN_PART * limit
+        and golden.role in (Role.INPUT, Role.OUTPUT)
+    ):
+        said = (*verdict.remarks, remarks.BeyondInPart(metrics.in_part))
+        return replace(verdict, remarks=said)
+    return verdict
+
+
+def _judge_whole(
+    golden: Record,
+    candidate: Record,
+    metrics: Metrics,
+    tolerance: Tolerance,
+    expected: Expected | None,
+) -> Verdict:
+    """As ``judge_pair``, by the whole tensors' metrics."""
     if expected is not None and DTYPES[golden.dtype].digits:
         return _judge_by_excess(golden, candidate, metrics, tolerance, expected)
     if (
@@ -131,7 +153,7 @@ def _judge_by_excess(
     golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected
 ) -> Verdict:
     """The verdict by the user's limits, if any, with the excess added; else by the excess."""
-    verdict = judge_pair(golden, candidate, metrics, tolerance)
+    verdict = _judge_whole(golden, candidate, metrics, tolerance, None)
     if metrics.nonfinite_mismatch:
         return verdict
     dtype = expected.dtype or candidate.dtype

@@ -50,6 +50,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
         nonfinite_index: the first of those.
         saturated: positions where the candidate is at its type's largest value, golden beyond.
         deviation: relative standard deviation of estimated ``rel_l2`` and ``rmse``; else 0.
+        in_part: as ``rel_l2``, of the worst of many parts (``norms.Sums.worst_chunk``); 0 of one.
         masked: positions masked on both sides; 0 for identical bits, which are not searched.
     """
 
@@ -80,6 +81,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
     saturated: int | None = 0
     masked: int | None = 0
     deviation: float = 0.0
+    in_part: float = 0.0
 
     @property
     def nothing_finite(self) -> bool:
@@ -133,7 +135,7 @@ def measure_pair(
             sums.extend(part.chunks)
     total = sums.total()
     angle = one_minus_cosine(sums, total, pair, run)
-    return _metrics(scan, total, angle, golden_dtype.reals(shape))
+    return _metrics(scan, total, angle, golden_dtype.reals(shape), sums.worst_chunk())
 
 
 def measure_identical(
@@ -250,7 +252,9 @@ def _scaled_sums(pair: PairOfTensors, segment: Segment, scales: Scales) -> Sums:
     return sums
 
 
-def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) -> Metrics:
+def _metrics(
+    scan: Scan, total: Totals, angle: float, shape: tuple[int, ...], in_part: float
+) -> Metrics:
     """``shape``: with a last 2 for complex tensors."""
     count = max(scan.compared, 1)
     asked = (scan.atol, scan.rtol) != (None, None)
@@ -281,6 +285,7 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
         nonfinite_index=index_in(shape, scan.nonfinite_index),
         saturated=scan.saturated,
         masked=scan.masked,
+        in_part=in_part,
     )
 
 

@@ -118,6 +118,16 @@ class Sums:
             signed,
         )
 
+    def worst_chunk(self) -> float:
+        """The largest |d| of a chunk, relative to golden's norm there or to the root mean square
+        of the chunks' norms, whichever is larger; 0 where one chunk is all, or values are scaled.
+        """
+        if len(self.chunks[0]) < 2 or self.scales != UNSCALED:
+            return 0.0
+        golden, diff = (np.array(self.chunks[number]) for number in (0, 2))
+        size = np.maximum(golden, golden.mean())
+        return math.sqrt(float(np.max(diff / size))) if size.all() else 0.0
+
     def parts(self) -> tuple[float, float] | None:
         """Excess and |rest|^2 in candidate = (1 + excess) * golden + rest, rest perpendicular.
 

@@ -131,6 +131,7 @@ class Span(Generic[_C]):
         views: likewise of inputs that are views, by the base's edge: an in-place module writes into
             the base.
         outputs: of its outputs, as ``inputs``.
+        given: of its outputs that are views, as ``views``.
     """
 
     call: _C
@@ -140,6 +141,7 @@ class Span(Generic[_C]):
     inputs: dict[Edge, list[str]] = field(default_factory=dict)
     views: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
     outputs: dict[Edge, list[str]] = field(default_factory=dict)
+    given: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
 
     def __contains__(self, number: int) -> bool:
         """Whether the call, or a call inside it, made the node of this number."""
@@ -156,6 +158,13 @@ class Span(Generic[_C]):
         """The innermost of ``chain`` that was not given the edge's tensor; ``None`` if all were."""
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
+    def has_alone(self, base: Edge) -> bool:
+        """Whether the views that it gave are all there is of their base: the call made that, and
+        they do not overlap."""
+        cuts = dict.fromkeys(cut for _, cut in self.given[base])
+        sizes = sum(cut.shape.numel() for cut in cuts)
+        return base[0] >= self.first and all(sizes <= cut.whole.numel() for cut in cuts)
+
 
 #: Above all numbers of nodes: ``last`` while the call runs, since it may call ``autograd.grad``.
 OPEN = 1 << 64
@@ -168,6 +177,7 @@ class Spans(Generic[_C]):
         self._all: list[Span[_C]] = []
         self._firsts: list[int] = []
         self._giving: dict[Edge, list[Span[_C]]] = {}
+        self._giving_views: dict[Edge, list[Span[_C]]] = {}
         self._known: set[int] = set()
 
     def begin(self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]) -> Span[_C]:
@@ -193,15 +203,27 @@ class Spans(Generic[_C]):
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def give(self, span: Span[_C], outputs: dict[Edge, list[str]]) -> None:
-        """The call hands on more outputs."""
-        span.outputs = {**span.outputs, **outputs}
+    def give(self, span: Span[_C], parts: Iterable[tuple[str, Any]], fed: bool) -> None:
+        """The call hands on more outputs. If ``fed``, they are views of nothing that it made."""
+        parts = list(parts)
+        outputs, views = edges_of(parts), {} if fed else views_of(parts)
+        span.outputs, span.given = {**span.outputs, **outputs}, {**span.given, **views}
         for edge in outputs:
             self._giving.setdefault(edge, []).append(span)
+        for edge in views:
+            self._giving_views.setdefault(edge, []).append(span)
 
     def giving(self, edge: Edge) -> list[Span[_C]]:
         """The spans of the calls that handed on the tensor of this edge."""
         return self._giving.get(edge, [])
+
+    def written_into(self, node: Any, made: int, base: Edge) -> list[Span[_C]]:
+        """The spans of the calls that handed on views of a tensor, if a node, which was made after
+        them, writes into it."""
+        spans = self._giving_views.get(base, [])
+        if not spans or node.name() != WRITES_INTO_VIEW:
+            return []
+        return [span for span in spans if made >= span.last]
 
     def of(self, number: int) -> Span[_C] | None:
         """The span of the innermost call that made the node of this number, or ``None``."""
@@ -214,6 +236,7 @@ class Spans(Generic[_C]):
         self._all.clear()
         self._firsts.clear()
         self._giving.clear()
+        self._giving_views.clear()
         self._known.clear()
 
 

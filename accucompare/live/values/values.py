@@ -258,7 +258,8 @@ def telling_name(value: Any) -> str | None:
     if isinstance(value, (set, frozenset)):
         parts = tuple(value)
     if parts and all(isinstance(part, (str, bytes, int, enum.Enum, type(None))) for part in parts):
-        return repr(value) if isinstance(value, slice) else repr(sorted(map(repr, value)))
+        in_order = f"{{{', '.join(sorted(map(repr, parts)))}}}"
+        return repr(value) if isinstance(value, slice) else in_order
     if isinstance(value, _WRITABLE) or (isinstance(value, (set, frozenset)) and not value):
         return repr(value)
     if isinstance(value, type):

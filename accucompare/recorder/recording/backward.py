@@ -26,7 +26,6 @@ from accucompare.live.autograd import (
     cast_parameter,
     edge_of,
     edge_to,
-    edges_of,
     has_foreign_hooks,
     hook_arriving,
     made_by_backward,
@@ -103,6 +102,7 @@ class Backward(Generic[_C]):
         # outputs on which the user had put hooks by the time the call returned them
         self._hooked: set[NodeOutput] = set()
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
+        self._overwritten: dict[str, None] = {}  # of modules that returned parts of a tensor
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
         self.flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
@@ -171,19 +171,23 @@ class Backward(Generic[_C]):
         self._spans.end(span)
 
     def notes(self) -> list[str]:
-        found = (
-            [
+        found = []
+        if self.other_threads:
+            found.append(
                 "calls of one step were made in several threads; gradients of such steps are not"
                 " recorded"
-            ]
-            if self.other_threads
-            else []
-        )
+            )
         if self._changing:
             found.append(
                 "an output that its module uses, too, has a hook of your own"
                 f" ({', '.join(list(self._changing)[:3]) or '(root)'}): its grad_output is what"
                 " arrives from outside before that hook, and what the hook changes is not fed"
+            )
+        if self._overwritten:
+            found.append(
+                "a part of a tensor, which a module returned, was written into later"
+                f" ({', '.join(list(self._overwritten)[:3]) or '(root)'}): its grad_output is not"
+                " recorded"
             )
         if self.flat and self.count:
             found.append(
@@ -201,11 +205,11 @@ class Backward(Generic[_C]):
                 f"{self.apart} gradient(s) come from parts that lie differently on the ranks; they"
                 " are not recorded, for adding the parts would wait for other ranks"
             )
-        return found + (
-            [f"{self.late} gradient(s) arrived after session.step(), and are not recorded"]
-            if self.late
-            else []
-        )
+        if self.late:
+            found.append(
+                f"{self.late} gradient(s) arrived after session.step(), and are not recorded"
+            )
+        return found
 
     def gave(
         self,
@@ -213,13 +217,11 @@ class Backward(Generic[_C]):
         parts: Iterable[tuple[str, Any]],
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """A call has given outputs.
-
-        Args:
-            exchange: maps a path and the gradient that arrives there to the one to go on with.
-        """
+        """A call has given outputs. ``exchange`` maps a path and the gradient that arrives there to
+        the one to go on with."""
         parts = list(parts)
-        self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
+        spans = self._again.get(threading.get_ident(), self._spans)
+        spans.give(span, parts, fed=exchange is not None)
         for path, part in parts:
             if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
                 self._outputs[id(span), edge] = weakref.ref(part)
@@ -260,11 +262,8 @@ class Backward(Generic[_C]):
         grad: torch.Tensor,
         exchange: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """What a fed backward goes on with in place of an output's gradient from outside the call.
-
-        That is the gradient itself, unless the call also uses the output: then part of what arrives
-        comes from inside.
-        """
+        """What a fed backward goes on with in place of an output's gradient from outside the call:
+        itself, unless the call also uses the output. Then part of what arrives is from inside."""
         running = self._running_through(span)
         used = running is not None and any(
             path in paths and (id(span), edge) in running.used_inside
@@ -337,6 +336,8 @@ class Backward(Generic[_C]):
                         running.used_inside.add((id(giver), edge))
                     else:
                         uses.setdefault((id(giver), edge), Uses(giver)).nodes.append((node, index))
+                for giver in running.spans.written_into(node, made, edge):
+                    self._written_later(giver, edge, (node, index), uses, running)
                 if span is not None:
                     gifts += self._to_inputs(span, node, index, edge, running)
                 gifts += self._to_parameters(span, node, index, edge, casts, running)
@@ -347,7 +348,7 @@ class Backward(Generic[_C]):
         for cast in casts.values():
             self._cast(cast, running)
         # only a part of what arrives there is from outside
-        for key in running.used_inside & uses.keys():
+        for key in running.used_inside & uses.keys() - running.lost:
             self._outside(uses[key], key[1], running)
 
     def _made(self, node: Any, running: Running) -> tuple[int, Span[_C] | None]:
@@ -458,6 +459,28 @@ class Backward(Generic[_C]):
                 self._hook(node, giver.call.name, [kind(index, total)], running)
             for seed in uses.seeds:  # autograd begins its sum with them
                 total.add(seed)
+
+    def _written_later(
+        self,
+        giver: Span[_C],
+        base: Edge,
+        writer: tuple[Any, int],
+        uses: dict[NodeOutput, Uses[_C]],
+        running: Running,
+    ) -> None:
+        """An output is a view of a tensor that was written into after the call: what comes from
+        later users arrives at the writer, not at the output."""
+        whole, (node, index) = giver.has_alone(base), writer
+        for path, cut in giver.given[base]:
+            own = next(edge for edge, paths in giver.outputs.items() if path in paths)
+            running.used_inside.add((id(giver), own))
+            if whole:
+                total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
+                self._hook(node, giver.call.name, [Gift(index, total, cut)], running)
+                uses.setdefault((id(giver), own), Uses(giver))
+            else:
+                running.lost.add((id(giver), own))
+                self._overwritten[giver.call.name] = None
 
     def _of_parameter(self, call: _C, parameter: int, running: Running) -> Sum:
         path = self._own.get((call.name, parameter)) or self._parameters[parameter]

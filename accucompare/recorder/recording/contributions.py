@@ -85,8 +85,10 @@ class Running:
     parts: list[Sum] = field(default_factory=list)  # added to those in sums
     # by a call's id, role and path
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)
-    # outputs that were used before the call ended
+    # outputs whose gradient is not what arrives at their node: a call used its own, or they were
+    # written into later
     used_inside: set[NodeOutput] = field(default_factory=set)
+    lost: set[NodeOutput] = field(default_factory=set)  # those of which nothing tells the gradient
 
 
 def add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:

@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from accucompare.bundle.format import display_name
-from accucompare.compare import facts
 from accucompare.compare.compiled_facts import BlamedOperator, CompiledFound, Nearer
 from accucompare.text import counted, first_few, printable
 
 
-def compiling_words(fact: facts.OfCompiling) -> str:
-    match fact:
-        case facts.RanEagerly(modules):
-            return _ran_eagerly(modules)
-        case facts.OperatorBlamed(operator):
-            return blamed(operator)
-        case facts.NearFloat64(nearer):
-            return _near_float64(nearer)
-        case facts.AroundRegions(regions):
-            return f"{counted(regions, 'region')} ran compiled, and the code around them eagerly"
-
-
-def _near_float64(nearer: Nearer) -> str:
+def near_float64(nearer: Nearer) -> str:
     """Compiled beside eager: which of the two is nearer to float64."""
     return (
         f"compiled is as near to float64 as eager, or nearer, in {nearer.nearer} of"
@@ -30,7 +17,7 @@ def _near_float64(nearer: Nearer) -> str:
     )
 
 
-def _ran_eagerly(modules: Mapping[str, str]) -> str:
+def ran_eagerly(modules: Mapping[str, str]) -> str:
     name, why = next(iter(modules.items()))
     return (
         f"{first_few([display_name(each) for each in modules])} could not be compiled, so"

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from accucompare.bundle.format import SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare import facts
 from accucompare.compare.decide import Answer, Decision
-from accucompare.compare.facts import (
-    BareFact,
-    Clear,
-    Differs,
-    Fact,
-    Judged,
-    Order,
-    Otherwise,
-    Trouble,
-)
+from accucompare.compare.facts import BareFact, Differs, Fact, Order, Otherwise
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage
 from accucompare.compare.preflight_facts import OtherModel
 from accucompare.compare.result import Result
-from accucompare.compare.rows import UNMATCHED, Reason, Row
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.compare.runs import Parting, number_of
 from accucompare.report.headline import Headline
 from accucompare.report.words import (
@@ -33,6 +26,8 @@ from accucompare.report.words import (
 )
 from accucompare.report.words.culprit_place import culprit_place, different_values, scaled_words
 from accucompare.text import counted, first_few, printable
+
+_Found = TypeVar("_Found")
 
 _VERDICTS = {
     Answer.IDENTICAL: Headline.IDENTICAL,
@@ -105,19 +100,199 @@ def trust(result: Result) -> str:
 
 def _said(fact: Fact, result: Result) -> str:
     if isinstance(fact, BareFact):
-        return _BARE[fact]
-    if isinstance(fact, facts.OfCompiling):
-        return compiled_words.compiling_words(fact)
-    if isinstance(fact, Trouble):
-        return _trouble(fact, result)
-    if isinstance(fact, Differs):
-        return _differs(fact, result)
-    return _clear(fact, result) if isinstance(fact, Clear) else _uncovered(fact, result)
+        told = _BARE[fact]
+        return told if isinstance(told, str) else told(result)
+    return _differs(fact, result) if isinstance(fact, Differs) else _qualifying(fact, result)
 
 
-_BARE = {
+def _is(found: _Found | None) -> _Found:
+    """What a fact says is there."""
+    assert found is not None
+    return found
+
+
+def _hashes_of_one_side(result: Result) -> str:
+    side, other = _sides(result.hashes[0])
+    return (
+        f"{side} holds hashes of operators, {other} holds values: compare {side} with"
+        " another log of hashes"
+    )
+
+
+def _not_verified(result: Result) -> str:
+    found = result.unverified
+    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    return preflight_words.message(found[0]) + more
+
+
+def _within_fixed_limits(why: str) -> str:
+    return f"everything is within fixed limits, which miss small faults, and {why}"
+
+
+def _far_beyond(result: Result) -> str:
+    row = _is(result.far_beyond)
+    other = "" if result.failed else ", or rounding changed a choice before; a fed capture tells"
+    return (
+        f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
+        f" baseline: it may have the fault too{other}"
+    )
+
+
+def _part_beyond(result: Result) -> str:
+    row = _is(result.part_beyond)
+    part = 0.0 if row.metrics is None else row.metrics.in_part
+    return (
+        f"{result.place(row)} is off{_by_how_much(row)}, and a part of it by {part:.3g}, far beyond"
+        " rounding: some of its values are wrong, or rounding changed a choice (a router's) before;"
+        " a baseline or a fed capture tells"
+    )
+
+
+def _by_how_much(row: Row) -> str:
+    if row.metrics is None:
+        return ""
+    if row.metrics.rel_l2 > 1:  # such as a gradient that is 0 but for rounding
+        return f" by {row.metrics.rel_l2:.3g} times golden's own size"
+    return f" by rel_l2 {row.metrics.rel_l2:.3g}"
+
+
+def _may_hide(result: Result) -> str:
+    found = _is(result.may_hide)
+    return (
+        f"what was compared agrees, but {found.count} of {len(result.rows)} rows could not be"
+        f" compared, and an error may hide there: first {result.place(found.first)}"
+        f" ({verdict_words.detail(found.first)})"
+    )
+
+
+def _no_own_error(result: Result) -> str:
+    failed = ", ".join(
+        f"{count} {reason.value}"
+        for reason, count in result.counts().items()
+        if STATUS_OF[reason] is Status.FAIL
+    )
+    return f"rows fail ({failed}), but none shows in which layer the error began"
+
+
+def _by_fixed_limits(result: Result) -> str:
+    if result.refused is None:
+        return "by fixed limits; a baseline tells rounding from a bug"
+    return f"by fixed limits, since {preflight_words.refused_words(result.refused)}"
+
+
+def _unproved(result: Result) -> str:
+    """Where the candidate's environment does not compute golden's own values."""
+    places = list(dict.fromkeys(result.place(row) for row in result.unproved))
+    precision = float_dtype(result.golden.manifest)
+    also = f", also in {precision}" if precision else ""
+    return (
+        f"the candidate's environment does not compute golden's own values{also}:"
+        f" {places[0]}{_and_more(len(places))}"
+    )
+
+
+def _weights_replaced(result: Result) -> str:
+    names = result.candidate.manifest.options.replaced
+    more = ", …" if len(names) > 1 else ""
+    return (
+        f"{len(names)} of the case's own weights were not golden's, and were replaced by"
+        f" them ({names[0]}{more})"
+    )
+
+
+def _around_regions(result: Result) -> str:
+    regions = _is(result.candidate.manifest.options.compiled).regions
+    return f"{counted(len(regions), 'region')} ran compiled, and the code around them eagerly"
+
+
+def _not_compared(result: Result) -> str:
+    rows = result.uncompared
+    return (
+        f"{len(rows)} of {len(result.rows)} rows could not be compared, the first"
+        f" {result.place(rows[0])}, {verdict_words.detail(rows[0])}"
+    )
+
+
+def _alone_rows(result: Result) -> str:
+    rows = result.unmatched()
+    return (
+        f"{counted(len(rows), 'row')} on one side only, the first {result.place(rows[0])}, and all"
+        " that both compute around it agrees"
+    )
+
+
+def _baseline_not_used(result: Result) -> str:
+    unfit = result.refused or result.poor_baseline
+    assert unfit is not None
+    return f"the baseline was not used: {preflight_words.unfit_words(unfit)}"
+
+
+def _digests_alone(result: Result) -> str:
+    steps = 0 if result.training is None else result.training.judged
+    but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
+    return f"by digests alone, no values were read{but}"
+
+
+def left_out_words(count: int) -> str:
+    return f"{counted(count, 'record')} left out by --only and --skip"
+
+
+def _and_more(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""
+
+
+_BARE: dict[BareFact, str | Callable[[Result], str]] = {
+    # why there is no answer to rely on
+    BareFact.STANDARD_NOT_JUDGED: lambda result: training_words.acceptance_trouble(
+        _is(result.acceptance), result.training, result.incomplete
+    ),
+    BareFact.HASHES_OF_ONE_SIDE: _hashes_of_one_side,
     BareFact.NOTHING_COMPARED: "nothing could be compared",
+    BareFact.NOT_VERIFIED: _not_verified,
+    BareFact.DAMAGED: lambda result: f"{len(result.damage)} record(s) could not be read",
+    BareFact.UNFINISHED: lambda result: (
+        f"what was recorded agrees, but {preflight_words.unfinished_words(result.incomplete)}"
+    ),
+    BareFact.POOR_BASELINE: lambda result: preflight_words.message(_is(result.poor_baseline)),
+    BareFact.STEPS_PROVE_NOTHING: lambda result: training_words.proves_nothing(
+        _is(result.training)
+    ),
+    BareFact.WITHIN_UNPROVED: lambda result: _within_fixed_limits(_unproved(result)),
+    BareFact.WITHIN_REFUSED: lambda result: _within_fixed_limits(
+        preflight_words.refused_words(_is(result.refused))
+    ),
+    BareFact.JUDGED_BY_FEW: lambda result: (
+        f"the baseline judges {result.compared - result.without_baseline} of {result.compared}"
+        " compared rows only"
+    ),
+    BareFact.FAR_BEYOND: _far_beyond,
+    BareFact.PART_BEYOND: _part_beyond,
+    BareFact.MAY_HIDE: _may_hide,
+    BareFact.WEIGHTS_NOT_SHOWN: lambda result: (
+        "what was compared agrees, but does not depend on parameters that differ:"
+        f" {first_few(result.weights_not_shown)}"
+    ),
+    BareFact.OTHER_MODELS: lambda result: (
+        "what was compared agrees, but models of the script were not captured:"
+        f" {first_few(result.other_models)}; choose by --model"
+    ),
+    BareFact.NO_OUTPUT: lambda result: (
+        f"nothing that the model returned for {result.place(_is(result.without_output))}, or wrote"
+        " into arguments or buffers, could be compared"
+    ),
+    BareFact.OPTIMIZERS_DIFFER: lambda result: (
+        "what was compared agrees, but the optimizer's code differs"
+        f" ({preflight_words.other_code_words(result.unseen)}), and no update was compared"
+    ),
+    BareFact.RAN_EAGERLY: lambda result: compiled_words.ran_eagerly(result.eager),
+    # what differs, and what judged it
+    BareFact.STANDARD_MISSED: lambda result: (
+        f"does not meet the standard {_is(result.acceptance).standard.value}"
+    ),
     BareFact.INPUTS_DIFFER: "the two models were given different inputs",
+    BareFact.NO_OWN_ERROR: _no_own_error,
+    BareFact.UNPROVED: _unproved,
+    BareFact.BY_FIXED_LIMITS: _by_fixed_limits,
     BareFact.OVER_GIVEN: "over the tolerance asked for",
     BareFact.RUNS_BY_FIXED_LIMITS: (
         "by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
@@ -126,11 +301,29 @@ _BARE = {
         "all of the error is at padding (attention_mask is 0), where attention kernels may differ;"
         " real tokens are within tolerance"
     ),
+    BareFact.OPERATOR_BLAMED: lambda result: compiled_words.blamed(
+        _is(_is(result.compiled).operator)
+    ),
+    # what an all-clear begins with
+    BareFact.STANDARD_MET: lambda result: (
+        f"within tolerance: meets the standard {_is(result.acceptance).standard.value}"
+    ),
+    BareFact.WITHIN_GIVEN: lambda result: (
+        f"within tolerance ({limit_words.tolerance_words(result.in_force.otherwise)})"
+    ),
     BareFact.IDENTICAL: "identical",
     BareFact.IDENTICAL_SO_FAR: "identical in what was compared",
     BareFact.ROUNDING_AT_MOST: "rounding at most",
     BareFact.ROUNDING: "rounding",
     BareFact.ROUNDING_BY_FIXED_LIMITS: "rounding, as far as fixed limits tell",
+    BareFact.NEAR_FLOAT64: lambda result: compiled_words.near_float64(
+        _is(_is(result.compiled).nearer)
+    ),
+    # what an all-clear does not cover
+    BareFact.SERIES_ONLY: lambda result: (
+        f"by the losses and gradient norms of {result.steps_judged:,} steps alone: no layer was"
+        " compared"
+    ),
     BareFact.FORWARD_ONLY: "forward only: the case has a loss, but no gradient was compared",
     BareFact.PARTS_ALONE: (
         "only parts of the model were called: its own code around them was not seen"
@@ -139,13 +332,56 @@ _BARE = {
         "the candidate's compiled code ran eagerly, so its own numbers were not seen; capture it"
         " with --compile own"
     ),
+    BareFact.WEIGHTS_REPLACED: _weights_replaced,
+    BareFact.CASE_OVERRULED: lambda result: (
+        "the case has its own, which golden's replaced:"
+        f" {first_few(result.candidate.manifest.options.overruled, 2)}"
+    ),
     BareFact.BY_HASHES: (
         "by hashes of another tool: no values were read, and different values may have equal hashes"
+    ),
+    BareFact.NOT_FINITE_FROM: lambda result: (
+        f"NaN or Inf on both sides from step {_is(_is(result.training).not_finite).step} on"
+    ),
+    BareFact.FEWER_STEPS: lambda result: (
+        f"{min(result.step_counts)} of {max(result.step_counts)} steps"
+    ),
+    BareFact.AROUND_REGIONS: _around_regions,
+    BareFact.RECORDS_LEFT_OUT: lambda result: left_out_words(result.left_out),
+    BareFact.WEIGHTS_IN_PARTS: lambda result: (
+        f"{len(result.weights_in_parts)} parameter(s) lie in parts on the ranks, and their values"
+        f" were not compared, the first {result.weights_in_parts[0]}"
+    ),
+    BareFact.NOT_COMPARED: _not_compared,
+    BareFact.NAN_ON_BOTH: lambda result: (
+        f"NaN on both sides in {counted(len(result.nan_on_both), 'row')}, first in"
+        f" {result.place(result.nan_on_both[0])}"
+    ),
+    BareFact.BROADCAST_ROWS: lambda result: (
+        f"{counted(len(result.broadcast), 'row')} of two shapes, the first"
+        f" {result.place(result.broadcast[0])}, the same when broadcast"
+    ),
+    BareFact.ALONE_ROWS: _alone_rows,
+    BareFact.BY_STATISTICS: lambda result: (
+        f"{counted(result.by_statistics, 'row')} judged by statistics alone"
+    ),
+    BareFact.BY_SKETCHES: lambda result: f"{counted(result.by_sketch, 'row')} judged by sketches",
+    BareFact.WITHOUT_BASELINE: lambda result: (
+        f"{counted(result.without_baseline, 'row')} judged without the baseline"
+    ),
+    BareFact.BASELINE_NOT_USED: _baseline_not_used,
+    BareFact.BASELINE_NOT_PROVED: lambda result: (
+        f"the baseline is not proved: {preflight_words.not_proved_words(result.not_proved)}"
     ),
     BareFact.GOLDEN_MADE_HERE: (
         "golden was made here, in the candidate's environment: faults of that environment are not"
         " seen"
     ),
+    BareFact.BY_GOLDENS_CODE: lambda result: (
+        f"{counted(result.ill_conditioned, 'row')} far off, as golden's own code is on rounded"
+        " values"
+    ),
+    BareFact.DIGESTS_ALONE: _digests_alone,
 }
 
 _ORDER = {
@@ -160,111 +396,15 @@ _OTHERWISE = {
     Otherwise.GIVEN: "given otherwise",
 }
 
-_JUDGED = {
-    Judged.BY_STATISTICS: "judged by statistics alone",
-    Judged.BY_SKETCHES: "judged by sketches",
-    Judged.WITHOUT_BASELINE: "judged without the baseline",
-    Judged.BY_GOLDENS_CODE: "far off, as golden's own code is on rounded values",
-}
-
-
-def _trouble(fact: Trouble, result: Result) -> str:
-    match fact:
-        case facts.StandardNotJudged(acceptance, training, incomplete):
-            return training_words.acceptance_trouble(acceptance, training, incomplete)
-        case facts.HashesOfOneSide(golden):
-            side, other = _sides(golden)
-            return (
-                f"{side} holds hashes of operators, {other} holds values: compare {side} with"
-                " another log of hashes"
-            )
-        case facts.NotVerified(findings):
-            more = f"; and {len(findings) - 1} more" if len(findings) > 1 else ""
-            return preflight_words.message(findings[0]) + more
-        case facts.Damaged(count):
-            return f"{count} record(s) could not be read"
-        case facts.Unfinished(sides):
-            return f"what was recorded agrees, but {preflight_words.unfinished_words(sides)}"
-        case facts.NotDeterministic(rows):
-            return (
-                f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
-                f" ({verdict_words.detail(rows[0])})"
-            )
-        case facts.PoorBaseline(finding):
-            return preflight_words.message(finding)
-        case facts.StepsProveNothing(training):
-            return training_words.proves_nothing(training)
-        case facts.WithinFixedLimits(since):
-            why = (
-                _unproved(since, result)
-                if isinstance(since, facts.Unproved)
-                else preflight_words.refused_words(since)
-            )
-            return f"everything is within fixed limits, which miss small faults, and {why}"
-        case facts.JudgedByFew(judged, compared):
-            return f"the baseline judges {judged} of {compared} compared rows only"
-        case facts.FarBeyond(row, failed):
-            other = "" if failed else ", or rounding changed a choice before; a fed capture tells"
-            return (
-                f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
-                f" baseline: it may have the fault too{other}"
-            )
-        case (
-            facts.MayHide()
-            | facts.WeightsNotShown()
-            | facts.OtherModels()
-            | facts.OptimizersDiffer()
-        ):
-            return f"what was compared agrees, but {_doubt(fact, result)}"
-        case facts.NoOutput(given):
-            return (
-                f"nothing that the model returned for {result.place(given)}, or wrote into"
-                " arguments or buffers, could be compared"
-            )
-
-
-def _doubt(
-    fact: facts.MayHide | facts.WeightsNotShown | facts.OtherModels | facts.OptimizersDiffer,
-    result: Result,
-) -> str:
-    match fact:
-        case facts.MayHide(first, count, total):
-            return (
-                f"{count} of {total} rows could not be compared, and an error may hide there: first"
-                f" {result.place(first)} ({verdict_words.detail(first)})"
-            )
-        case facts.WeightsNotShown(names):
-            return f"does not depend on parameters that differ: {first_few(names)}"
-        case facts.OtherModels(names):
-            return f"models of the script were not captured: {first_few(names)}; choose by --model"
-        case facts.OptimizersDiffer(code):
-            return (
-                f"the optimizer's code differs ({preflight_words.other_code_words(code)}), and no"
-                " update was compared"
-            )
-
-
-def _by_how_much(row: Row) -> str:
-    if row.metrics is None:
-        return ""
-    if row.metrics.rel_l2 > 1:  # such as a gradient that is 0 but for rounding
-        return f" by {row.metrics.rel_l2:.3g} times golden's own size"
-    return f" by rel_l2 {row.metrics.rel_l2:.3g}"
-
 
 def _differs(fact: Differs, result: Result) -> str:
     match fact:
-        case facts.StandardMissed(standard):
-            return f"does not meet the standard {standard.value}"
         case OtherModel():
             return preflight_words.other_model_words(fact)
         case Parting():
             return training_words.parting_words(fact)
         case facts.GivenDifferently(finding):
             return preflight_words.message(finding)
-        case facts.NoOwnError(counts):
-            failed = ", ".join(f"{count} {reason.value}" for reason, count in counts)
-            return f"rows fail ({failed}), but none shows in which layer the error began"
         case facts.FirstOver(culprit, order):
             return f"{_named(culprit, result)} {_ORDER[order]}; {FREE}"
         case facts.OtherGlue(culprit, values_off):
@@ -277,20 +417,15 @@ def _differs(fact: Differs, result: Result) -> str:
         case facts.Blamed(culprits, more):
             named = [_named(culprit, result) for culprit in culprits]
             return "; and ".join(named + ([f"{more} more"] if more else []))
-        case facts.Unproved():
-            return _unproved(fact, result)
-        case facts.ByFixedLimits(refused):
-            if refused is None:
-                return "by fixed limits; a baseline tells rounding from a bug"
-            return f"by fixed limits, since {preflight_words.refused_words(refused)}"
 
 
-def _clear(fact: Clear, result: Result) -> str:
+def _qualifying(fact: facts.Qualifying, result: Result) -> str:
     match fact:
-        case facts.StandardMet(standard):
-            return f"within tolerance: meets the standard {standard.value}"
-        case facts.WithinGiven(tolerance):
-            return f"within tolerance ({limit_words.tolerance_words(tolerance)})"
+        case facts.NotDeterministic(rows):
+            return (
+                f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
+                f" ({verdict_words.detail(rows[0])})"
+            )
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"
         case facts.MadeOtherwise(how, findings):
@@ -299,26 +434,6 @@ def _clear(fact: Clear, result: Result) -> str:
         case facts.TrainedOtherwise(rows):
             more = _and_more(len(rows))
             return f"trained otherwise: {result.place(rows[0])}: {_both(rows[0])}{more}"
-
-
-def _uncovered(fact: facts.Uncovered, result: Result) -> str:
-    match fact:
-        case facts.SeriesOnly(steps):
-            return (
-                f"by the losses and gradient norms of {steps:,} steps alone: no layer was compared"
-            )
-        case facts.WeightsReplaced(names):
-            more = ", …" if len(names) > 1 else ""
-            return (
-                f"{len(names)} of the case's own weights were not golden's, and were replaced by"
-                f" them ({names[0]}{more})"
-            )
-        case facts.CaseOverruled(names):
-            return f"the case has its own, which golden's replaced: {first_few(names, 2)}"
-        case facts.NotFiniteFrom(step):
-            return f"NaN or Inf on both sides from step {step} on"
-        case facts.FewerSteps(compared, total):
-            return f"{compared} of {total} steps"
         case facts.BuffersNotRecorded(golden):
             return (
                 f"what calls write into buffers was not compared: {_sides(golden)[0]} was captured"
@@ -329,69 +444,6 @@ def _uncovered(fact: facts.Uncovered, result: Result) -> str:
             options += [f"--skip {value}" for value in skip]
             options += [f"--roles {','.join(roles)}"] if roles else []
             return f"{preflight_words.sides_words(sides)} captured with {' '.join(options)}"
-        case facts.RecordsLeftOut(count):
-            return left_out_words(count)
-        case facts.WeightsInParts(names):
-            return (
-                f"{len(names)} parameter(s) lie in parts on the ranks, and their values were not"
-                f" compared, the first {names[0]}"
-            )
-        case facts.NotCompared() | facts.BroadcastRows() | facts.AloneRows() | facts.NanOnBoth():
-            return _rows_apart(fact, result)
-        case facts.RowsJudged(how, count):
-            return f"{counted(count, 'row')} {_JUDGED[how]}"
-        case facts.BaselineNotProved(why):
-            return f"the baseline is not proved: {preflight_words.not_proved_words(why)}"
-        case facts.BaselineNotUsed(why):
-            return f"the baseline was not used: {preflight_words.unfit_words(why)}"
-        case facts.DigestsAlone(steps):
-            but = f" but losses and gradient norms of {counted(steps, 'step')}" if steps else ""
-            return f"by digests alone, no values were read{but}"
-
-
-def left_out_words(count: int) -> str:
-    return f"{counted(count, 'record')} left out by --only and --skip"
-
-
-def _rows_apart(
-    fact: facts.NotCompared | facts.BroadcastRows | facts.AloneRows | facts.NanOnBoth,
-    result: Result,
-) -> str:
-    """How many rows an all-clear does not cover as the others, and the first of them."""
-    first = result.place(fact.rows[0])
-    match fact:
-        case facts.NotCompared(rows, total):
-            return (
-                f"{len(rows)} of {total} rows could not be compared, the first"
-                f" {first}, {verdict_words.detail(rows[0])}"
-            )
-        case facts.BroadcastRows(rows):
-            return (
-                f"{counted(len(rows), 'row')} of two shapes, the first {first}, the"
-                " same when broadcast"
-            )
-        case facts.AloneRows(rows):
-            return (
-                f"{counted(len(rows), 'row')} on one side only, the first {first}, and all that"
-                " both compute around it agrees"
-            )
-        case facts.NanOnBoth(rows):
-            return f"NaN on both sides in {counted(len(rows), 'row')}, first in {first}"
-
-
-def _and_more(count: int) -> str:
-    return f", and {count - 1} more" if count > 1 else ""
-
-
-def _unproved(fact: facts.Unproved, result: Result) -> str:
-    """Where the candidate's environment does not compute golden's own values."""
-    places = list(dict.fromkeys(result.place(row) for row in fact.rows))
-    precision = float_dtype(result.golden.manifest)
-    also = f", also in {precision}" if precision else ""
-    return (
-        f"the candidate's environment does not compute golden's own values{also}:"
-        f" {places[0]}{_and_more(len(places))}"
-    )
 
 
 def _named(culprit: Culprit, result: Result) -> str:

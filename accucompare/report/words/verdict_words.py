@@ -431,6 +431,8 @@ def _about_runs(remark: PairRemark) -> str:
         case remarks.BeyondLikeBaseline(rel_l2):
             error = "" if rel_l2 is None else f" (rel_l2 {rel_l2:.2e})"
             return f"far beyond rounding, and so is the baseline{error}"
+        case remarks.BeyondInPart(rel_l2):
+            return f"a part of it is far beyond rounding (rel_l2 {rel_l2:.2e})"
         case remarks.RunsApart(golden, apart):
             runs = "captures of golden" if golden else "runs of the candidate"
             return f"two {runs} differ by {apart:.2e} from each other"
