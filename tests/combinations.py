@@ -14,6 +14,12 @@ def once(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [tuple(each[number % len(each)] for each in values) for number in range(longest)]
 
 
+def spread(one: Iterable[Any], other: Iterable[Any], times: int) -> list[tuple[Any, Any]]:
+    """Each value of one axis with so many of the other, in turn."""
+    values, in_turn = list(one), itertools.cycle(list(other))
+    return [(each, next(in_turn)) for each in values for _ in range(times)]
+
+
 def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Few combinations that have each two values of two axes together: what fails only where three
     options meet is rare, what fails where two do is not."""

@@ -109,6 +109,19 @@ def cli(
     signal.signal(signal.SIGTERM, on_sigterm)
 
 
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What stands for ``python`` in a command that runs a script, without the seconds that it would
+    take to import torch.
+    """
+    socket = tmp_path_factory.mktemp("python") / "socket"
+    program = f"from tests.forked_python import listen; listen({str(socket)!r})"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = with_torch()(program, cwd=socket.parent, variables=variables)
+    assert done.returncode == 0, done.stderr
+    return [sys.executable, str(ROOT / "tests" / "forked_python.py"), str(socket)]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def git_is_asked_once() -> Iterator[None]:
     """About the folder of the tests: each capture asks, and git works longer than the capture."""

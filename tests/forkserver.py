@@ -203,11 +203,14 @@ def become(
     """Go on as a process that runs a program; its output and errors go to files, or where
     descriptors lead.
     """
-    for number, stream in enumerate(streams, 1):
-        is_file = isinstance(stream, str)
-        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if is_file else stream
+    for number, given in enumerate(streams, 1):
+        is_file = isinstance(given, str)
+        descriptor = os.open(given, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if is_file else given
         os.dup2(descriptor, number)
         os.close(descriptor)
+        if not is_file:  # the server's own streams took their files for ones that can be searched
+            stream = open(number, "w", buffering=-1 if number == 1 else 1, closefd=False)  # noqa: SIM115
+            setattr(sys, ("stdout", "stderr")[number - 1], stream)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)

@@ -15,6 +15,7 @@ import torch
 import accucompare as ac
 from accucompare.text import with_article
 from tests.asked import grouped, looking
+from tests.combinations import once, spread
 from tests.compare.builder import item, write
 
 _BAD = {
@@ -89,8 +90,7 @@ def refused(call: Callable[[Any], object], bad: str) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
-@pytest.mark.parametrize("bad", _BAD)
-@pytest.mark.parametrize("verb", ["capture", "watch"])
+@pytest.mark.parametrize(("bad", "verb"), once(_BAD, ("capture", "watch")))
 def test_a_place_that_cannot_be_written_to_is_refused(verb: str, bad: str) -> None:
     assert "; " in refused({"capture": capture, "watch": watch}[verb], bad) or bad in (
         "nothing",
@@ -100,19 +100,22 @@ def test_a_place_that_cannot_be_written_to_is_refused(verb: str, bad: str) -> No
     )
 
 
-@pytest.mark.parametrize("bad", _BAD)
 @pytest.mark.parametrize(
-    "verb",
-    [
-        "open_bundle",
-        "golden",
-        "candidate",
-        "baseline",
-        "like",
-        "feed",
-        "like of a watch",
-        "tolerances",
-    ],
+    ("bad", "verb"),
+    spread(
+        _BAD,
+        (
+            "open_bundle",
+            "golden",
+            "candidate",
+            "baseline",
+            "like",
+            "feed",
+            "like of a watch",
+            "tolerances",
+        ),
+        3,
+    ),
 )
 def test_what_is_no_bundle_and_no_file_is_refused(verb: str, bad: str, tmp_path: Path) -> None:
     bundle = write(tmp_path / "golden", [item("fc", [1.0])])
@@ -131,8 +134,10 @@ def test_what_is_no_bundle_and_no_file_is_refused(verb: str, bad: str, tmp_path:
     refused(call[verb], bad)
 
 
-@pytest.mark.parametrize("bad", [each for each in _BAD if each != "a file"])
-@pytest.mark.parametrize("kind", ["excel", "html", "json", "parquet"])
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    spread((each for each in _BAD if each != "a file"), ("excel", "html", "json", "parquet"), 2),
+)
 def test_a_report_that_cannot_be_written_is_refused(
     kind: str, bad: str, comparison: ac.Comparison
 ) -> None:

@@ -218,9 +218,7 @@ def bytes_read() -> int:
 @pytest.mark.skipif(
     not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads"
 )
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "complex32", "complex128", "int64", "bool"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex32", "bool"])
 def test_a_part_of_a_huge_tensor_is_read_alone(
     command: Command, tmp_path: Path, dtype: str
 ) -> None:

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from accucompare.errors import CaptureError
 from accucompare.locating import RankGroup
+from tests.forkserver import with_torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,28 +100,43 @@ def test_a_failure_of_rank_0_ends_the_others() -> None:
     assert codes == [2]
 
 
-def by_torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+#: Two ranks with the environment that torchrun gives them, in forks of this process. What they
+# start as ``sys.executable`` is given, too.
+RANKS = """
+import os, sys
+from torch.distributed import TCPStore
+from accucompare.cli import main
+
+sys.executable = sys.argv.pop(1)
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+for rank in "01":
+    if not os.fork():
+        os.environ.update(
+            RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port)
+        )
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        main()
+codes = {os.waitstatus_to_exitcode(os.wait()[1]) for rank in "01"}
+sys.exit(max(codes))
+"""
+
+
+def by_ranks(folder: Path, python: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "model.py").write_text(CASE)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    variables: dict[str, Any] = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "-m", "accucompare", *arguments),
-        ],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    program = ROOT / "accucompare" / "__main__.py"
+    here = folder / "python"
+    forked = f'shift 2; exec {" ".join(python)} {program} "$@"'
+    here.write_text(f'#!/bin/sh\n[ "$1" != -m ] || {{ {forked}; }}\nexec {sys.executable} "$@"\n')
+    here.chmod(0o755)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+    return with_torch()(RANKS, here, *arguments, cwd=folder, variables=variables)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun starts the ranks")
-def test_locate_names_layer_and_rank_in_one_command(tmp_path: Path) -> None:
-    done = by_torchrun(
+def test_locate_names_layer_and_rank_in_one_command(python: list[str], tmp_path: Path) -> None:
+    done = by_ranks(
         tmp_path,
+        python,
         *("locate", "model.py:faulty", "--golden-case", "model.py", "--device", "cpu"),
         *("--report", "none"),
     )

@@ -311,9 +311,12 @@ class NoRelativeLimit(_Fact, frozen=True):
 
 
 class BeyondLikeBaseline(_Fact, frozen=True):
-    """The error is far beyond rounding, and so is the baseline's."""
+    """The error is far beyond rounding, and so is the baseline's.
+
+    ``alone``: whether golden's own code on rounded values is known not to be."""
 
     rel_l2: float | None = None
+    alone: bool = False
 
 
 class BeyondInPart(_Fact, frozen=True):

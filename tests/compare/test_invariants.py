@@ -243,6 +243,11 @@ def test_stages_norms_that_begin_alike_are_no_replicas(tmp_path: Path) -> None:
     items = [each._replace(record=replace(each.record, requires_grad=True)) for each in given(2)]
     items += held("fc", [VALUES, VALUES * 1.5], role="param_update", path="weight")
     assert not checked(tmp_path, items, None, WHOLE).of(RankStatus.FAIL)
+    # where the mesh tells the stages, parts of one name are other layers
+    weights = parameters([*HALVES, *(2 * each for each in HALVES)], PARTS * 2)
+    items = held("fc", [*HALVES, *HALVES], PARTS * 2, role="param_update", path="weight")
+    found = checked(tmp_path, [*given(4, 0, 0, 0, 0), *items], {"pp": 2, "tp": 2}, weights, 4)
+    assert not found.of(RankStatus.FAIL)
 
 
 def test_an_update_of_one_rank_alone(tmp_path: Path) -> None:
@@ -360,7 +365,7 @@ def test_of_many_terms_the_sum_is_looked_at(tmp_path: Path) -> None:
 def test_a_factor_that_all_gradients_have_may_be_the_loops(tmp_path: Path) -> None:
     items = given(2)
     for name in ("fc", "up", "down"):
-        grad = (VALUES + OTHER) * np.float32(0.013)
+        grad = (VALUES + OTHER) * np.float32(1 / 12)
         items += [*held(name, [VALUES, OTHER], **CALL), *held(name, [grad] * 2, **GRAD)]
     weights = [
         {f"{name}.weight": each["fc.weight"] for name in ("fc", "up", "down")} for each in WHOLE
@@ -368,7 +373,7 @@ def test_a_factor_that_all_gradients_have_may_be_the_loops(tmp_path: Path) -> No
     checks = checked(tmp_path, items, {"dp": 2}, weights)
     measured = checks["reduction"].measured
     assert isinstance(measured, rank_facts.AllHold)
-    assert measured.factor == pytest.approx(0.026)
+    assert measured.factor == pytest.approx(1 / 6)
     assert checks.exit_code == 0
 
 
@@ -417,6 +422,14 @@ def test_a_backward_that_is_another_on_one_rank(tmp_path: Path) -> None:
     assert (found.place.role, found.place.ranks) == ("grad_input", (1,))
     assert isinstance(found.measured, rank_facts.OutputsApart)
     assert found.measured.backward
+
+
+def test_of_a_number_a_rank_may_make_what_its_part_of_the_sequence_needs(tmp_path: Path) -> None:
+    length = {"layout": "scalar", "role": "input", "path": "0", "digest": "8"}
+    for mesh, code in (({"cp": 2}, 2), ({"tp": 2}, 1)):
+        items = [item("rotary", dtype="int64", rank=rank, **length) for rank in range(2)]
+        items += [*given(2, 0, 0), *held("rotary", [VALUES, OTHER])]
+        assert checked(tmp_path / next(iter(mesh)), items, mesh).exit_code == code
 
 
 def test_calls_with_other_weights_may_give_something_else(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,10 +158,10 @@ model(x).sum().backward()
 
 @pytest.mark.parametrize(("odd", "code"), [((), 0), (("odd",), 1)])
 def test_a_script_is_run_as_it_is(
-    odd: tuple[str, ...], code: int, cli: Run, tmp_path: Path
+    odd: tuple[str, ...], code: int, cli: Run, python: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = ("repeat", "--times", "2", "--", sys.executable, "train.py", *odd)
+    command = ("repeat", "--times", "2", "--", *python, "train.py", *odd)
     done = cli(*command, PYTHONPATH=str(ROOT))
     assert done.returncode == code, done.stderr
     assert ("not replayed" in done.stdout) == bool(code)

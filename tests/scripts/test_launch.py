@@ -20,7 +20,6 @@ from accucompare.scripts.handshake import Claim, claim
 from accucompare.scripts.plan import Action, Plan
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
-from tests.scripts import forked_python
 from tests.scripts.forked import UNEDITED, run
 
 COMMAND = [sys.executable, "-m", "accucompare"]
@@ -47,19 +46,22 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
 ) -> None:
     for name in ("sitecustomize", "usercustomize"):
         (tmp_path / f"{name}.py").write_text(f"import builtins\nbuiltins.{name} = True\n")
+    start = (
+        "import builtins, runpy, sys\nprint(builtins.sitecustomize, hasattr(builtins,"
+        f" 'usercustomize'), sys.path[1:2] == [{str(tmp_path)!r}])\n"
+    )
     script = tmp_path / "script.py"
     script.write_text(
-        "import builtins, runpy, sys\nprint(builtins.sitecustomize, hasattr(builtins,"
-        " 'usercustomize'), sys.path[1:2] =="
-        f" [{str(tmp_path)!r}])\nrunpy.run_path({str(UNEDITED / 'loop.py')!r},"
-        " run_name='__main__')\nsys.exit(3)\n"
+        f"{start}runpy.run_path({str(UNEDITED / 'loop.py')!r}, run_name='__main__')\nsys.exit(3)\n"
     )
+    (tmp_path / "start.py").write_text(start)
     variables = environment(
         PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONNOUSERSITE=""
     )
-    plain = subprocess.run(
-        [sys.executable, script, "--lr", "1"], env=variables, capture_output=True, text=True
+    begun = subprocess.run(
+        [sys.executable, tmp_path / "start.py"], env=variables, capture_output=True, text=True
     )
+    plain = begun.stdout + run(tmp_path, UNEDITED / "loop.py", "--lr", "1").out
     command = [
         *COMMAND,
         "capture",
@@ -75,7 +77,7 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
     ]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 3
-    assert done.stdout == plain.stdout
+    assert done.stdout == plain
     assert "captured 2 steps" in done.stderr
     assert done.stdout.startswith("True ")
     # the compiler knows PyTorch's own __call__, and no hook is left
@@ -180,30 +182,6 @@ def test_nothing_of_ours_is_loaded_by_an_import_of_torch() -> None:
     moved.
     """
     assert "torch.backends" not in (ROOT / "pyproject.toml").read_text()
-
-
-@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
-def test_accelerate_launch_starts_a_script_that_is_captured(tmp_path: Path) -> None:
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        UNEDITED / "loop.py",
-        "--lr",
-        "1",
-    ]
-    done = subprocess.run(
-        [*COMMAND, "capture", "--out", "golden", "--", *launch],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    plain = run(tmp_path, UNEDITED / "loop.py", "--lr", "1", plan={"out": str(tmp_path / "plain")})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == plain.out
-    assert ac.diff(tmp_path / "golden", plain.bundle).answer.value == "identical"
 
 
 CELLS = (
@@ -343,16 +321,6 @@ def test_ranks_compute_and_record_the_same_however_they_are_started(
     assert len(printed[0]) == 2
     assert printed[0] == printed[1] == printed[2]
     assert ac.diff(by_torchrun[1], tmp_path / "spawned").answer.value == "identical"
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What stands for ``python`` in a command, and needs no seconds to import torch."""
-    socket = tmp_path_factory.mktemp("python") / "socket"
-    program = f"from tests.scripts.forked_python import listen; listen({str(socket)!r})"
-    done = with_torch()(program, cwd=socket.parent, variables=environment())
-    assert done.returncode == 0, done.stderr
-    return [sys.executable, forked_python.__file__, str(socket)]
 
 
 def test_locate_runs_a_script_without_accelerators_and_again_fed(

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import accucompare.recorder.session.model_capture  # noqa: F401 - the runs in this process forget what they import, and hooks may be put on once only
-from accucompare.testing.regression import bundle_name
+from accucompare.testing.regression import LayersRegression, bundle_name
 
 pytest_plugins = ["pytester"]
 
@@ -51,13 +52,9 @@ TWO_CHECKS = """
 
 
 NET = """
-import os
 import torch
 
-torch.manual_seed(0)
-net = torch.nn.Linear(4, 4)
-if "BUG" in os.environ:
-    net.weight.data *= 2
+net = torch.nn.Linear(4, 4)  # of other weights than those that were kept
 """
 #: What the README shows.
 THREE_LINES = """
@@ -218,20 +215,22 @@ def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
     (project / "test_net.py").write_text(THREE_LINES)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
 
-    def pytest_there(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-q", *arguments]
-        return subprocess.run(
-            command,
-            cwd=project,
-            env={**variables, **more},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    written = pytest_there("--accucompare-update")
-    assert written.returncode == 0, written.stdout + written.stderr
-    failed = pytest_there(BUG="1")
+    LayersRegression(
+        file=project / "test_net.py",
+        test="test_net",
+        update=True,
+        scratch=tmp_path,
+        reports=None,
+        note_written=lambda _: None,
+    ).check(torch.nn.Linear(4, 4), torch.ones(2, 4))
+    failed = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=project,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "Layers are not close! First: (root)" in failed.stdout
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.bundle.format import DEVICE_DIGEST, Key, Record, Role
+from accucompare.bundle.format import DEVICE_DIGEST, Key, Layout, Record, Role
 from accucompare.compare.constants import FEWEST_DROPPED
 from accucompare.compare.invariants import rank_facts as facts
 from accucompare.compare.invariants.rank_facts import NotSeen, NotSeenWhy, RankPlace, Tally
@@ -54,6 +54,8 @@ def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     for _, group in step.of(Role.PARAM_CHANGED):
         record = group[min(group)]
         held = run.parameters.get(run.parameter_of(record), {})
+        stages = [set(each) for each in run.by_stage(held)]
+        held = {rank: held[rank] for each in stages if each & set(group) for rank in each}
         # replicas that were changed apart are found by their values
         if set(group) != set(held) and not run.replicas(held):
             tally.see(step.number)
@@ -174,6 +176,7 @@ def check_calls(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     arrived, left = _by_call(step, Role.GRAD_OUTPUT), _by_call(step, Role.GRAD_INPUT)
     weights = _Weights(run, step)
     drops = any(manifest.model.get("active_dropout") for manifest in run.bundle.manifests.values())
+    parts = run.mesh.without([*run.data, *run.same_batch])
     wrong: list[str] = []
     backward: list[tuple[_Call, dict[Hashable, list[int]]]] = []
     calls = sorted(outputs, key=lambda call: max(_orders(outputs[call])))
@@ -183,7 +186,9 @@ def check_calls(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
             held = weights.of(call[0], rank)
             if held is not None and (taken := _digests(records)):
                 batch = step.batches.get(rank) if drops else None
-                place = run.place(rank, run.data) if rank in step.padding else ()
+                # what is given no tensor may make that of the rank's own part of a sequence
+                names = () if any(map(_is_tensor, records)) else parts
+                place = run.place(rank, run.data if rank in step.padding else names)
                 given[rank] = taken, held, batch, place
         alike = _grouped(given)
         if alike:
@@ -264,6 +269,10 @@ def _grouped(given: dict[int, Hashable]) -> dict[Hashable, list[int]]:
     for rank, each in given.items():
         found.setdefault(each, []).append(rank)
     return {each: ranks for each, ranks in found.items() if len(ranks) > 1}
+
+
+def _is_tensor(record: Record) -> bool:
+    return record.layout is not Layout.SCALAR
 
 
 def _orders(made: dict[int, list[Record]]) -> Iterable[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +95,7 @@ def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         tally.unseen = NotSeen(NotSeenWhy.NO_CALL_GRADIENTS)
         return
     fits: list[_Fit] = []
-    for _, group in given:
+    for group in (each for _, held in given for each in run.by_stage(held)):
         name = run.parameter_of(group[min(group)])
         fit = _best_fit(run, group, name, terms.get(run.one_weight.get(name, name), ()))
         if fit is None:
@@ -114,8 +114,9 @@ def _judge(run: RunOfRanks, step: StepOfRanks, fits: Sequence[_Fit], tally: Tall
         max((len(calls) for calls in step.batches.values()), default=1),
         _of_loop(run, step),
     )
-    factors = [_known(shared.of_mean(fit)) for fit in fits if fit.even]
-    usual, times = Counter(factors).most_common(1)[0] if factors else (1.0, 0)
+    factors = [shared.of_mean(fit) for fit in fits if fit.even]
+    usual = statistics.median_low(factors or [1.0])  # most are near it, if most are alike
+    times = sum(_near(each, usual) for each in factors)
     explained = sum(fit.even or bool(fit.weights) for fit in fits)
     if explained <= len(fits) / 2 or (times <= len(factors) / 2 and len(factors) > 2):
         tally.unseen = NotSeen(NotSeenWhy.CHANGED_BY_LOOP)
@@ -164,10 +165,6 @@ def _is_of_mesh(run: RunOfRanks, factor: float, shared: _Shared) -> bool:
 
 def _near(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=REDUCED_WITHIN)
-
-
-def _known(factor: float) -> float:
-    return float(f"{factor:.2g}")
 
 
 def _of_loop(run: RunOfRanks, step: StepOfRanks) -> float:

@@ -39,6 +39,8 @@ ByRank = dict[int, Record]
 #: What frameworks call the dimensions that share out the rows of a batch, and those that do not.
 _DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "batch"}
 _SAME_BATCH = {"tp", "mp", "tensor", "model"}
+#: And those along which ranks have other layers, maybe under the same names.
+_STAGES = {"pp", "pipe", "pipeline", "stage"}
 
 
 @dataclass
@@ -139,6 +141,17 @@ class RunOfRanks:
         return tuple(
             name for name in self.mesh.sizes if _SAME_BATCH & _words(name) and name not in self.data
         )
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(name for name in self.mesh.sizes if _STAGES & _words(name))
+
+    def by_stage(self, group: ByRank) -> list[ByRank]:
+        """The records of each stage of a pipeline apart: one name may be of other layers there."""
+        found: dict[tuple[int, ...], ByRank] = {}
+        for rank, record in group.items():
+            found.setdefault(self.place(rank, self.stages), {})[rank] = record
+        return [*found.values()]
 
     def place(self, rank: int, names: Iterable[str]) -> tuple[int, ...]:
         return self.mesh.along((rank, 0), names)
@@ -304,6 +317,7 @@ class RunOfRanks:
         has no layout and is of no parameter."""
         found: dict[Any, ByRank] = {}
         for rank, record in group.items():
+            stage = self.place(rank, self.stages)
             shard, of_update = record.shard, record.role in (*UPDATE_ROLES, Role.PARAM)
             if shard is None:
                 if not of_update:
@@ -314,12 +328,12 @@ class RunOfRanks:
                     aside = (self.local_experts[parameter].get(rank, -1),)
                 elif parameter in self.by_hand:
                     aside = self.place(rank, self.mesh.without(self.of_replicas))
-                key: tuple[Any, ...] = (None, aside)
+                key: tuple[Any, ...] = (None, aside, stage)
             elif not self._lies_on_mesh(shard):
                 continue
             else:
                 own = () if of_update else self.mesh.without(shard.mesh)
-                key = (shard, record.shape, self.place(rank, (*shard.over, *own)))
+                key = (shard, record.shape, self.place(rank, (*shard.over, *own)), stage)
             found.setdefault(key, {})[rank] = record
         return [each for each in found.values() if len(each) > 1]
 

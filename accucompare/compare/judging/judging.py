@@ -25,7 +25,14 @@ from accucompare.compare.judging.proof import doubt, limit_on_rounded
 from accucompare.compare.judging.rank_verdicts import settle_ranks
 from accucompare.compare.judging.sides import Sides, metrics_of_identical
 from accucompare.compare.judging.small_pairs import with_small_pairs
-from accucompare.compare.limits import EXACT, Tolerance, differing, float_dtype, with_ceiling
+from accucompare.compare.limits import (
+    EXACT,
+    Expected,
+    Tolerance,
+    differing,
+    float_dtype,
+    with_ceiling,
+)
 from accucompare.compare.measuring import (
     Metrics,
     are_masks_of_two_kinds,
@@ -33,7 +40,7 @@ from accucompare.compare.measuring import (
     measure_broadcast,
     measure_masks,
 )
-from accucompare.compare.remarks import BareRemark
+from accucompare.compare.remarks import BareRemark, BeyondLikeBaseline
 from accucompare.compare.rows import (
     Option,
     PairOutcome,
@@ -197,8 +204,8 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> Pai
         return PairOutcome(
             None, Verdict(Reason.NOT_COMPARABLE, remarks=(BareRemark.NON_FINITE_BEHIND_SKETCH,))
         )
-    if driven is not None and verdict.status is Status.PASS:
-        verdict = msgspec.structs.replace(verdict, ill_conditioned=True)
+    if driven is not None:
+        verdict = _beside_rounded_run(verdict, expected)
     if doubtful is not None:
         verdict = doubtful.settle(verdict)
     if noise is not None:
@@ -226,6 +233,16 @@ def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
     """Whether sketches tell the error; of one, nothing is known element by element."""
     asked = tolerance.atol is not None or tolerance.rtol is not None
     return not asked and can_estimate(golden, candidate)
+
+
+def _beside_rounded_run(verdict: Verdict, expected: Expected | None) -> Verdict:
+    """An error over the ceiling, where golden's own code ran on rounded values."""
+    if verdict.status is Status.PASS:
+        return msgspec.structs.replace(verdict, ill_conditioned=True)
+    if expected is None or not verdict.beyond:
+        return verdict
+    alone = (BeyondLikeBaseline(expected.rel_l2, alone=True),)
+    return msgspec.structs.replace(verdict, remarks=alone)
 
 
 def _settle_given(sides: Sides, golden: Record, candidate: Record, verdict: Verdict) -> Verdict:

@@ -13,6 +13,7 @@ from accucompare.compare.facts import BareFact, Differs, Fact, Order, Otherwise
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage
 from accucompare.compare.preflight_facts import OtherModel
+from accucompare.compare.remarks import BeyondLikeBaseline
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.compare.runs import Parting, number_of
@@ -132,6 +133,12 @@ def _within_fixed_limits(why: str) -> str:
 def _far_beyond(result: Result) -> str:
     row = _is(result.far_beyond)
     other = "" if result.failed else ", or rounding changed a choice before; a fed capture tells"
+    dtype = "" if row.candidate is None else row.candidate.dtype
+    if any(isinstance(said, BeyondLikeBaseline) and said.alone for said in row.verdict.remarks):
+        other = (
+            f"; golden's own code on values rounded to {dtype} is not off: a {dtype} kernel of both"
+            f" may be wrong, or add up in {dtype}"
+        )
     return (
         f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
         f" baseline: it may have the fault too{other}"

@@ -428,9 +428,10 @@ def _about_runs(remark: PairRemark) -> str:
             )
             counts = f"{what} {ours}, the candidate {theirs}; the baseline {third}"
             return f"{counts}, so rounding changes it"
-        case remarks.BeyondLikeBaseline(rel_l2):
+        case remarks.BeyondLikeBaseline(rel_l2, alone):
             error = "" if rel_l2 is None else f" (rel_l2 {rel_l2:.2e})"
-            return f"far beyond rounding, and so is the baseline{error}"
+            but = ", but not golden's own code on rounded values" if alone else ""
+            return f"far beyond rounding, and so is the baseline{error}{but}"
         case remarks.BeyondInPart(rel_l2):
             return f"a part of it is far beyond rounding (rel_l2 {rel_l2:.2e})"
         case remarks.RunsApart(golden, apart):
