@@ -22,7 +22,6 @@ FAULTS = {
     "tp2: partial not reduced in blocks.0.attention.o": "unreduced",
     "tp2: eps 0.1 in blocks.1.norm1, rank 1": "ranks disagree",
     "ddp2: GELU in blocks.1.mlp.act, rank 1": "introduced",
-    "ddp2: stale weight in norm, rank 1": "introduced",
     "tp2: norm counts replicas again in *": "introduced",
     "hand_tp2: gradient of the input not summed in blocks.0.attention.qkv": "unreduced",
     "experts_ep2: rows not sorted by expert in blocks.1.mlp, rank 1": "glue",

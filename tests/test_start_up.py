@@ -37,7 +37,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def imported(here: Path, code: str, *arguments: str) -> list[str]:
     """What of the heavy packages some code has imported by its end."""
-    tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
     done = subprocess.run(
         [sys.executable, "-c", tell + code, *arguments],
         cwd=here,
@@ -52,9 +52,7 @@ def imported(here: Path, code: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "needs"),
     [
-        ("--help", []),
         ("--version", []),
-        *((f"{name} --help", []) for name in cli.commands),
         ("completion zsh", []),
         ("verify golden", PRINTS),
         ("show golden fc", PRINTS),
@@ -70,6 +68,17 @@ def imported(here: Path, code: str, *arguments: str) -> list[str]:
 )
 def test_a_command_imports_what_it_needs(here: Path, command: str, needs: list[str]) -> None:
     assert imported(here, "from accucompare.cli import main; main()", *command.split()) == needs
+
+
+def test_no_help_imports_anything_heavy(here: Path) -> None:
+    code = """
+from contextlib import suppress
+from accucompare.cli import cli, main
+for arguments in ([], *([name] for name in cli.commands)):
+    with suppress(SystemExit):
+        main([*arguments, "--help"])
+"""
+    assert imported(here, code) == []
 
 
 def test_importing_the_package_imports_nothing_heavy(here: Path) -> None:

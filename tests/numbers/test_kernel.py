@@ -223,7 +223,7 @@ def test_the_largest_ratios_are_found_where_products_have_but_a_few_digits() -> 
     assert (found.max_rel, found.tolerance_used) == (2 / 33, 2 / 33)
 
 
-FROM_SUMS = ("rel_l2", "one_minus_cosine", "mean_abs", "rmse", "bias")
+FROM_SUMS = ("rel_l2", "one_minus_cosine", "mean_abs", "rmse", "bias", "in_part")
 U = 2.0**-53
 
 
@@ -244,7 +244,7 @@ def test_metrics_are_those_of_numpy(
             measure_pair(*sides, (ours, theirs), golden.shape, atol=atol, rtol=rtol)
         )
     slack = 8 * CHUNK * U
-    for name in ("rel_l2", "rmse", "mean_abs"):
+    for name in ("rel_l2", "rmse", "mean_abs", "in_part"):
         assert same(compiled[name], numpy[name], rel=slack)
     assert same(compiled["bias"], numpy["bias"], rel=slack, floor=slack * numpy["mean_abs"])
     assert same(compiled["one_minus_cosine"], numpy["one_minus_cosine"], rel=1e-8, floor=1e-24)

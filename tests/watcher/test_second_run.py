@@ -23,6 +23,7 @@ from accucompare.report.watch_words import answer, said
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
 from tests.asked import looking
+from tests.combinations import pairwise
 from tests.forkserver import with_torch
 from tests.reproduce import reproduced
 from tests.reproduce.reproduced import run_here
@@ -121,9 +122,10 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("on_finding", ["warn", "snapshot"])
-@pytest.mark.parametrize("by", [_log_of_zero, _root_of_zero])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "by", "on_finding"),
+    pairwise(MODELS, (_log_of_zero, _root_of_zero), ("warn", "snapshot")),
+)
 def test_steps_after_a_finding_are_what_they_would_have_been(
     name: str, by: Any, on_finding: str, tmp_path: Path
 ) -> None:

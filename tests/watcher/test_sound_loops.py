@@ -22,12 +22,10 @@ STEPS = 45
 @pytest.mark.parametrize(
     "name",
     [
-        "DCGAN, its discriminator watched",
         "DCGAN, both watched",
         "WGAN with a gradient penalty, both watched",
         "a GAN in autocast: real images in float32, made ones in bfloat16",
         "two optimizers that take turns with one model and one batch",
-        "a frozen backbone in eval, a head that is trained",
         "a whole model in eval, of which only the last layer is trained",
         "adversarial training: the attack in eval, the update in train",
         "mean teacher: the same model without gradients in each step, in training",
