@@ -136,8 +136,8 @@ def _far_beyond(result: Result) -> str:
     dtype = "" if row.candidate is None else row.candidate.dtype
     if any(isinstance(said, BeyondLikeBaseline) and said.alone for said in row.verdict.remarks):
         other = (
-            f"; golden's own code on values rounded to {dtype} is not off: a {dtype} kernel of both"
-            f" may be wrong, or add up in {dtype}"
+            f"; golden's own code on values rounded to {dtype} is not off, so computing in {dtype}"
+            " makes it: by a wrong kernel, a long sum, or a choice"
         )
     return (
         f"{result.place(row)} is off{_by_how_much(row)}, far beyond rounding, and so is the"
