@@ -108,6 +108,14 @@ def test_a_recorded_layout_places_the_parts(tmp_path: Path) -> None:
     assert found.status.value == "pass"
 
 
+def test_parts_of_a_recorded_layout_lie_within_that_of_another_dimension(tmp_path: Path) -> None:
+    """Each ``dp`` has three rows, which its ranks record as one and two."""
+    shards = [Shard((3, 8), (at, 0), mesh=("tp",)) for at in (0, 1)] * 2
+    parts = held("fc", np.split(VALUES, [1, 3, 4]), shards)
+    found = row(compared(tmp_path, [item(values=VALUES)], parts, {"dp": 2, "tp": 2}))
+    assert found.status.value == "pass"
+
+
 def test_a_recorded_sum_is_made(tmp_path: Path) -> None:
     shard = Shard((6, 8), (0, 0), "sum", ("tp",), ("tp",))
     parts = held("fc", [VALUES - OTHER, OTHER], [shard, shard])
