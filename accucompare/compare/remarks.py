@@ -115,6 +115,7 @@ class OneSideWhy(str, Enum):
     WITHOUT_GRADIENTS = "no gradients"
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 

@@ -304,6 +304,10 @@ _NOT_ON_SIDE = {
     ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
+    OneSideWhy.PASSES_BY: (
+        "the fed call gave a part of its input back, which was written into later: this gradient"
+        " passes by"
+    ),
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere; {side} adds nothing, which is the same"
     ),
