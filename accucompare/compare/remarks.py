@@ -320,6 +320,12 @@ class BeyondLikeBaseline(_Fact, frozen=True):
     alone: bool = False
 
 
+class TermsCancel(_Fact, frozen=True):
+    """A gradient's terms cancel, here or behind: their rounding may make this relative error."""
+
+    rel_l2: float
+
+
 class BeyondInPart(_Fact, frozen=True):
     """A part of the tensor is off by this, far beyond rounding, though the whole is not."""
 

@@ -436,6 +436,8 @@ def _about_runs(remark: PairRemark) -> str:
             error = "" if rel_l2 is None else f" (rel_l2 {rel_l2:.2e})"
             but = ", but not golden's own code on rounded values" if alone else ""
             return f"far beyond rounding, and so is the baseline{error}{but}"
+        case remarks.TermsCancel(rel_l2):
+            return f"its terms cancel: rounding them may make rel_l2 {rel_l2:.2e}"
         case remarks.BeyondInPart(rel_l2):
             return f"a part of it is far beyond rounding (rel_l2 {rel_l2:.2e})"
         case remarks.RunsApart(golden, apart):
