@@ -102,6 +102,8 @@ class Tolerance:
         fed: whether the candidate was fed, so that an error over the ceiling was made here.
         summing: the relative L2 error of another order of long sums; a baseline has only one order.
         composed: that of a recurrent module composed of operators; a fused baseline rounds less.
+        noise: the relative L2 error that rounding makes of a gradient whose terms cancel, or that
+            is made of such a one; 0 for others.
         unjudged: why no baseline judges.
     """
 
@@ -116,6 +118,7 @@ class Tolerance:
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
+    noise: float = 0.0
     unjudged: tuple[PairRemark, ...] = ()
 
     def __post_init__(self) -> None:
