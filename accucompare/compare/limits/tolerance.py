@@ -171,6 +171,23 @@ class Tolerance:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
 
+    def of_spacing(self, dtype: str, rmse: float, rel_l2: float) -> Tolerance:
+        """The same with room for rounding to the numbers nearest to zero; the user's limits stay.
+
+        Args:
+            dtype: the candidate's.
+            rmse, rel_l2: the error.
+        """
+        most = FED_ROUNDINGS * DTYPES[dtype].spacing / 2
+        if not (most and 0.0 < rmse <= most and rel_l2 < math.inf) or not self.by_default:
+            return self
+        room = rel_l2 * most / rmse
+        return replace(
+            with_ceiling(self, room),
+            rel_l2=max(self.rel_l2 or 0.0, room),
+            summing=max(self.summing, room),
+        )
+
     def of_zero(self, terms: float, record: Record) -> Tolerance:
         """The same for zeros that rounding left of terms of this norm; the user's limits stay."""
         if not terms or not self.by_default or self.rel_l2 is None:
