@@ -132,6 +132,16 @@ def git_is_asked_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def seeds_are_not_kept_for_a_gpu() -> Iterator[None]:
+    """Until a device starts, torch keeps each seed for it, with the stack that asked for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.mtia, torch.xpu):
+            if not device.is_available():
+                patch.setattr(device, "_lazy_call", lambda *_, **__: None)
+        yield
+
+
 @functools.cache
 def has_lstm_in_bfloat16() -> bool:
     """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those
