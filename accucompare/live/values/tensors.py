@@ -422,7 +422,7 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     name = dtype_name(tensor.dtype)
     if name not in DTYPES or tensor.is_conj() or tensor.is_neg():
         return None
-    return bits_of(tensor)
+    return seen_by_numpy(tensor)
 
 
 class _Bits:
@@ -440,7 +440,7 @@ class _Bits:
         }
 
 
-def bits_of(tensor: torch.Tensor) -> Array:
+def seen_by_numpy(tensor: torch.Tensor) -> Array:
     """The bits of a contiguous tensor in host memory, in place. After ``tensor.numpy()`` its memory
     could not be resized any more, which FSDP does to its parameters."""
     return np.asarray(_Bits(tensor))

@@ -142,6 +142,11 @@ class SeriesRecorder:
         self._now.weights.append(later)
         return functools.partial(_keep_digest, later)
 
+    def rewritten(self, parameters: Iterable[int]) -> None:
+        """Parameters, by their ids, hold other bits than PyTorch's counts of writes tell."""
+        for each in parameters:
+            self._digests.pop(each, None)
+
     def call_begins(self) -> None:
         self._now.batch.append([])
 

@@ -247,6 +247,7 @@ class Updates:
                 them, those with a counted write.
         """
         changed = self._between.changed()
+        self._series.rewritten(changed)
         if last and not self._trained:
             counts = zip(self.parameters.items(), self._versions, self._written(), strict=True)
             changed |= {
