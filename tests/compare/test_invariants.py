@@ -294,6 +294,21 @@ def test_a_weight_that_one_rank_steps_for_all(tmp_path: Path, gathered: str) -> 
         assert found.place.ranks == (1,)
 
 
+@pytest.mark.parametrize(("second", "fails"), [("one", False), ("other", True)])
+def test_weights_of_which_optimizers_step_parts(tmp_path: Path, second: str, fails: bool) -> None:
+    items = [*given(2), *held("fc", HALVES, step=1)]
+    tables = [
+        [{"step": step, "own_weights": each} for step, each in enumerate(own)]
+        for own in (("zero", "one"), ("zero", second))
+    ]
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=tables)
+    if not fails:
+        assert (checks["updates"].status, checks.exit_code) == (RankStatus.PASS, 0)
+        return
+    found = failed(checks, "updates")
+    assert (found.place.step, found.place.ranks) == (1, (0, 1))
+
+
 def test_tied_weights_that_are_apart(tmp_path: Path) -> None:
     items = [
         *given(2),

@@ -5,8 +5,13 @@ from __future__ import annotations
 from accucompare.bundle.format import AT_THE_END, DEVICE_DIGEST, Record, Role
 from accucompare.compare.invariants import rank_facts as facts
 from accucompare.compare.invariants.call_checks import check_updates
-from accucompare.compare.invariants.rank_facts import Tally
-from accucompare.compare.invariants.run_of_ranks import RunOfRanks, StepOfRanks, place_of_record
+from accucompare.compare.invariants.rank_facts import RankPlace, Tally
+from accucompare.compare.invariants.run_of_ranks import (
+    RunOfRanks,
+    StepOfRanks,
+    apart,
+    place_of_record,
+)
 
 #: By parameter and rank.
 _Held = dict[tuple[str, int], Record]
@@ -22,6 +27,7 @@ class LeftWeights:
 
     def check(self, run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
         check_updates(run, step, tally)
+        _compare_models(run, step, tally)
         if self._next is None:
             self._left = {
                 (name, rank): record
@@ -94,6 +100,23 @@ def _compare(
     if stale:
         fact = facts.ReplicasApart(run.distance(first, others[stale[0]]))
         tally.fail(fact, place_of_record(first, stale))
+
+
+def _compare_models(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
+    """Compare all weights of ranks that began with the same, where optimizers step copies or parts
+    of them."""
+    begun: dict[frozenset[tuple[str, str]], list[int]] = {}
+    held = {rank: entry.own_weights for rank, entry in run.series(step.number).items()}
+    for rank in held if any(held.values()) else ():
+        own = ((name, group.get(rank)) for name, group in run.parameters.items())
+        known = frozenset((name, str(record.digest)) for name, record in own if record is not None)
+        begun.setdefault(known, []).append(rank)
+    for ranks in begun.values():
+        if len(ranks) > 1:
+            tally.see(step.number)
+            if wrong := apart({rank: held[rank] for rank in ranks}):
+                place = RankPlace("", step.number, Role.PARAM_BEFORE.value, 0, wrong)
+                tally.fail(facts.ReplicasApart(), place)
 
 
 def _is_of_one_kind(one: Record, other: Record) -> bool:

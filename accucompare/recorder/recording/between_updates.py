@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from accucompare.live.autograd import Parameter
-from accucompare.recorder.recording.series import digest_of
-
-#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
-_Bits = str | torch.Tensor | None
+from accucompare.recorder.recording.series import BitsNow, bits_now
 
 
 class Between:
@@ -21,13 +17,13 @@ class Between:
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[Parameter, _Bits]] = {}  # by id
+        self._left: dict[int, tuple[Parameter, BitsNow]] = {}  # by id
         self._age = 0  # steps that have ended since this was known
 
     def leave(self, parameters: Iterable[Parameter]) -> None:
         """Accept these parameters: an update has ended, or they got golden's values."""
         for each in parameters:
-            self._left[id(each.tensor)] = each, _bits_of(each.tensor)
+            self._left[id(each.tensor)] = each, bits_now(each.tensor)
 
     def __contains__(self, parameter: Parameter) -> bool:
         """Whether an update has left it."""
@@ -35,7 +31,7 @@ class Between:
 
     def changed(self) -> set[int]:
         """Ids of parameters whose bits changed since they were accepted. Accepts the new bits."""
-        now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
+        now = {key: bits_now(each.tensor) for key, (each, _) in self._left.items()}
         pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
         found = {
             key
@@ -59,23 +55,3 @@ class Between:
         self._age += 1
         if self._age > 1:
             self._left.clear()
-
-
-def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host; on a device the sum of the words, which does not see permutations."""
-    if is_lazy(tensor) or tensor.is_meta:
-        return None
-    local = tensor.detach()
-    if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
-        local = local.to_local()
-    if (
-        local.is_cpu
-        or local.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(local)
-    ):
-        return digest_of(local)
-    words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
-    try:
-        return local.contiguous().view(words).sum(dtype=torch.int64)
-    except RuntimeError:  # a layout of the device's own
-        return digest_of(local)
