@@ -24,7 +24,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     for title, names in {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
-            "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
+            "layout_of round_feed round_results deterministic hf32 tf32 golden_case golden_python "
             "model arm lists force batch_axis decode compile regions budget by"
         ),
         "What to read": "format_name name_pattern onnx",

@@ -349,6 +349,7 @@ class Start:
                 "inputs": None,
                 "feed": fed,
                 "round_feed": options.round_feed and str(options.round_feed),
+                "round_results": options.round_results,
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,
