@@ -185,9 +185,8 @@ class Group(click.Group):
         super().__init__(**attributes, commands=_OnDemand(modules))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        room = formatter.width - 6 - max(map(len, self.commands))
         found = {
-            name: (name, click.Command(name, help=sentence).get_short_help_str(room))
+            name: (name, sentence)
             for group in COMMANDS.values()
             for name, (_, sentence) in group.items()
         }

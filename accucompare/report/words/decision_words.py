@@ -261,7 +261,7 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     BareFact.HASHES_OF_ONE_SIDE: _hashes_of_one_side,
     BareFact.NOTHING_COMPARED: "nothing could be compared",
     BareFact.NOT_VERIFIED: _not_verified,
-    BareFact.DAMAGED: lambda result: f"{len(result.damage)} record(s) could not be read",
+    BareFact.DAMAGED: lambda result: f"could not read {counted(len(result.damage), 'record')}",
     BareFact.UNFINISHED: lambda result: (
         f"what was recorded agrees, but {preflight_words.unfinished_words(result.incomplete)}"
     ),

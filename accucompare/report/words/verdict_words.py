@@ -32,7 +32,7 @@ MEANING = {
     Reason.EXTRA: "only the candidate has it",
     Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
     Reason.NOT_CALLED: "a registered module that no forward called",
-    Reason.NOT_COMPARABLE: "a value without data to compare",
+    Reason.NOT_COMPARABLE: "a value without data, or one that only a fed capture can judge",
     Reason.OVER_PRECISE: (
         "much closer to golden than the baseline, which computes in the same precision: usually a"
         " cast is missing"
