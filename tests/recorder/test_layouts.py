@@ -342,6 +342,11 @@ def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened
     assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
 
 
+def test_the_type_in_which_fsdp_computes_is_told(folder: Path, opened: Opened) -> None:
+    told = {"device": "cpu", "dtype": "bfloat16", "by": "MixedPrecisionPolicy"}
+    assert opened(folder / "fsdp2_bfloat16").manifest.environment["autocast"] == told
+
+
 def test_flat_parameters_lie_in_parts_and_are_no_all_clear(folder: Path, opened: Opened) -> None:
     bundle = opened(folder / "flat2")
     grads = [each for each in bundle.records() if each.role is Role.PARAM_GRAD and not each.step]
