@@ -78,6 +78,7 @@ def test_at_first_it_shows_what_the_first_culprits_error_went_through(
 ) -> None:
     browser.open(page)
     assert names(browser) == ["(root)", "one", "fc ◀ culprit", "two", "head"]
+    assert browser.run("return window.scrollY") == 0  # the page opens at its verdict
     way = browser.text("#graph-told")
     assert way.startswith("What its error went through: one.fc (made here) 5.00e-01 → two ")
     assert "→ head" in way

@@ -42,6 +42,11 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     options = golden.manifest.options, candidate.manifest.options
     cast = _cast(pairs)
     taking = _taking(golden, candidate, pairs)
+    unfed = {
+        (rank, each.step, each.name, each.call, each.role, each.path)
+        for rank, manifest in candidate.manifests.items()
+        for each in (() if manifest.feed is None else manifest.feed.not_fed)
+    }
     flat = _flattened(pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
@@ -58,6 +63,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _of_flat(pair, flat)
             or _not_left(pair, taking)
             or _no_gradient(pair)
+            or _passes_by(pair, unfed)
             or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
         )
@@ -203,6 +209,17 @@ def _no_gradient(pair: Pair) -> PairRemark | None:
     ):
         return None
     return NotOnSide(OneSideWhy.ADDS_NO_ZEROS, golden=pair.golden is None)
+
+
+def _passes_by(
+    pair: Pair, unfed: Collection[tuple[int, int, str, int, str, str]]
+) -> PairRemark | None:
+    """Why a fed call has no gradient of its input: the capture says where it is not fed."""
+    key = pair.record.key
+    place = key.rank, key.step, key.name, key.call, key.role.value, key.path
+    if pair.candidate is not None or key.role is not Role.GRAD_INPUT or place not in unfed:
+        return None
+    return NotOnSide(OneSideWhy.PASSES_BY, golden=False)
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:
