@@ -114,6 +114,7 @@ class OneSideWhy(str, Enum):
     NO_UPDATE = "no update"  # it records gradients that an update takes
     WITHOUT_GRADIENTS = "no gradients"
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
+    IN_FLAT = "in flat"  # FSDP1 has one tensor of all parameters of a module
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy

@@ -325,9 +325,9 @@ def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(
     assert not comparison.passed
 
 
-@pytest.mark.parametrize("after", [2, 3])
-@pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("trained", "fed", "after"), pairwise((True, False), (True, False), (2, 3))
+)
 def test_a_change_after_any_step_is_seen(
     trained: bool, fed: bool, after: int, tmp_path: Path
 ) -> None:

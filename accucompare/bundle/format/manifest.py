@@ -177,6 +177,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
         batch: a digest of the digests of the tensors that the model is called with.
         weights: a digest of the digests of all parameters when the step's first update begins;
             ``None`` if updates are not recorded.
+        own_weights: the same of a model whose optimizer steps copies or parts of its parameters.
     """
 
     step: Count
@@ -190,6 +191,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
     updates: Count = 0
     batch: str | None = None
     weights: str | None = None
+    own_weights: str | None = None
 
 
 class _Fed(msgspec.Struct, frozen=True):

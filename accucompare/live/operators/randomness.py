@@ -32,7 +32,7 @@ from accucompare.live.operators.dispatch import (
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
-from accucompare.live.values import local_part
+from accucompare.live.values import local_part, seen_by_numpy
 from accucompare.numbers import kernel as compiled
 from accucompare.text import with_article
 
@@ -209,7 +209,7 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """The first numbers of a fresh generator."""
     options = {"dtype": torch.float32, "device": "cpu"}
     drawn: torch.Tensor = without_dispatch(torch.empty, shape, **options)
-    if not compiled.fill_uniform(generator.initial_seed(), drawn.numpy()):
+    if not compiled.fill_uniform(generator.initial_seed(), seen_by_numpy(drawn)):
         drawn = without_dispatch(torch.rand, shape, generator=generator, **options)
     return drawn
 
@@ -300,7 +300,7 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
         if whole and isinstance(p, float) and result.is_cpu and result.dtype is torch.float32:
             values = result.detach()
             if values.is_contiguous() and compiled.fill_uniform(
-                ours.initial_seed(), values.numpy(), p
+                ours.initial_seed(), seen_by_numpy(values), p
             ):
                 return result
         return _overwrite(

@@ -9,11 +9,9 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.live.autograd import Parameter
 from accucompare.live.values import local_part
-from accucompare.recorder.recording.series import digest_of
+from accucompare.recorder.recording.series import BitsNow, bits_now
 
-#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
-_Bits = str | torch.Tensor | None
-_Look = Callable[[torch.Tensor], _Bits]
+_Look = Callable[[torch.Tensor], BitsNow]
 
 #: Elements, about: the most that is looked at of a parameter that nothing has trained.
 _SAMPLE = 1024
@@ -27,14 +25,14 @@ class Between:
 
     def __init__(self) -> None:
         # by id: the parameter, how its bits are looked at, and what they were
-        self._left: dict[int, tuple[Parameter, _Look, _Bits]] = {}
+        self._left: dict[int, tuple[Parameter, _Look, BitsNow]] = {}
         self._age = 0  # steps that have ended since this was known
 
     def leave(self, parameters: Iterable[Parameter], sampled: bool = False) -> None:
         """Accept these parameters, as when an update has ended.
 
         ``sampled``: look at a sample of each, because nothing has trained them."""
-        look = _sample_of if sampled else _bits_of
+        look = _sample_of if sampled else bits_now
         for each in parameters:
             self._left[id(each.tensor)] = each, look, look(each.tensor)
 
@@ -70,7 +68,7 @@ class Between:
             self._left.clear()
 
 
-def _sample_of(tensor: torch.Tensor) -> _Bits:
+def _sample_of(tensor: torch.Tensor) -> BitsNow:
     """The bits of elements all over a tensor, and the count of writes, which may be elsewhere."""
     if is_lazy(tensor) or tensor.is_meta:
         return None
@@ -78,25 +76,5 @@ def _sample_of(tensor: torch.Tensor) -> _Bits:
     if local.layout is torch.strided and local.is_contiguous():
         # an odd distance meets all columns of most matrices
         local = local.view(-1)[:: local.numel() // _SAMPLE | 1]
-    bits, writes = _bits_of(local), 0 if tensor.is_inference() else tensor._version
+    bits, writes = bits_now(local), 0 if tensor.is_inference() else tensor._version
     return f"{bits} {writes}" if isinstance(bits, str) else bits if bits is None else bits + writes
-
-
-def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host; on a device the sum of the words, which does not see permutations."""
-    if is_lazy(tensor) or tensor.is_meta:
-        return None
-    local = tensor.detach()
-    if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
-        local = local.to_local()
-    if (
-        local.is_cpu
-        or local.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(local)
-    ):
-        return digest_of(local)
-    words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
-    try:
-        return local.contiguous().view(words).sum(dtype=torch.int64)
-    except RuntimeError:  # a layout of the device's own
-        return digest_of(local)

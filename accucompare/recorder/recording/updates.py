@@ -77,6 +77,7 @@ class Updates:
         self._series = SeriesRecorder()
         self.parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._steps_copies = False
+        self._model_has = [each.tensor for each in self.parameters.values()]
         self._count = 0  # of updates in this step
         # ids of what the last update stepped, until something else happens
         self._just_stepped: set[int] = set()
@@ -240,6 +241,7 @@ class Updates:
                 in this step.
         """
         changed = self._between.changed()
+        self._series.rewritten(changed)
         for key, each in self.parameters.items():
             place = each.owner, self._count, each.own + when
             if key in changed or (
@@ -318,6 +320,8 @@ class Updates:
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
         first = self._series.wants_weights and not self._steps_copies
+        if self._steps_copies and self._sink.wants("", Role.PARAM_BEFORE):
+            self._series.hold(self._model_has)
         scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))

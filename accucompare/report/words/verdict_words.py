@@ -302,6 +302,9 @@ _NOT_ON_SIDE = {
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
+    OneSideWhy.IN_FLAT: (
+        "one side has its parameters in flat tensors (FSDP1): give use_orig_params=True"
+    ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
     OneSideWhy.PASSES_BY: (
