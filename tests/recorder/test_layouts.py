@@ -90,6 +90,7 @@ def drops(ranks: int, folder: Path) -> None:
     with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
         model(given)
         model(rows)
+        next(iter(torch.utils.data.DataLoader([0])))  # draws a number
 
 
 def flat(rank: int, ranks: int, folder: Path) -> None:
@@ -340,6 +341,11 @@ def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened
     norm = "blocks.0.norm1"
     assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == on_tp((16,), (0,), "sum", ("tp",))
     assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
+
+
+def test_the_type_in_which_fsdp_computes_is_told(folder: Path, opened: Opened) -> None:
+    told = {"device": "cpu", "dtype": "bfloat16", "by": "MixedPrecisionPolicy"}
+    assert opened(folder / "fsdp2_bfloat16").manifest.environment["autocast"] == told
 
 
 def test_flat_parameters_lie_in_parts_and_are_no_all_clear(folder: Path, opened: Opened) -> None:
