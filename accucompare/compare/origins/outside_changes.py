@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from accucompare.compare.origins.module_calls import parameter_of
 from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import LeavesAsItIs, PairRemark, RoundedAway
 from accucompare.compare.rows import PairOutcome, Reason, Verdict, buffer_of
-from accucompare.numbers import DTYPES, Float64
+from accucompare.numbers import DTYPES, Float64, fingerprint
 
 #: What is looked at between updates and calls.
 _CHANGED = (Role.PARAM_CHANGED, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
@@ -91,23 +92,25 @@ class _Side:
 
     def dtype_of(self, record: Record) -> str:
         """The type of this side's parameter or buffer; the given record's if this side has none."""
-        tables = (self.bundle.manifest.model.get(kind) or {} for kind in ("parameters", "buffers"))
-        found = next(
-            (
-                str(table[name].get("dtype"))
-                for table in tables
-                if (name := _name_of(record)[1]) in table
-            ),
-            "",
-        )
+        found = str(self._at_start(record).get("dtype"))
         return found if found in DTYPES else record.dtype
+
+    def _at_start(self, record: Record) -> dict[str, Any]:
+        """What the manifest says of this side's parameter or buffer."""
+        model, name = self.bundle.manifest.model, _name_of(record)[1]
+        tables = (model.get(kind) or {} for kind in ("parameters", "buffers"))
+        return next((table[name] for table in tables if name in table), {})
 
     def change(self, record: Record) -> tuple[float, float, float] | None:
         """L2 norms of change, value and last update; ``None`` if the value before is unknown."""
         known = self._known.get(_name_of(record), {})
         earlier = [time for time in known if time < (record.step, record.order)]
-        if not earlier or record.member is None or not DTYPES[record.dtype].digits:
+        if record.member is None or not DTYPES[record.dtype].digits:
             return None
+        if not earlier:
+            now_held = fingerprint(self.bundle.raw(record), DTYPES[record.dtype])[record.dtype]
+            start = (self._at_start(record).get("digests") or {}).get(record.dtype)
+            return (0.0, 0.0, 0.0) if now_held == start else None  # written, but as it was
         last = known[max(earlier)]
         left, update = self._values(last), 0.0
         if last.role is Role.PARAM_UPDATE:
