@@ -209,6 +209,11 @@ class FedWith:
         " each layer's result.",
         one_of=RoundedType,
     )
+    round_results: bool = told(
+        False,
+        "With --round-feed: round the result of each operator to this type, too, as code that"
+        " computes in it does.",
+    )
 
 
 @_documented

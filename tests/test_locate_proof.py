@@ -236,16 +236,12 @@ class Waves(nn.Module):
 class Net(nn.Module):
     def __init__(self, factor):
         super().__init__()
-        self.waves, self.inner, self.out, self.factor = (
-            Waves(),
-            nn.Linear(32, 64),
-            nn.Linear(64, 64),
-            torch.tensor(factor),
-        )
+        self.waves, self.inner = Waves(), nn.Linear(32, 64)
+        self.out, self.far, self.factor = nn.Linear(64, 64), nn.Linear(64, 64), torch.tensor(factor)
 
     def forward(self, time):
         inner = self.inner(self.waves(time * 1000).to(time.dtype))
-        return self.out(inner * self.factor.to(inner.dtype))
+        return self.out(inner * self.factor.to(inner.dtype)) + self.far((inner + 100) - 100)
 
 def case(factor=1.0):
     return Case(Net(factor).eval(), torch.tensor([3.5]))
@@ -259,7 +255,7 @@ def faulty():
 def test_an_ill_conditioned_place_is_rounding_and_hides_no_fault_elsewhere(
     cli: Run, folder: Path, given: bool
 ) -> None:
-    """The sine of 3,500, which bfloat16 takes for 3,504."""
+    """The sine of 3,500, which bfloat16 takes for 3,504, and a sum that it rounds to halves."""
     (folder / "net.py").write_text(TIME)
     golden(cli, folder, "--round-weights", "bfloat16")
     options = (
@@ -270,9 +266,10 @@ def test_an_ill_conditioned_place_is_rounding_and_hides_no_fault_elsewhere(
     found = located(cli, folder, "net.py:case", *options, "--dtype", "bfloat16")
     assert (
         found["code"],
-        "1 row far off, as golden's own code is on rounded values" in found["conclusion"],
+        "2 rows far off, as golden's own code is on rounded values" in found["conclusion"],
     ) == (0, True)
     with open_bundle(folder / "locate" / "baseline" / "conditioned") as bundle:
-        assert bundle.manifest.options.round_feed == "bfloat16"
+        options_made = bundle.manifest.options
+        assert (options_made.round_feed, options_made.round_results) == ("bfloat16", True)
     found = located(cli, folder, "net.py:faulty", *options, "--dtype", "bfloat16")
     assert (found["code"], found["culprits"][0]["place"]) == (1, "(root) (glue, before out)")

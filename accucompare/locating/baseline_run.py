@@ -79,7 +79,7 @@ class BaselineRun:
                 f"far beyond rounding: does golden's own code on values rounded to {dtype} do the"
                 " same?"
             )
-            rounded = replace(self.options, round_feed=dtype)
+            rounded = replace(self.options, round_feed=dtype, round_results=True)
             on_rounded = self._run_as_golden(self.out / ROUNDED_RUN, rounded)
         return again or on_rounded
 

@@ -101,6 +101,10 @@ class CaptureOptions(AskedOfCapture):
                 "--round-feed: rounds golden's values before layers are given them; name golden"
                 " (--feed)"
             )
+        if self.round_results and self.round_feed is None:
+            raise UsageError(
+                "--round-results: rounds to the type of golden's values; name it (--round-feed)"
+            )
         if self.layout_of is not None and self.feed is None:
             raise UsageError(
                 "--layout-of: tells which part of golden each rank is fed; name golden (--feed)"

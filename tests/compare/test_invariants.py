@@ -264,6 +264,51 @@ def test_a_part_that_changes_between_updates_on_one_rank(tmp_path: Path) -> None
     assert (found.measured, found.place.ranks) == (rank_facts.ChangedBetween(), (1,))
 
 
+@pytest.mark.parametrize("gathered", ["all", "nothing", "another's"])
+def test_a_weight_that_one_rank_steps_for_all(tmp_path: Path, gathered: str) -> None:
+    # as ranks share out an optimizer: rank 1 steps nothing, and has what the loop gave it
+    stepped = [
+        item("fc", value, step=step, **WEIGHT) for step, value in enumerate((VALUES, OTHER, VALUES))
+    ]
+    told = [
+        item("fc", rank=1, step=step, layout="opaque", digest="none", **GRAD) for step in range(3)
+    ]
+    grads = [item("fc", VALUES, step=step, **GRAD) for step in range(3)]
+    updates = [
+        item("fc", VALUES, step=step, role="param_update", path="weight") for step in range(3)
+    ]
+    given_there = [
+        item("fc", value, rank=1, step=step, call=1, role="param_changed", path="weight")
+        for step, value in enumerate((OTHER, VALUES if gathered == "all" else OTHER))
+    ]
+    items = [*given(2), *stepped, *told, *grads, *updates]
+    if gathered != "nothing":
+        items += given_there
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE)
+    if gathered == "all":
+        assert (checks["updates"].status, checks.exit_code) == (RankStatus.PASS, 0)
+    else:
+        found = failed(checks, "updates")
+        step = 1 if gathered == "nothing" else 2
+        assert (found.place.name, found.place.step) == ("fc.weight", step)
+        assert found.place.ranks == (1,)
+
+
+@pytest.mark.parametrize(("second", "fails"), [("one", False), ("other", True)])
+def test_weights_of_which_optimizers_step_parts(tmp_path: Path, second: str, fails: bool) -> None:
+    items = [*given(2), *held("fc", HALVES, step=1)]
+    tables = [
+        [{"step": step, "own_weights": each} for step, each in enumerate(own)]
+        for own in (("zero", "one"), ("zero", second))
+    ]
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=tables)
+    if not fails:
+        assert (checks["updates"].status, checks.exit_code) == (RankStatus.PASS, 0)
+        return
+    found = failed(checks, "updates")
+    assert (found.place.step, found.place.ranks) == (1, (0, 1))
+
+
 def test_tied_weights_that_are_apart(tmp_path: Path) -> None:
     items = [
         *given(2),

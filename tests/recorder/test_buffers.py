@@ -82,6 +82,18 @@ class Plain(Writer):
         self.plain.copy_(x[0] * self.scale)
 
 
+class SetLater(Writer):
+    """Keeps it in attributes that hold nothing, or are not there, before."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.later: torch.Tensor | None = None
+
+    def write(self, x: torch.Tensor) -> None:
+        self.later = x[0] * self.scale
+        self.last = x[1:] * self.scale
+
+
 class Counter(Writer):
     def __init__(self, scale: float) -> None:
         super().__init__(scale)
@@ -139,7 +151,18 @@ class Caller(nn.Module):
 
 BUFFERS: dict[str, Callable[[float], nn.Module]] = {
     kind.__name__.lower(): kind
-    for kind in (Lerp, ByData, Cache, Assigned, Registered, Plain, Counter, Norm, Uncounted)
+    for kind in (
+        Lerp,
+        ByData,
+        Cache,
+        Assigned,
+        Registered,
+        Plain,
+        SetLater,
+        Counter,
+        Norm,
+        Uncounted,
+    )
 }
 
 

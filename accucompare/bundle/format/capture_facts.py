@@ -152,6 +152,7 @@ class Options(msgspec.Struct, frozen=True):
             bundles, it does not.
         call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
+        round_results: whether each operator's result was rounded to it, too.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
         roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
@@ -192,6 +193,7 @@ class Options(msgspec.Struct, frozen=True):
     left_grads: bool = False
     call_grads: bool = True
     round_feed: str | None = None
+    round_results: bool = False
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None

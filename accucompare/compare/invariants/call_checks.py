@@ -64,7 +64,8 @@ def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
 
 def check_given_gradients(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
     """The gradients that updates were given."""
-    _all_replicas(run, step, (Role.PARAM_GRAD,), tally)
+    for _, group in step.given_gradients():
+        _replicas(run, group, tally, step.number)
 
 
 def check_layouts(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:

@@ -8,6 +8,7 @@ from accucompare.bundle.format import (
     GROUP_OF,
     NODE_ROLES,
     TRAINING_ROLES,
+    UPDATE_ROLES,
     WAYS_OF_UPDATING,
     WRITTEN_ROLES,
     Options,
@@ -21,6 +22,9 @@ from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy, PairR
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
 from accucompare.selection import Selection, Steps
+
+#: What FSDP1 calls a tensor of all parameters of a module.
+_FLAT = "_flat_param"
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
@@ -38,6 +42,12 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     options = golden.manifest.options, candidate.manifest.options
     cast = _cast(pairs)
     taking = _taking(golden, candidate, pairs)
+    unfed = {
+        (rank, each.step, each.name, each.call, each.role, each.path)
+        for rank, manifest in candidate.manifests.items()
+        for each in (() if manifest.feed is None else manifest.feed.not_fed)
+    }
+    flat = _flattened(pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -50,8 +60,10 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
+            or _of_flat(pair, flat)
             or _not_left(pair, taking)
             or _no_gradient(pair)
+            or _passes_by(pair, unfed)
             or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
         )
@@ -124,6 +136,24 @@ def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark |
     return NotOnSide(OneSideWhy.FLAT_PARAMETERS, lacks_golden)
 
 
+def _flattened(pairs: Sequence[Pair]) -> bool | None:
+    """Whether golden, or else the candidate, alone has FSDP1's flat tensors as its parameters;
+    ``None`` if neither has."""
+    sides = {
+        pair.golden is not None
+        for pair in pairs
+        if pair.record.role is Role.PARAM_BEFORE and pair.record.path == _FLAT
+    }
+    return sides.pop() if len(sides) == 1 else None
+
+
+def _of_flat(pair: Pair, golden: bool | None) -> PairRemark | None:
+    """Why parameters of one side have no partner, if those of one are flat tensors."""
+    if golden is None or pair.record.role not in (*UPDATE_ROLES, Role.CALL_GRAD):
+        return None
+    return NotOnSide(OneSideWhy.IN_FLAT, pair.golden is None)
+
+
 def _taking(
     golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
 ) -> tuple[set[int] | None, set[int] | None]:
@@ -179,6 +209,17 @@ def _no_gradient(pair: Pair) -> PairRemark | None:
     ):
         return None
     return NotOnSide(OneSideWhy.ADDS_NO_ZEROS, golden=pair.golden is None)
+
+
+def _passes_by(
+    pair: Pair, unfed: Collection[tuple[int, int, str, int, str, str]]
+) -> PairRemark | None:
+    """Why a fed call has no gradient of its input: the capture says where it is not fed."""
+    key = pair.record.key
+    place = key.rank, key.step, key.name, key.call, key.role.value, key.path
+    if pair.candidate is not None or key.role is not Role.GRAD_INPUT or place not in unfed:
+        return None
+    return NotOnSide(OneSideWhy.PASSES_BY, golden=False)
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:
