@@ -132,7 +132,7 @@ class Lent:
                     if given._version == version:
                         if _same(computed, golden):
                             found[id(golden)] = (
-                                own if own is not None and _about(own, golden) else None,
+                                own if own is not None and is_about(own, golden) else None,
                                 golden,
                             )
                     else:
@@ -144,7 +144,7 @@ class Lent:
                     break
         # last, since one may have been overwritten by another
         return {
-            key: own if own is not None and _about(own, golden) else None
+            key: own if own is not None and is_about(own, golden) else None
             for key, (own, golden) in found.items()
         }
 
@@ -240,7 +240,7 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     return int(tensor.storage_offset() * tensor.itemsize), int((last + 1) * tensor.itemsize)
 
 
-def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
+def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors are equal but for rounding."""
     own, golden = _values(own), _values(golden)
     if _same(own, golden):
