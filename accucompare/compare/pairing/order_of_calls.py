@@ -51,11 +51,12 @@ def _given(records: Iterable[Record]) -> dict[_Module, dict[int, _Sizes]]:
         if record.role is not Role.INPUT or record.layout is not Layout.STRIDED:
             continue
         known = record.statistics
-        if not record.shape or known is None or None in (sizes := (known.l2, known.min, known.max)):
+        if not record.shape or known is None or None in (known.l2, known.min, known.max):
             continue
+        l2, *extrema = (float(each or 0.0) for each in (known.l2, known.min, known.max))
         if digits := DTYPES[record.dtype].digits:
             calls = found[record.rank, record.step, record.name]
-            calls.setdefault(record.call, {})[record.path] = sizes
+            calls.setdefault(record.call, {})[record.path] = (l2, extrema[0], extrema[1])
             calls[record.call]["/"] = (BY_DIGITS[digits][0],) * 3
     return found
 
