@@ -132,6 +132,20 @@ def git_is_asked_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def seeds_are_not_kept_for_a_gpu() -> Iterator[None]:
+    """Until a device starts, torch keeps each seed for it, with the stack that asked for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for device, seeds in (
+            (torch.cuda, torch.cuda.random),
+            (torch.mtia, torch.mtia),
+            (torch.xpu, torch.xpu.random),
+        ):
+            if not device.is_available():
+                patch.setattr(seeds, "_lazy_call", lambda *_, **__: None)
+        yield
+
+
 @functools.cache
 def has_lstm_in_bfloat16() -> bool:
     """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those
@@ -168,9 +182,11 @@ def pytest_runtest_setup() -> None:
 
 def _freeze() -> None:
     """What is imported by now stays: each search for garbage would go through all of it, and `fit`
-    searches after each of its runs.
+    searches after each of its runs. The collector searches seldom: it would take a twelfth of all
+    the time.
     """
     global _frozen
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     _frozen = len(sys.modules)
