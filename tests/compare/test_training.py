@@ -74,7 +74,9 @@ def test_a_parameters_gradient_is_as_wrong_as_its_parts(tmp_path: Path) -> None:
         pair("b", "call_grad", 0.1, path="/a.weight"),
         pair("a", "param_grad", 0.1, path="weight", parent=None),
     ]
-    assert reasons(compared(tmp_path, *parts)) == ["introduced", "inherited"]
+    later = [pair(name, "output", 0.1, step=1) for name in "ac"]  # a: with what it updated
+    found = reasons(compared(tmp_path, *parts, *later))
+    assert found == ["introduced", "inherited", "inherited", "introduced"]
 
 
 def test_a_sum_that_is_wrong_though_its_parts_are_right_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def names(browser: Browser) -> list[str]:
 def test_at_first_it_shows_what_the_first_culprits_error_went_through(
     page: Path, browser: Browser
 ) -> None:
-    browser.open(page)
+    browser.open(page, height=600)
     assert names(browser) == ["(root)", "one", "fc ◀ culprit", "two", "head"]
     assert browser.run("return window.scrollY") == 0  # the page opens at its verdict
     way = browser.text("#graph-told")
