@@ -10,6 +10,7 @@ and imports torch_npu."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -44,10 +45,18 @@ MODULE = (
 # torch itself.
 MODULES = (
     *(
+        "accucompare.cli.bundle_commands",
+        "accucompare.cli.commands",
+        "accucompare.cli.health",
+        "accucompare.cli.watch",
+        "accucompare.devices.cpu",
         "accucompare.locating",
         "accucompare.recorder.session.case_capture",
+        "accucompare.report.page",
         "accucompare.report.terminal.terminal",
+        "accucompare.scripts.captures",
         "accucompare.watcher.watch.case_watch",
+        "ml_dtypes",
     ),
     "torch._dynamo",
 )
@@ -70,6 +79,9 @@ MODELS = (
 SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
 AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"
 
+
+#: Bytes of a large page, and what Linux calls it to make one of many small ones.
+_HUGE, _COLLAPSE = 2 << 20, 25
 
 #: In the server and its children: what it reads requests from, which ends with the tests.
 requests = -1
@@ -166,7 +178,7 @@ def _second_server() -> tuple[int, int]:
     os.environ.update(_with_npu())
     sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
     exec(AUTOLOAD, {})
-    gc.freeze()
+    _settle()
     with os.fdopen(requests) as lines:
         for line in lines:
             os.write(answers, _forked(json.loads(line)[1]))
@@ -187,7 +199,23 @@ def find_simulation() -> None:
 def _import(modules: Iterable[str]) -> None:
     for module in modules:
         importlib.import_module(module)
+    if randomness := sys.modules.get("accucompare.live.operators.randomness"):
+        randomness.register_kernels()  # writes to the tables of all operators
+    _settle()
+
+
+def _settle() -> None:
+    """Make forks cheap, of what is in memory by now."""
     gc.freeze()  # else each child goes through all that was imported, and so copies it
+    # A fork, and its end, cost time by pages: have few large ones, where Linux can.
+    with suppress(AttributeError, OSError):
+        madvise = ctypes.CDLL(None).madvise
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            limits, access, _, _, inode, *_ = line.split()
+            begin, end = (int(limit, 16) for limit in limits.split("-"))
+            if "w" in access and inode == "0":
+                for place in range(-(-begin // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
+                    madvise(ctypes.c_void_p(place), ctypes.c_size_t(_HUGE), _COLLAPSE)
 
 
 def _forked(request: dict[str, Any]) -> bytes:

@@ -90,6 +90,7 @@ def drops(ranks: int, folder: Path) -> None:
     with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
         model(given)
         model(rows)
+        next(iter(torch.utils.data.DataLoader([0])))  # draws a number
 
 
 def flat(rank: int, ranks: int, folder: Path) -> None:
@@ -206,7 +207,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import transformers.distributed\n"
         # once, and not once a process
         "from transformers import LlamaForCausalLM, MixtralForCausalLM\n"
-        "for ranks in (1, 2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
+        "work(0, 1, sys.argv[1])\n"  # here: what is imported and kept for later, the ranks have
+        "for ranks in (2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -340,6 +342,11 @@ def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened
     norm = "blocks.0.norm1"
     assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == on_tp((16,), (0,), "sum", ("tp",))
     assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
+
+
+def test_the_type_in_which_fsdp_computes_is_told(folder: Path, opened: Opened) -> None:
+    told = {"device": "cpu", "dtype": "bfloat16", "by": "MixedPrecisionPolicy"}
+    assert opened(folder / "fsdp2_bfloat16").manifest.environment["autocast"] == told
 
 
 def test_flat_parameters_lie_in_parts_and_are_no_all_clear(folder: Path, opened: Opened) -> None:

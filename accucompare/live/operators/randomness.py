@@ -188,7 +188,8 @@ def _generator_for(
     placed = in_parts and _shard_of(tensor) is not None
     if not (placed and is_of_mesh(tensor)) and not _is_plain(tensor, draws):
         return None
-    draws.unplaced += draws.shard_of is not None and not placed
+    # a number has no parts: a loader draws its seed so
+    draws.unplaced += draws.shard_of is not None and not placed and tensor.dim() > 0
     state = given.get_state() if given is not None else get_state(tensor.device)
     return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 

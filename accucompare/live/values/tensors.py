@@ -266,6 +266,8 @@ def outside_transforms() -> Iterator[None]:
 def copy_of(tensor: torch.Tensor, lend: Callable[[int], Array]) -> torch.Tensor:
     """A copy of our own on the same device. ``lend`` gives memory for a large one on the host."""
     tensor = tensor.detach()
+    if (local := local_part(tensor)) is not tensor:
+        return with_local_part(tensor, copy_of(local, lend))
     array = _in_place(tensor)
     if array is None or array.nbytes <= _SMALL:
         return tensor.clone()
@@ -297,6 +299,9 @@ def difference(
     With ``spare``, nobody reads ``before`` any more, so it may become the difference.
     """
     after = after.detach()
+    if (part := local_part(before)) is not before:  # DTensor's own subtraction costs much more
+        found, lease = difference(local_part(after), part, take, spare)
+        return with_local_part(before, found), lease
     wide = torch.float32 if before.itemsize < 4 else before.dtype
     nbytes = before.numel() * wide.itemsize
     if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:

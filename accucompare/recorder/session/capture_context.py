@@ -256,7 +256,7 @@ def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
         if manifest.capture["grad"] is None:
             manifest.capture["grad"] = torch.is_grad_enabled()
         manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(
-            device
+            device, subject.model
         )
         now = device_of(subject.model)
         if not moved and now.type not in (device.type, "cpu"):
