@@ -136,7 +136,7 @@ STANDARD_ERRORS = 4.0
 ROUNDINGS_OF_UPDATE = 8.0
 #: How many times as large as a normalisation's input gradient its terms must be for their rounding
 #: to count: they cancel (the mean of squares of a BatchNorm's output does not depend on its input).
-#: Measured: 1 to 3 in ordinary places, over 1e4 where all of it cancels.
+#: Measured: 0.3 to 1.3 at the 29 norms of seven trainings, over 1e3 where all of it cancels.
 CANCELS = 10.0
 #: Share of a type's lowest value beyond which a number may be a mask.
 NEAR_LOWEST = 0.99

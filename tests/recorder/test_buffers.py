@@ -309,6 +309,22 @@ def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path
     assert "1.kept (buffer update)" in comparison.conclusion
 
 
+@pytest.mark.parametrize("fed", [False, True])
+def test_an_attribute_in_which_one_side_keeps_nothing_is_no_bug(fed: bool, tmp_path: Path) -> None:
+    keeps, lacks = tmp_path / "keeps", tmp_path / "lacks"
+    for golden, candidate, answer in (
+        (keeps, lacks, Answer.NOT_SURE),
+        (lacks, keeps, Answer.IDENTICAL_SO_FAR),
+    ):
+        for out in (golden, candidate):
+            model = net("setlater")
+            if out is lacks:
+                model[1].write = lambda x: None  # type: ignore[assignment, method-assign]
+            feed = {"feed": golden} if fed and out is candidate else {}
+            train(model, out, overwrite=True, **feed)
+        assert ac.diff(golden, candidate).answer is answer
+
+
 @pytest.mark.parametrize("when", ["loop", "between"])
 @pytest.mark.parametrize("fed", [False, True])
 def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(

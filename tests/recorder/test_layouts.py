@@ -207,7 +207,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import transformers.distributed\n"
         # once, and not once a process
         "from transformers import LlamaForCausalLM, MixtralForCausalLM\n"
-        "for ranks in (1, 2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
+        "work(0, 1, sys.argv[1])\n"  # here: what is imported and kept for later, the ranks have
+        "for ranks in (2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -75,7 +75,7 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
         rows: in execution order.
         dtype: the coarsest floating type that a side computes in.
     """
-    if far := _too_far(but_plain(rows), dtype) or [*_in_flat(but_plain(rows))]:
+    if far := _too_far(but_plain(rows), dtype) or [*_of_one_side(but_plain(rows))]:
         return Unseen(far[0], len(far))
     suspects = [row for row in but_plain(rows) if _holds_values(row)]
     if not suspects:
@@ -99,11 +99,14 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
     return None
 
 
-def _in_flat(rows: Iterable[Row]) -> Iterator[Row]:
-    """The updates of parameters that one side has in flat tensors."""
+def _of_one_side(rows: Iterable[Row]) -> Iterator[Row]:
+    """The updates of parameters that one side has in flat tensors; what golden alone keeps."""
     for row in rows:
-        flat = (getattr(each, "why", None) is OneSideWhy.IN_FLAT for each in row.verdict.remarks)
-        if any(flat) and row.record is not None and row.record.role is Role.PARAM_UPDATE:
+        why = {getattr(each, "why", None) for each in row.verdict.remarks}
+        role = None if row.record is None else row.record.role
+        if (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE) or (
+            OneSideWhy.KEPT_NOTHING in why and row.golden is not None
+        ):
             yield row
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from accucompare.bundle.format import (
+    BUFFER_ROLES,
     GROUP_OF,
     NODE_ROLES,
     TRAINING_ROLES,
@@ -21,6 +22,7 @@ from accucompare.compare.pairing import Pair, of_dumps
 from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy, PairRemark
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.rows.written_values import buffer_of
 from accucompare.selection import Selection, Steps
 
 #: What FSDP1 calls a tensor of all parameters of a module.
@@ -57,6 +59,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
+            or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
@@ -87,6 +90,18 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _kept_nothing(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side has no record of a tensor in an attribute that is no buffer."""
+    if pair.record.role not in BUFFER_ROLES:
+        return None
+    name, lacks_golden = buffer_of(pair.record), pair.golden is None
+    side, other = (candidate, golden) if lacks_golden else (golden, candidate)
+    kept = other.manifest.options.kept
+    if name not in (side.manifest.options.kept or ()) or name in (kept or ()):
+        return None
+    return NotOnSide(OneSideWhy.VERSION if kept is None else OneSideWhy.KEPT_NOTHING, lacks_golden)
 
 
 def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:

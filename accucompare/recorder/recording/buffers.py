@@ -118,6 +118,15 @@ class Buffers:
             if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
 
+    @property
+    def kept(self) -> list[str]:
+        """The plain attributes that hold a tensor, or did between two calls: qualified names."""
+        return sorted(
+            f"{slot.owner}.{slot.own}".removeprefix(".")
+            for slot in self._slots
+            if not slot.registered and (slot.digest is not None or slot.now is not None)
+        )
+
     def next_step(self) -> None:
         self._times.clear()
         self._outermost = 0
