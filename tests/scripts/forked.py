@@ -26,8 +26,9 @@ UNEDITED = Path(__file__).parent / "unedited"
 
 #: The plan's path, or an empty one to run plainly; the script; its arguments.
 PROGRAM = """
-import atexit, gc, runpy, sys, traceback
+import atexit, gc, os, runpy, sys, traceback
 plan, *sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
 if plan:
     from accucompare.scripts.script import begin
     begin(plan)
