@@ -136,9 +136,13 @@ def git_is_asked_once() -> Iterator[None]:
 def seeds_are_not_kept_for_a_gpu() -> Iterator[None]:
     """Until a device starts, torch keeps each seed for it, with the stack that asked for it."""
     with pytest.MonkeyPatch.context() as patch:
-        for device in (torch.cuda, torch.mtia, torch.xpu):
+        for device, seeds in (
+            (torch.cuda, torch.cuda.random),
+            (torch.mtia, torch.mtia),
+            (torch.xpu, torch.xpu.random),
+        ):
             if not device.is_available():
-                patch.setattr(device, "_lazy_call", lambda *_, **__: None)
+                patch.setattr(seeds, "_lazy_call", lambda *_, **__: None)
         yield
 
 
@@ -178,9 +182,11 @@ def pytest_runtest_setup() -> None:
 
 def _freeze() -> None:
     """What is imported by now stays: each search for garbage would go through all of it, and `fit`
-    searches after each of its runs.
+    searches after each of its runs. The collector searches seldom: it would take a twelfth of all
+    the time.
     """
     global _frozen
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     _frozen = len(sys.modules)

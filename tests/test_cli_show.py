@@ -98,10 +98,36 @@ def test_a_glob_that_matches_nothing_is_an_error(command: Command, bundle: Path)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "layers"),
+    [
+        (["--role", "input"], ["(root)"]),
+        (["--path", "x"], ["(root)"]),
+        (["--path", "", "--call", "0"], NAMES),
+        (["encoder.layers.*", "--role", "output"], NAMES[:3]),
+    ],
+)
+def test_a_list_is_of_what_was_asked_for(
+    command: Command, bundle: Path, arguments: list[str], layers: list[str]
+) -> None:
+    done = command("show", bundle, *arguments)
+    assert done.code == 0
+    assert [line.split()[1] for line in done.out.splitlines()[1:]] == layers
+
+
+@pytest.mark.parametrize(
     ("arguments", "asked"),
     [
         (["--step", "5"], "holds no record of step 5"),
         (["--step", "0", "--rank", "3"], "holds no record of step 0, rank 3"),
+        (["--call", "1"], "holds no record of call 1"),
+        (
+            ["--role", "param_grad"],
+            "holds no record of role param_grad; the roles are input, output",
+        ),
+        (
+            ["--role", "output", "--path", "x"],
+            "holds no record of role output, path x; the paths are ''",
+        ),
         (
             ["encoder.*", "--step", "5"],
             "holds no record of step 5 of a layer that matches 'encoder.*'",

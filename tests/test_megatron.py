@@ -121,5 +121,13 @@ def test_padding_of_the_vocabulary_is_left_out_of_logits_and_zero_in_gradients(
 def test_a_distributed_optimizers_shares_are_flat_parts(folder: Path) -> None:
     with open_bundle(folder / "megatron_dp2") as bundle:
         shares = [each for each in bundle.records() if each.role.value == "param_grad"]
+        held = [
+            [entry.own_weights for entry in manifest.series]
+            for manifest in bundle.manifests.values()
+        ]
     assert shares
     assert all(each.shard is not None and each.shard.flat for each in shares)
+    # each rank has been given what the others stepped
+    assert held[0] == held[1]
+    assert len({*held[0]}) == len(held[0]) > 1
+    assert None not in held[0]

@@ -22,6 +22,7 @@ from accucompare.places import Place
         "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
         "accucompare show golden '(root)' --path logits",
         "accucompare show golden 'encoder.*.fc1'                  # all records of these layers",
+        "accucompare show golden --role param_grad                # of all layers",
     )
 )
 @option.bundle("bundle")
@@ -39,7 +40,7 @@ def show(
     """List the records of BUNDLE, or print the values of one.
 
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*',
-    lists the records of the layers that match."""
+    lists the records of the layers that match. The options choose among those listed."""
     from accucompare.bundle.reading import open_bundle
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_records, print_tensor
@@ -51,7 +52,7 @@ def show(
         ):
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")
-            print_records(opened, place["step"], place["rank"], name)
+            print_records(opened, name, **place)
         else:
             record = opened.find(
                 name, **{key: value for key, value in place.items() if value is not None}

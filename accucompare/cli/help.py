@@ -24,7 +24,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     for title, names in {
         "What to run": (
             "device dtype round_weights emulate as_layout seed steps repeat times like feed "
-            "layout_of round_feed deterministic hf32 tf32 golden_case golden_python "
+            "layout_of round_feed round_results deterministic hf32 tf32 golden_case golden_python "
             "model arm lists force batch_axis decode compile regions budget by"
         ),
         "What to read": "format_name name_pattern onnx",
@@ -185,9 +185,8 @@ class Group(click.Group):
         super().__init__(**attributes, commands=_OnDemand(modules))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        room = formatter.width - 6 - max(map(len, self.commands))
         found = {
-            name: (name, click.Command(name, help=sentence).get_short_help_str(room))
+            name: (name, sentence)
             for group in COMMANDS.values()
             for name, (_, sentence) in group.items()
         }

@@ -407,9 +407,8 @@ only_checked = click.option(
 )
 
 # For show and doctor.
-call = click.option(
-    "--call", type=click.IntRange(0), default=0, show_default=True, help="Call index."
-)
+_UNNAMED = "; all, without NAME]"
+call = click.option("--call", type=click.IntRange(0), help=f"Call index.  [default: 0{_UNNAMED}")
 _ROLES = (  # values of Role, which would need NumPy
     *("input", "output", "computed_buffer", "buffer_update", "argument_update"),
     *("buffer_before", "buffer_after", "grad_output", "grad_input", "call_grad", "param_grad"),
@@ -420,13 +419,14 @@ role = click.option(
     "--role",
     type=click.Choice(_ROLES),
     metavar="ROLE",
-    default="output",
-    show_default=True,
-    help="Role, as the list of records shows it, such as input or param_grad.",
+    help=(
+        "Role, as the list of records shows it, such as input or param_grad. "
+        f" [default: output{_UNNAMED}"
+    ),
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
-step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
-rank = click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
+step = click.option("--step", type=click.IntRange(0), help=f"Step.  [default: 0{_UNNAMED}")
+rank = click.option("--rank", type=click.IntRange(0), help=f"Rank.  [default: 0{_UNNAMED}")
 slices = click.option(
     "--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'."
 )

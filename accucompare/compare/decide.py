@@ -13,6 +13,7 @@ from accucompare.compare.facts import BareFact, Fact
 from accucompare.compare.judging import but_plain
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
+from accucompare.compare.remarks import TermsCancel
 from accucompare.compare.result import Result
 from accucompare.compare.rows import UNMATCHED, Reason, Status
 from accucompare.compare.runs import JudgedBy, Parting, TrainingResult
@@ -137,11 +138,17 @@ def _given_other_things(result: Result) -> Decision | None:
 
 
 def _far_beyond(result: Result) -> Decision | None:
-    if result.far_beyond is not None and all(
-        culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits
-    ):
-        return _not_sure(BareFact.FAR_BEYOND)
-    return None
+    if (row := result.far_beyond) is None:
+        return None
+    # its step made weights of gradients that are rounding alone
+    last = row.record.step if row.record and row.verdict.says(TermsCancel) else math.inf
+    explained = (
+        each.row.verdict.beyond
+        or each.reason in STRUCTURAL
+        or (each.row.record is not None and each.row.record.step > last)
+        for each in result.culprits
+    )
+    return _not_sure(BareFact.FAR_BEYOND) if all(explained) else None
 
 
 def _at_padding(result: Result) -> Decision | None:

@@ -16,6 +16,7 @@ from accucompare.compare.limits import (
     LimitsInForce,
     Rule,
     Tolerance,
+    fed_limit,
     floor,
     is_half,
     product_formats,
@@ -119,16 +120,29 @@ class PairLimits:
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
         if in_force.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
+        return self._with_terms(golden, tolerance, in_force.fed, coarsest)
+
+    def _with_terms(
+        self, golden: Record, tolerance: Tolerance, fed: bool, coarsest: str
+    ) -> Tolerance:
+        """The limits with room for the rounding of the terms of golden's value."""
         if golden.role is Role.INPUT:
             self._terms.give(golden)
-            return tolerance
+        if golden.role in (Role.INPUT, Role.OUTPUT):
+            self._terms.spread(golden)
         if golden.role is Role.BUFFER_UPDATE:
             return self._terms.widened(tolerance, golden)
         if golden.role not in _OF_BACKWARDS:
             return tolerance
-        return self._terms.widened(tolerance, golden).scaled(
-            1.0 if in_force.fed else FREE_GRADIENTS
-        )
+        if fed:
+            tolerance = tolerance.scaled(self._terms.normalised(golden))
+            return self._terms.widened(tolerance, golden)
+        widened = self._terms.widened(tolerance, golden).scaled(FREE_GRADIENTS)
+        cancelled = self._terms.cancelled(golden)
+        if cancelled == 1.0 or not tolerance.rel_l2:
+            return widened
+        room = FREE_GRADIENTS * cancelled * (widened.rel_l2 or 0.0) / tolerance.rel_l2
+        return replace(widened, noise=fed_limit(DTYPES[coarsest].rounding) * room)
 
     def _is_as_if_fed(self, golden: Record, candidate: Record | None) -> bool:
         """Whether it is an update that was given golden's bits, so that its error is its own."""

@@ -114,7 +114,10 @@ class OneSideWhy(str, Enum):
     NO_UPDATE = "no update"  # it records gradients that an update takes
     WITHOUT_GRADIENTS = "no gradients"
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
+    IN_FLAT = "in flat"  # FSDP1 has one tensor of all parameters of a module
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
+    PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 
@@ -317,6 +320,12 @@ class BeyondLikeBaseline(_Fact, frozen=True):
 
     rel_l2: float | None = None
     alone: bool = False
+
+
+class TermsCancel(_Fact, frozen=True):
+    """A gradient's terms cancel, here or behind: their rounding may make this relative error."""
+
+    rel_l2: float
 
 
 class BeyondInPart(_Fact, frozen=True):

@@ -300,14 +300,7 @@ class Result:
     @cached_property
     def part_beyond(self) -> Row | None:
         """The first row that is within its limits while a part of it is far beyond rounding."""
-        return next(
-            (
-                row
-                for row in but_plain(self.rows)
-                if any(isinstance(each, BeyondInPart) for each in row.verdict.remarks)
-            ),
-            None,
-        )
+        return next((row for row in but_plain(self.rows) if row.verdict.says(BeyondInPart)), None)
 
     @cached_property
     def may_hide(self) -> Unseen | None:

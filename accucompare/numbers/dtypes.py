@@ -6,6 +6,7 @@ values, always exactly."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -53,6 +54,13 @@ class DType:
     def rounding(self) -> float:
         """Unit roundoff, 2**-digits: the largest relative error of rounding to this type."""
         return 2.0**-self.digits if self.digits else 0.0
+
+    @property
+    def spacing(self) -> float:
+        """The distance of the numbers nearest to zero; 0 for ints and bools."""
+        if not self.digits:
+            return 0.0
+        return math.ldexp(1.0, 3 - math.frexp(self.largest)[1] - self.digits)
 
     def reals(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A tensor's shape; complex numbers add a last 2 for real and imaginary parts."""

@@ -23,10 +23,10 @@ from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
+    FloatType,
     Level,
     Mode,
     RoleGroup,
-    RoundedType,
     Selection,
     Steps,
     listed,
@@ -81,9 +81,9 @@ class CaptureOptions(AskedOfCapture):
             )
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
-        if self.round_feed is not None and self.round_feed not in list(RoundedType):
+        if self.round_feed is not None and self.round_feed not in list(FloatType):
             raise UsageError(
-                f"round_feed must be one of {', '.join(map(repr, map(str, RoundedType)))}, but is"
+                f"round_feed must be one of {', '.join(map(repr, map(str, FloatType)))}, but is"
                 f" {self.round_feed!r}"
             )
         self._check_feed()
@@ -100,6 +100,10 @@ class CaptureOptions(AskedOfCapture):
             raise UsageError(
                 "--round-feed: rounds golden's values before layers are given them; name golden"
                 " (--feed)"
+            )
+        if self.round_results and self.round_feed is None:
+            raise UsageError(
+                "--round-results: rounds to the type of golden's values; name it (--round-feed)"
             )
         if self.layout_of is not None and self.feed is None:
             raise UsageError(

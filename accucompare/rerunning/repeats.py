@@ -122,18 +122,21 @@ def repeat_runs(
     if times < 2:
         raise UsageError(f"times (--times): must be at least 2, but is {times}")
     found = RepeatedRuns()
-    with tempfile.TemporaryDirectory(prefix="accucompare-repeat-") as folder:
-        for number in range(times):
-            _add(found, run(Path(folder) / f"run{number}"))
-            if progress is not None:
-                progress(number + 1, times)
-        first = found.found().first
-        if first is None:
-            told: Replays | NotReplayedWhy = NotReplayedWhy.AGREED
-        elif replays is None:
-            told = NotReplayedWhy.OF_SCRIPT
-        else:
-            told = replays(first, Path(folder))
+    try:
+        with tempfile.TemporaryDirectory(prefix="accucompare-repeat-") as folder:
+            for number in range(times):
+                _add(found, run(Path(folder) / f"run{number}"))
+                if progress is not None:
+                    progress(number + 1, times)
+            first = found.found().first
+            if first is None:
+                told: Replays | NotReplayedWhy = NotReplayedWhy.AGREED
+            elif replays is None:
+                told = NotReplayedWhy.OF_SCRIPT
+            else:
+                told = replays(first, Path(folder))
+    except KeyboardInterrupt:  # what it would name goes with the folder
+        raise KeyboardInterrupt("nothing of the runs is kept") from None
     return RepeatCheck(what, found.found(), told)
 
 

@@ -88,6 +88,16 @@ def test_a_file_is_no_bundle(tmp_path: Path) -> None:
 
 def test_a_directory_without_manifest_is_no_bundle(tmp_path: Path) -> None:
     assert error_of(tmp_path / "manifest.json") == "DIR: not a bundle (it has no manifest.json)"
+    (tmp_path / "rank0.jsonl").touch()
+    assert "no manifest.json; it is the log of a watch: accucompare overflow" in error_of(
+        tmp_path / "manifest.json"
+    )
+    for name in ("golden", "candidate"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    assert error_of(tmp_path / "manifest.json") == (
+        "DIR: not a bundle (it has no manifest.json; bundles in it: candidate, golden)"
+    )
 
 
 @pytest.mark.parametrize(

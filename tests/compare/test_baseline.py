@@ -218,6 +218,18 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
         assert (row.status, comparison.trouble != "") == (Status.PASS, True)
 
 
+@pytest.mark.parametrize(("spacings", "fails"), [(0, False), (1, False), (3, True)])
+def test_numbers_next_to_zero_are_off_by_the_types_spacing(
+    tmp_path: Path, spacings: int, fails: bool
+) -> None:
+    """Values of 3e-8, which float16 takes for 0 or 6e-8, on a device and in the baseline."""
+    golden = (VALUES * 3e-8).astype(np.float32)
+    baseline = golden.astype(np.float16)
+    candidate = baseline + np.float16(spacings * 2.0**-24)
+    row = only_row(tmp_path, *(item(values=each) for each in (golden, candidate, baseline)))
+    assert (row.status is Status.FAIL, row.verdict.beyond) == (fails, False)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [(0.9, "is off by rel_l2 0.9, far"), (2.4e3, "is off by 2.4e+03 times golden's own size, far")],

@@ -197,7 +197,7 @@ def test_what_was_computed_from_values_that_were_not_fed_is_inherited(
     ]
     comparison = compared(errors, not_fed=not_fed)
     assert reasons(comparison) == expected
-    assert f"1 values of golden were not fed: b.fc {role} (another shape)" in [
+    assert f"not fed: 1 value of golden: b.fc {role} (another shape)" in [
         finding.message for finding in comparison.preflight
     ]
 

@@ -134,7 +134,7 @@ def test_every_answer_has_its_exit_code_and_its_verdict() -> None:
     } == FOLLOWS
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(comparisons())
 def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(
     found: Comparison,
@@ -160,7 +160,7 @@ def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(comparisons())
 def test_every_fact_of_a_decision_is_said(found: Comparison) -> None:
     decided = decide(found)
@@ -169,7 +169,7 @@ def test_every_fact_of_a_decision_is_said(found: Comparison) -> None:
     assert found.conclusion.endswith(words(decided, found))
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(comparisons())
 def test_an_all_clear_has_no_failing_row_and_compared_something(found: Comparison) -> None:
     if not found.exit_code:

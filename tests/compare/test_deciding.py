@@ -25,6 +25,7 @@ from accucompare.compare.limits.baseline import Expected
 from accucompare.compare.measuring.masks import is_masked
 from accucompare.compare.measuring.measure import Metrics
 from accucompare.compare.origins.culprits import find_culprits
+from accucompare.compare.origins.terms import Terms
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.remarks import RoutedOtherwise
@@ -286,6 +287,19 @@ def a_gradient_beyond_that_of_free_runs(times: float, folder: Path) -> bool:
         for factor in (1.0, 1.0 + times * 1e-10)
     )
     return not compare(folder, [golden], [candidate]).passed
+
+
+@decides("constants.CANCELS", 9.8, 10.2)
+def terms_cancel(times: float, folder: Path) -> bool:
+    terms, x = Terms(), np.linspace(-1, 1, 64)
+    roles = {"input": x, "output": x, "grad_output": x, "grad_input": x / times}
+    items = [item("n", value, role=role, type="LayerNorm") for role, value in roles.items()]
+    with ac.open_bundle(write(folder / "golden", items)) as bundle:
+        *before, last = bundle.records()
+    for each in before:
+        terms.spread(each)
+        terms.widened(Tolerance(), each)
+    return terms.normalised(last) > 1.0
 
 
 def row(

@@ -206,6 +206,22 @@ def test_other_weights_on_one_rank_of_three_name_it(tmp_path: Path) -> None:
     assert (found.place.name, found.place.ranks) == ("fc.weight", (1,))
 
 
+@pytest.mark.parametrize(("written", "fails"), [(True, False), (False, True)])
+def test_a_buffer_that_is_another_on_one_rank(tmp_path: Path, written: bool, fails: bool) -> None:
+    entries = [{"dtype": "float32", "shape": [4], "digests": {"float32": each}} for each in "ab"]
+    models = [
+        {"parameters": own, "buffers": {"norm.running_mean": entry}}
+        for own, entry in zip(WHOLE, entries, strict=True)
+    ]
+    items = given(2)
+    if written:  # as a BatchNorm does in train mode
+        items += held("norm", HALVES, role="buffer_update", path="running_mean")
+    checks = checked(tmp_path, items, {"dp": 2}, model=models)
+    assert checks.exit_code == int(fails)
+    if fails:
+        assert failed(checks, "weights").place.name == "norm.running_mean"
+
+
 def test_parts_that_leave_a_hole(tmp_path: Path) -> None:
     shards = [PARTS[0], replace(PARTS[1], start=(2, 0))]
     checks = checked(tmp_path, given(2, 0, 0), {"tp": 2}, parameters(HALVES, shards))
@@ -262,6 +278,51 @@ def test_a_part_that_changes_between_updates_on_one_rank(tmp_path: Path) -> None
     checks = checked(tmp_path, [*given(2), changed], {"dp": 2}, parameters(HALVES, shards))
     found = failed(checks, "updates")
     assert (found.measured, found.place.ranks) == (rank_facts.ChangedBetween(), (1,))
+
+
+@pytest.mark.parametrize("gathered", ["all", "nothing", "another's"])
+def test_a_weight_that_one_rank_steps_for_all(tmp_path: Path, gathered: str) -> None:
+    # as ranks share out an optimizer: rank 1 steps nothing, and has what the loop gave it
+    stepped = [
+        item("fc", value, step=step, **WEIGHT) for step, value in enumerate((VALUES, OTHER, VALUES))
+    ]
+    told = [
+        item("fc", rank=1, step=step, layout="opaque", digest="none", **GRAD) for step in range(3)
+    ]
+    grads = [item("fc", VALUES, step=step, **GRAD) for step in range(3)]
+    updates = [
+        item("fc", VALUES, step=step, role="param_update", path="weight") for step in range(3)
+    ]
+    given_there = [
+        item("fc", value, rank=1, step=step, call=1, role="param_changed", path="weight")
+        for step, value in enumerate((OTHER, VALUES if gathered == "all" else OTHER))
+    ]
+    items = [*given(2), *stepped, *told, *grads, *updates]
+    if gathered != "nothing":
+        items += given_there
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE)
+    if gathered == "all":
+        assert (checks["updates"].status, checks.exit_code) == (RankStatus.PASS, 0)
+    else:
+        found = failed(checks, "updates")
+        step = 1 if gathered == "nothing" else 2
+        assert (found.place.name, found.place.step) == ("fc.weight", step)
+        assert found.place.ranks == (1,)
+
+
+@pytest.mark.parametrize(("second", "fails"), [("one", False), ("other", True)])
+def test_weights_of_which_optimizers_step_parts(tmp_path: Path, second: str, fails: bool) -> None:
+    items = [*given(2), *held("fc", HALVES, step=1)]
+    tables = [
+        [{"step": step, "own_weights": each} for step, each in enumerate(own)]
+        for own in (("zero", "one"), ("zero", second))
+    ]
+    checks = checked(tmp_path, items, {"dp": 2}, WHOLE, series=tables)
+    if not fails:
+        assert (checks["updates"].status, checks.exit_code) == (RankStatus.PASS, 0)
+        return
+    found = failed(checks, "updates")
+    assert (found.place.step, found.place.ranks) == (1, (0, 1))
 
 
 def test_tied_weights_that_are_apart(tmp_path: Path) -> None:

@@ -212,15 +212,41 @@ def test_the_ranks_losses_are_averaged_or_added_as_terms(
     assert comparison.training.parting is None
 
 
-def test_losses_of_microbatches_that_are_terms_are_added_each(tmp_path: Path) -> None:
-    series = [StepSeries(0, losses=(3.0, 5.0), updates=1)]
+@pytest.mark.parametrize(
+    ("golden", "ranks"),
+    [
+        ((3.0, 5.0), ((1.0, 4.0), (2.0, 1.0))),
+        ((1.0, 2.0, 3.0, 4.0), ((2.0, 4.0), (6.0, 8.0))),
+        ((1.0, 2.0, 3.0, 4.0), ((1.0, 3.0), (2.0, 4.0))),
+    ],
+    ids=["terms", "each on one rank, a rank's in a row", "in turn"],
+)
+def test_losses_of_microbatches_are_added_or_taken_each(
+    tmp_path: Path, golden: tuple[float, ...], ranks: tuple[tuple[float, ...], ...]
+) -> None:
+    series = [StepSeries(0, losses=golden, updates=1)]
     parts = [item(values=VALUES, rank=rank) for rank in range(2)]
     out = write(tmp_path / "ranks", parts, ranks=2, series=series)
-    for name, losses in (("manifest.json", [1.0, 4.0]), ("rank1/manifest.json", [2.0, 1.0])):
+    for name, losses in zip(("manifest.json", "rank1/manifest.json"), ranks, strict=True):
         edit_manifest(out, lambda each, own=losses: each["series"][0].update(losses=own), name)
     comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)], series=series), out)
     assert comparison.training is not None
-    assert comparison.training.parting is None
+    assert (comparison.training.parting, comparison.training.settings) == (None, ())
+
+
+def test_runs_of_parts_in_bfloat16_are_judged_by_its_limits(tmp_path: Path) -> None:
+    parameter = {"dtype": "bfloat16", "shape": [3, 8], "digests": {}}
+    parts = held("fc", np.split(VALUES, 2))
+    series = [StepSeries(0, losses=(3.01,), updates=1)]
+    out = write(tmp_path / "ranks", parts, ranks=2, series=series)
+    for rank, name in enumerate(("manifest.json", "rank1/manifest.json")):
+        shard = msgspec.to_builtins(Shard((6, 8), (3 * rank, 0), mesh=("dp",)))
+        held_there = {"fc.weight": {**parameter, "shard": shard}}
+        edit_manifest(out, lambda each, own=held_there: each["model"].update(parameters=own), name)
+    series = [StepSeries(0, losses=(3.0,), updates=1)]
+    comparison = ac.diff(write(tmp_path / "one", [item(values=VALUES)], series=series), out)
+    assert comparison.training is not None
+    assert (comparison.training.dtype, comparison.training.parting) == ("bfloat16", None)
 
 
 def test_a_dimension_that_lies_along_another_is_none_of_the_mesh(tmp_path: Path) -> None:
@@ -655,22 +681,28 @@ def test_a_batch_given_twice_is_no_pass(tmp_path: Path) -> None:
     assert comparison.exit_code != 0
 
 
-@pytest.mark.parametrize("mode", [Mode.TENSORS, Mode.STATS])
+@pytest.mark.parametrize(
+    ("mode", "calls"),
+    [(Mode.TENSORS, 1), (Mode.TENSORS, 2), (Mode.STATS, 1)],
+    ids=["one call", "a call for each rank", "one call, statistics"],
+)
 def test_a_gradient_of_each_ranks_own_mean_loss_is_so_many_times_goldens(
-    tmp_path: Path, mode: Mode
+    tmp_path: Path, mode: Mode, calls: int
 ) -> None:
     def side(cut: list[tuple[int, int, range]], times: int) -> list[Item]:
         items = with_batch(cut)
-        for rank, _, rows in cut:
+        for rank, call, rows in cut:
             grad = times * VALUES[list(rows)]
-            items.append(item("fc", grad, role="grad_output", rank=rank))
+            items.append(item("fc", grad, role="grad_output", rank=rank, call=call))
         return items
 
-    one, two = side([(0, 0, range(6))], 1), side([(0, 0, range(3)), (1, 0, range(3, 6))], 2)
+    halves = range(3), range(3, 6)
+    one = side([(0, 0, range(6))] if calls == 1 else [(0, 0, halves[0]), (0, 1, halves[1])], 1)
+    two = side([(0, 0, halves[0]), (1, 0, halves[1])], 2)
     comparison = compared(tmp_path, one, two, {"dp": 2}, mode)
-    (found,) = [each for each in comparison.rows if each.record.role.value == "grad_output"]
-    assert found.status.value == "pass"
-    assert TimesRanks(2) in found.verdict.remarks
+    found = [each for each in comparison.rows if each.record.role.value == "grad_output"]
+    assert [each.status.value for each in found] == ["pass"] * calls
+    assert all(TimesRanks(2) in each.verdict.remarks for each in found)
 
 
 @pytest.mark.parametrize("spread", [True, False], ids=["parts", "one device"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +15,8 @@ from accucompare.compare.rows.rows import Reason, Status, Verdict
 Traced = list[tuple[Record, Verdict, Verdict]]
 Call = tuple[str, int]
 
-RANDOM = st.randoms(use_true_random=False)
-FED = pytest.mark.parametrize("fed", [False, True])
+#: Drawn number by number, a few hundred of them would take longer than the test.
+RANDOM = st.randoms(use_true_random=True)
 OVER = [Reason.OVER, Reason.NON_FINITE, Reason.SHAPE, Reason.MISSING, Reason.EXTRA]
 OTHERS = [Reason.IDENTICAL, Reason.OK, Reason.NOT_COMPARABLE, Reason.NOT_DETERMINISTIC]
 
@@ -87,8 +86,7 @@ def traced(random: Random, fed: bool, not_fed: float = 0.0) -> Traced:
     ]
 
 
-@FED
-@given(random=RANDOM)
+@given(st.booleans(), RANDOM)
 def test_what_is_over_its_limit_gets_one_reason_and_all_else_keeps_its_own(
     fed: bool, random: Random
 ) -> None:
@@ -99,8 +97,7 @@ def test_what_is_over_its_limit_gets_one_reason_and_all_else_keeps_its_own(
             assert after is before
 
 
-@FED
-@given(random=RANDOM)
+@given(st.booleans(), RANDOM)
 def test_an_error_is_inherited_only_after_another_row_that_differs(
     fed: bool, random: Random
 ) -> None:

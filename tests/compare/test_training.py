@@ -74,7 +74,9 @@ def test_a_parameters_gradient_is_as_wrong_as_its_parts(tmp_path: Path) -> None:
         pair("b", "call_grad", 0.1, path="/a.weight"),
         pair("a", "param_grad", 0.1, path="weight", parent=None),
     ]
-    assert reasons(compared(tmp_path, *parts)) == ["introduced", "inherited"]
+    later = [pair(name, "output", 0.1, step=1) for name in "ac"]  # a: with what it updated
+    found = reasons(compared(tmp_path, *parts, *later))
+    assert found == ["introduced", "inherited", "inherited", "introduced"]
 
 
 def test_a_sum_that_is_wrong_though_its_parts_are_right_is_named(tmp_path: Path) -> None:
@@ -97,6 +99,40 @@ def test_a_bias_whose_gradient_cancels_is_judged_by_what_is_summed(tmp_path: Pat
     assert compare(tmp_path, golden, candidate).passed
     wrong = [candidate[0], item("k", tiny + np.float32(0.1), role="call_grad", path="bias")]
     assert not compare(tmp_path, golden, wrong).passed
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("off", "elsewhere", "code"),
+    [
+        (1.0, 0.0, 0),  # as much as the golden value itself: rounding of its terms
+        (1e6, 0.0, 1),  # a term is missing
+        (1.0, 0.1, 1),
+    ],
+)
+def test_an_input_gradient_whose_terms_cancel_tells_nothing_unless_fed(
+    tmp_path: Path, fed: bool, off: float, elsewhere: float, code: int
+) -> None:
+    def side(off: float, elsewhere: float) -> list[Item]:
+        norm: dict[str, Any] = {"type": "BatchNorm1d"}
+        tiny = X[::-1] * np.float32(1e-6 * (1 + off))
+        return [
+            item("norm", X, role="input", path="0", **norm),
+            item("norm", X, **norm),
+            item("last", X * np.float32(1 + elsewhere), role="call_grad", path="weight"),
+            item("norm", X, role="grad_output", **norm),
+            item("norm", tiny, role="grad_input", path="0", **norm),
+            item("first", X if fed else tiny, role="grad_output"),
+            item("first", X if fed else tiny, role="call_grad", path="weight"),
+        ]
+
+    golden = write(tmp_path / "golden", side(0.0, 0.0))
+    with ac.open_bundle(golden) as opened:
+        feed = {"golden": "golden", "identity": opened.identity(), "not_fed": [], "backward": True}
+    capture = {"backward": True, "feed": feed if fed else None}
+    found = ac.diff(golden, write(tmp_path / "npu", side(off, elsewhere), capture=capture))
+    assert found.exit_code == (code or (0 if fed else 2)), found.conclusion
+    assert ("cancel" in found.conclusion) is (not code and not fed)
 
 
 NOTHING = np.zeros(8)

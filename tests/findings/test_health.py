@@ -795,6 +795,13 @@ def test_the_range_of_floating_inputs_is_not_looked_at_where_there_are_none() ->
     )
 
 
+def test_two_looks_are_too_few_to_say_that_a_gradient_explodes() -> None:
+    log = sound()
+    log.change(slice(2, None), layers={})
+    found = {each.check.id: each for each in judge_log(log.ranks()).results}["gradient-explodes"]
+    assert said(found.outcome.measured) == "too few looks: 2, and 3 are needed"
+
+
 @pytest.mark.parametrize(("check", "period"), [("batch-repeated", 1), ("order-repeated", 20)])
 @pytest.mark.parametrize("loaded", [None, LoadedBatch(0, 1, 20, False)])
 def test_batches_that_come_again_are_judged_by_the_loader_that_gave_them(

@@ -17,7 +17,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.live.numerics.emulation import Emulation, emulated, rounded_operands
+from accucompare.live.numerics.emulation import (
+    Emulation,
+    RoundedResults,
+    emulated,
+    rounded_operands,
+)
 from accucompare.live.operators.randomness import matched_randomness
 from accucompare.selection import Precision
 from fixtures import gpt2
@@ -782,3 +787,21 @@ def test_the_expected_error_of_each_layer_of_gpt2() -> None:
         assert 1.7 < errors[TF32] / errors[HF32] < 2.3
         assert 6.5 < errors[BF16] / errors[TF32] < 9.5
         assert errors[FP16] == pytest.approx(errors[TF32], rel=0.15)
+
+
+# All results
+
+
+def test_results_are_rounded_where_they_are_made_and_views_and_positions_are_not() -> None:
+    weight = torch.tensor([1.001, 299.0], requires_grad=True)
+    with RoundedResults(torch.bfloat16):
+        positions = torch.arange(300).float()
+        view = weight.view(2)
+        product = weight * 1.001
+        product.sum().backward()
+        summed = torch.tensor([1.001, 299.0]).add_(torch.zeros(2))
+    assert positions[299] == 299
+    assert torch.equal(view, weight)
+    for made in (product, summed, weight.grad):
+        assert torch.equal(made, made.bfloat16().float())
+    assert product[1] == 300

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import shutil
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,7 +26,13 @@ from accucompare.bundle.format.manifest import Manifest
 from accucompare.bundle.reading.reader import open_bundle
 from accucompare.compare.limits.provenance import other_code
 from accucompare.compare.rows.rows import Option
-from accucompare.live.around.sources import FunctionsRun, digests_of, source_configuration
+from accucompare.live.around import loaded_libraries
+from accucompare.live.around.sources import (
+    FunctionsRun,
+    digests_of,
+    modules_in,
+    source_configuration,
+)
 from accucompare.report.terminal.terminal import print_comparison
 from tests.asked import grouped
 
@@ -192,7 +202,7 @@ def test_a_profiler_of_the_users_is_left_alone() -> None:
         assert sys.getprofile() is own
     finally:
         sys.setprofile(None)
-    assert functions.files == set()
+    assert functions.files == {}
 
 
 def test_nothing_is_left_behind_by_a_model_that_raises(tmp_path: Path) -> None:
@@ -203,6 +213,35 @@ def test_nothing_is_left_behind_by_a_model_that_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no"):
         captured(Net(), tmp_path / "golden")
     assert sys.getprofile() is None
+
+
+def test_a_file_that_is_written_twice_within_its_clocks_unit_has_two_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("edited_of_test")
+    module.__file__ = str(tmp_path / "edited.py")
+    monkeypatch.setitem(sys.modules, "edited_of_test", module)
+    digests = []
+    for text in ("a", "b"):
+        (tmp_path / "edited.py").write_text(text)
+        os.utime(tmp_path / "edited.py", (1e9, 1e9))
+        digests.append(digests_of(["edited_of_test"]))
+    assert digests[0] != digests[1]
+
+
+def test_code_that_ran_with_another_modules_names_is_of_its_file() -> None:
+    files = {json.__file__: "sys", np.__file__: np.__name__, torch.__file__: "of no module"}
+    assert modules_in(files) == {"numpy", "torch"}  # Python's own are not listed
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists none")
+def test_a_library_that_is_loaded_later_is_found(tmp_path: Path) -> None:
+    before = loaded_libraries()
+    ctypes.CDLL(shutil.copy(msgspec._core.__file__, tmp_path / "later_of_test.so"))
+    assert [*loaded_libraries().keys() - before.keys()] == ["later_of_test.so"]
+    (tmp_path / "new").write_bytes(b"another build")
+    (tmp_path / "new").replace(tmp_path / "later_of_test.so")
+    assert "later_of_test.so" not in loaded_libraries()  # which is not what was loaded
 
 
 def test_of_two_files_of_one_name_that_of_the_second_case_counts(tmp_path: Path) -> None:

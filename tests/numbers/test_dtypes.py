@@ -52,6 +52,9 @@ def test_the_table_tells_what_torch_tells(dtype: DType) -> None:
         # PyTorch's is wrong for float8_e5m2fnuz
         eps = ml_dtypes.finfo(dtype.ml_dtype).eps if dtype.ml_dtype else torch.finfo(kind).eps
         assert 2 * dtype.rounding == eps
+    if dtype.kind is Kind.FLOAT and "fn" not in dtype.name:
+        bits = torch.ones(1, dtype=getattr(torch, f"int{8 * kind.itemsize}"))
+        assert dtype.spacing == bits.view(kind).double().item()
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)

@@ -82,6 +82,18 @@ class Plain(Writer):
         self.plain.copy_(x[0] * self.scale)
 
 
+class SetLater(Writer):
+    """Keeps it in attributes that hold nothing, or are not there, before."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.later: torch.Tensor | None = None
+
+    def write(self, x: torch.Tensor) -> None:
+        self.later = x[0] * self.scale
+        self.last = x[1:] * self.scale
+
+
 class Counter(Writer):
     def __init__(self, scale: float) -> None:
         super().__init__(scale)
@@ -139,7 +151,18 @@ class Caller(nn.Module):
 
 BUFFERS: dict[str, Callable[[float], nn.Module]] = {
     kind.__name__.lower(): kind
-    for kind in (Lerp, ByData, Cache, Assigned, Registered, Plain, Counter, Norm, Uncounted)
+    for kind in (
+        Lerp,
+        ByData,
+        Cache,
+        Assigned,
+        Registered,
+        Plain,
+        SetLater,
+        Counter,
+        Norm,
+        Uncounted,
+    )
 }
 
 
@@ -284,6 +307,22 @@ def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path
     assert not comparison.passed
     assert comparison.culprits[0].place == "1.kept (buffer update)"
     assert "1.kept (buffer update)" in comparison.conclusion
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_an_attribute_in_which_one_side_keeps_nothing_is_no_bug(fed: bool, tmp_path: Path) -> None:
+    keeps, lacks = tmp_path / "keeps", tmp_path / "lacks"
+    for golden, candidate, answer in (
+        (keeps, lacks, Answer.NOT_SURE),
+        (lacks, keeps, Answer.IDENTICAL_SO_FAR),
+    ):
+        for out in (golden, candidate):
+            model = net("setlater")
+            if out is lacks:
+                model[1].write = lambda x: None  # type: ignore[assignment, method-assign]
+            feed = {"feed": golden} if fed and out is candidate else {}
+            train(model, out, overwrite=True, **feed)
+        assert ac.diff(golden, candidate).answer is answer
 
 
 @pytest.mark.parametrize("when", ["loop", "between"])

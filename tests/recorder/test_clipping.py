@@ -4,6 +4,7 @@ otherwise, from capture to answer.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_sharded_data_parallel
 
 import accucompare as ac
 from accucompare.api import Comparison
@@ -33,6 +35,21 @@ def _by_hand(norm: float) -> Clip:
             grad.mul_(norm / total)
 
     return clip
+
+
+def _by_fsdp(norm: float) -> Clip:
+    """As ``FullyShardedDataParallel`` begins and ends, whose ranks add up their parts' norms."""
+
+    def clip_grad_norm_(model: nn.Module) -> None:
+        found = fully_sharded_data_parallel._get_grad_norm
+        more = (torch.tensor(0.0), torch.device("cpu"))  # from torch 2.4 on
+        count = len(inspect.signature(found).parameters)
+        total = found([*model.parameters()], 2.0, *more[: count - 2])
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_((norm / (total + 1e-6)).clamp(max=1.0))
+
+    return clip_grad_norm_
 
 
 CLIPS: dict[str, Callable[[float], Clip]] = {
@@ -121,6 +138,11 @@ def test_a_hook_of_the_optimizer_that_clips_otherwise_is_named(
     assert comparison.answer is Answer.BUG
     assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
     assert compared(tmp_path / "same", golden, golden, fed=fed).answer is Answer.IDENTICAL
+
+
+def test_gradients_that_fsdp_clips_are_those_from_before(tmp_path: Path) -> None:
+    golden = {"clip": CLIPS["clip_grad_norm_"](0.25)}
+    assert compared(tmp_path, golden, {"clip": _by_fsdp(0.25)}, fed=False).passed
 
 
 def test_fed_updates_after_clipping_by_hand_are_goldens(tmp_path: Path) -> None:

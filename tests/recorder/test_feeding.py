@@ -854,7 +854,7 @@ def test_what_golden_lacks_is_passed_on_and_listed(feed_into: FeedInto) -> None:
         " output 1: golden's is float32, this one int64",
     ]
     assert any(
-        "2 value(s) were not fed: golden has no such call (such as a input 0)" in note
+        "not fed: 2 values, since golden has no such call (such as a input 0)" in note
         for note in fed.manifest.notes
     )
 

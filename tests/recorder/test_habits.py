@@ -130,18 +130,30 @@ def test_what_arrives_at_a_view_that_is_written_into_is_what_autograd_gives(
     np.testing.assert_allclose(written, 0.5, rtol=1e-6)
 
 
-def test_parts_of_an_input_that_are_written_into_are_told(tmp_path: Path, opened: Opened) -> None:
-    def forward(model: Any, x: torch.Tensor) -> Any:
-        one, other = model.halves(model.first(x))
-        early = one.tanh()
-        one.mul_(0.5)
-        return model.last(torch.cat((early * one, other), 1))
+def test_parts_of_an_input_that_are_written_into_are_told_and_fed_as_in_golden(
+    tmp_path: Path, opened: Opened
+) -> None:
+    def halves(lost: bool) -> Habit:
+        def forward(model: Any, x: torch.Tensor) -> Any:
+            one, other = model.halves(model.first(x))
+            early = (one.detach() if lost else one).tanh()
+            one.mul_(0.5)
+            return model.last(torch.cat((early * one, other), 1))
 
-    halves = Habit(lambda m, x: (x[:, :2], x[:, 2:]))
-    train(Habit(forward, halves=halves), tmp_path / "golden", steps=1)
-    bundle = opened(tmp_path / "golden")
+        torch.manual_seed(0)
+        return Habit(forward, halves=Habit(lambda m, x: (x[:, :2], x[:, 2:])))
+
+    golden = tmp_path / "golden"
+    train(halves(False), golden, steps=1)
+    bundle = opened(golden)
     assert ("halves", 0, "grad_output", "0") not in gradients(bundle)
     assert any("was written into later (halves)" in note for note in bundle.manifest.notes)
+    for lost in (False, True):
+        train(halves(lost), tmp_path / "fed", steps=1, feed=golden)
+        comparison = ac.diff(golden, tmp_path / "fed")
+        assert {each.name for each in comparison.culprits} == ({""} if lost else set())
+        passed_by = [row.golden for row in comparison.rows if row.reason is Reason.NOT_COMPARABLE]
+        assert [each and (each.name, each.role) for each in passed_by] == [("halves", "grad_input")]
 
 
 def test_a_hook_of_the_users_has_been_through_what_arrives_at_an_output(

@@ -72,6 +72,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         )
     if ranks < 4:
         drops(ranks, Path(folder))
+        flat(rank, ranks, Path(folder))
     if ranks == 2:
         (Path(folder) / f"sums-{rank}.json").write_text(json.dumps(sums()))
         (Path(folder) / f"waits-{rank}.json").write_text(json.dumps(waits(Path(folder))))
@@ -97,6 +98,28 @@ def drops(ranks: int, folder: Path) -> None:
     with ac.capture(model, str(folder / f"dropped{ranks}"), seed=3):
         model(given)
         model(rows)
+        next(iter(torch.utils.data.DataLoader([0])))  # draws a number
+
+
+def flat(rank: int, ranks: int, folder: Path) -> None:
+    """FSDP1 with all parameters as one tensor, of an odd number of elements."""
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(4, 3)
+    if ranks > 1:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(
+            model, use_orig_params=False, device_id=torch.device("cpu")
+        )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    each = 2 // ranks
+    with ac.capture(model, str(folder / f"flat{ranks}"), loop=optimizer) as session:
+        for step in range(2):
+            rows = torch.arange(8.0).reshape(2, 4) + step
+            model(rows[rank * each : (rank + 1) * each]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
 
 
 class Reduced(torch.nn.Module):
@@ -327,6 +350,21 @@ def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened
     norm = "blocks.0.norm1"
     assert shard_of(sp, norm, Role.PARAM_GRAD, "weight") == on_tp((16,), (0,), "sum", ("tp",))
     assert shard_of(sp, norm, Role.PARAM_BEFORE, "weight") == on_tp((16,), (0,))
+
+
+def test_the_type_in_which_fsdp_computes_is_told(folder: Path, opened: Opened) -> None:
+    told = {"device": "cpu", "dtype": "bfloat16", "by": "MixedPrecisionPolicy"}
+    assert opened(folder / "fsdp2_bfloat16").manifest.environment["autocast"] == told
+
+
+def test_flat_parameters_lie_in_parts_and_are_no_all_clear(folder: Path, opened: Opened) -> None:
+    bundle = opened(folder / "flat2")
+    grads = [each for each in bundle.records() if each.role is Role.PARAM_GRAD and not each.step]
+    assert [each.shard for each in grads] == [Shard((16,), (at,), mesh=("dp",)) for at in (0, 8)]
+    assert ac.check_ranks(folder / "flat2").exit_code == 0
+    comparison = ac.diff(folder / "flat1", folder / "flat2")
+    assert comparison.exit_code == 2
+    assert "use_orig_params=True" in comparison.conclusion
 
 
 def test_parts_may_be_uneven(folder: Path, opened: Opened) -> None:

@@ -130,7 +130,7 @@ def test_a_call_that_writes_into_one_of_two_arguments_of_one_memory_is_noted(
         with ac.capture(model, tmp_path / out, feed=feed):
             model(torch.ones(4, requires_grad=True)).sum().backward()
     expected = [
-        "1 value(s) were not fed: it is written into, and another argument shares elements with it:"
+        "not fed: 1 value, since it is written into, and another argument shares elements with it:"
         " each got a copy (such as inner input 0)"
     ]
     assert opened(tmp_path / "fed").manifest.notes == (expected if noted else [])

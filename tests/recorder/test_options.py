@@ -31,6 +31,7 @@ from accucompare.watcher.watch_options import WatchOptions
         ({"level": "kernel"}, "level must be 'module' or 'op', but is 'kernel'"),
         ({"map": "a=b"}, "--map: renames the layers of the bundle that --like or --feed names"),
         ({"map": ["a"], "like": "golden"}, "map 'a' (--map): must be OLD=NEW"),
+        ({"round_results": True}, "--round-results: rounds to the type of golden's values"),
         ({"layout_of": "free"}, "--layout-of: tells which part of golden each rank is fed"),
     ],
 )

@@ -231,6 +231,19 @@ def test_batch_and_weights_change_with_the_data_and_the_weights_alone(tmp_path: 
     assert other_weights.weights != first.weights  # of a frozen parameter, too
 
 
+def test_weights_that_are_written_into_uncounted_change_their_digest(tmp_path: Path) -> None:
+    model = nn.Sequential(linear(), linear())
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.0)
+    with ac.capture(model, tmp_path / "golden") as session:
+        for _ in range(3):
+            model(X).sum().backward()
+            optimizer.step()
+            model[1].weight.data.mul_(2)  # as a broadcast from the rank that steps it
+            session.step()
+    first, second, third = series(tmp_path / "golden")
+    assert len({first.weights, second.weights, third.weights}) == 3
+
+
 def test_losses_and_norms_that_are_not_finite_survive(tmp_path: Path) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -195,13 +195,12 @@ def test_a_weight_that_is_tied_in_another_way_trains_the_same(
     assert {"param_grad", "param_before", "state_before", "param_update"} <= parameters
 
 
-@pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize(
     "wrong", ["untied", "untied, of other values", "detached", "scaled", "its gradient is scaled"]
 )
 @pytest.mark.parametrize("form", ["function", "shared", "list"])
 def test_a_fault_in_a_tied_head_is_none_of_a_refactoring(
-    tmp_path: Path, form: str, wrong: str, fed: bool
+    tmp_path: Path, form: str, wrong: str
 ) -> None:
     golden = trained(built(form, 0), tmp_path / "golden")
     candidate = trained(built("head", 0, wrong), tmp_path / "candidate")

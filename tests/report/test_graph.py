@@ -76,8 +76,9 @@ def names(browser: Browser) -> list[str]:
 def test_at_first_it_shows_what_the_first_culprits_error_went_through(
     page: Path, browser: Browser
 ) -> None:
-    browser.open(page)
+    browser.open(page, height=600)
     assert names(browser) == ["(root)", "one", "fc ◀ culprit", "two", "head"]
+    assert browser.run("return window.scrollY") == 0  # the page opens at its verdict
     way = browser.text("#graph-told")
     assert way.startswith("What its error went through: one.fc (made here) 5.00e-01 → two ")
     assert "→ head" in way

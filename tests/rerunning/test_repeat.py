@@ -12,6 +12,7 @@ import accucompare as ac
 from accucompare.bundle.format import Role
 from accucompare.compare.reruns import NotReplayedWhy, RepeatedRuns, Replays
 from accucompare.errors import UsageError
+from accucompare.rerunning import repeat_runs
 from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
 
@@ -126,6 +127,14 @@ def test_the_rank_that_is_odd_is_named(tmp_path: Path) -> None:
 def test_a_type_that_is_none_is_refused(cases: str) -> None:
     with pytest.raises(UsageError, match="dtype must be one of"):
         ac.check_repeat(f"{cases}:sound", dtype="float31")
+
+
+def test_an_interrupt_names_no_bundle_since_none_is_kept() -> None:
+    def run(folder: Path) -> Path:
+        raise KeyboardInterrupt(f"what was recorded until then is in {folder}")
+
+    with pytest.raises(KeyboardInterrupt, match=r"^nothing of the runs is kept$"):
+        repeat_runs("case.py", run, times=3)
 
 
 def test_one_run_is_refused(cases: str) -> None:

@@ -148,10 +148,13 @@ class Options(msgspec.Struct, frozen=True):
         round_weights: the type that golden's weights were rounded to.
         written: whether it records what is written into buffers and arguments; older versions do
             not.
+        kept: the plain attributes in which modules kept tensors; ``None`` in older bundles, which
+            do not record those that held nothing at the start.
         left_grads: whether it holds gradients that no update took; of several ranks, and in older
             bundles, it does not.
         call_grads: whether it holds what single calls add to parameters' gradients, if any.
         round_feed: the type that golden's values were rounded to before they were fed.
+        round_results: whether each operator's result was rounded to it, too.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
         roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
@@ -189,9 +192,11 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     written: bool = False
+    kept: tuple[str, ...] | None = None
     left_grads: bool = False
     call_grads: bool = True
     round_feed: str | None = None
+    round_results: bool = False
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None

@@ -25,6 +25,7 @@ from accucompare.files import is_stream, replace_whole
 from accucompare.numbers import Count
 from accucompare.places import Place, ServerAnswer, Url, is_file
 from accucompare.selection import RoleGroup, Steps
+from accucompare.text import first_few
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -176,6 +177,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
         batch: a digest of the digests of the tensors that the model is called with.
         weights: a digest of the digests of all parameters when the step's first update begins;
             ``None`` if updates are not recorded.
+        own_weights: the same of a model whose optimizer steps copies or parts of its parameters.
     """
 
     step: Count
@@ -189,6 +191,7 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
     updates: Count = 0
     batch: str | None = None
     weights: str | None = None
+    own_weights: str | None = None
 
 
 class _Fed(msgspec.Struct, frozen=True):
@@ -385,24 +388,7 @@ class Manifest:
                 raise _MissingError(
                     f"{path.parent}: not a bundle (its {path.name}: {error.strerror})"
                 ) from None
-            if path.parent.is_dir():
-                why = f"it has no {path.name}"
-                if others := sorted(path.parent.glob(f"rank*/{path.name}")):
-                    why += (
-                        f", which rank 0 writes; {others[0].parent.name} has its own: put what all"
-                        " ranks wrote into one directory"
-                    )
-            elif path.parent.exists():
-                why = "a file; a bundle is a directory"
-            else:
-                why = "there is no such directory"
-            what = f"not a bundle ({why})"
-            if holds_bundle(path.parent / PREVIOUS):
-                what += (
-                    f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the"
-                    " next capture puts it back"
-                )
-            raise BundleError(f"{path.parent}: {what}") from None
+            raise BundleError(f"{path.parent}: {_no_bundle(path)}") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:
@@ -506,6 +492,30 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 _T = TypeVar("_T")
+
+
+def _no_bundle(path: Path) -> str:
+    """Why a directory without this manifest is no bundle, and what may be meant instead."""
+    folder = path.parent
+    if not folder.is_dir():
+        why = "a file; a bundle is a directory" if folder.exists() else "there is no such directory"
+        return f"not a bundle ({why})"
+    why = f"it has no {path.name}"
+    inside = sorted(each.parent.name for each in folder.glob(f"[!.]*/{path.name}"))
+    if ranks := [name for name in inside if name.startswith("rank")]:
+        why += f", which rank 0 writes; {ranks[0]} has its own: put what all ranks wrote into one"
+        why += " directory"
+    elif inside:
+        why += f"; bundles in it: {first_few(inside)}"
+    elif (folder / "rank0.jsonl").exists():
+        why += "; it is the log of a watch: accucompare overflow, accucompare health"
+    kept = folder / PREVIOUS
+    if holds_bundle(kept):
+        return (
+            f"not a bundle ({why}); the one that was to be overwritten is in {kept}, and the next"
+            " capture puts it back"
+        )
+    return f"not a bundle ({why})"
 
 
 def _typed(table: Any, kind: type[_T]) -> _T:

@@ -19,7 +19,7 @@ class Verified:
 
     Attributes:
         records: how many were read, the saved state's included.
-        nbytes: bytes of tensors read, shared ones once. Sketches are read too, but not counted.
+        nbytes: bytes of sound tensors, shared ones once. Sketches are read too, but not counted.
         damage: what cannot be read or is corrupt, one sentence each.
     """
 
@@ -47,9 +47,9 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -
     for record in known.values():
         try:
             bundle.stored(record).read()
+            found.nbytes += _nbytes(record)
         except BundleError as error:
             found.damage.append(str(error))
-        found.nbytes += _nbytes(record)
         if progress is not None:
             progress(found.nbytes, total)
     found.damage = list(dict.fromkeys(found.damage))  # report a step that cannot be opened once

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.invariants import call_checks, loop_checks
 from accucompare.compare.invariants.gradient_checks import check_reduction
+from accucompare.compare.invariants.left_weights import LeftWeights
 from accucompare.compare.invariants.rank_facts import (
     NotSeen,
     NotSeenWhy,
@@ -32,7 +33,7 @@ _OF_STEPS: dict[RankCheck, tuple[_StepCheck | None, NotSeenWhy]] = {
     RankCheck.REDUCTION: (check_reduction, NotSeenWhy.NO_GRADIENTS),
     RankCheck.LOOP: (loop_checks.check_loop, NotSeenWhy.NO_SERIES),
     RankCheck.NORM: (None, NotSeenWhy.NOT_CLIPPED),
-    RankCheck.UPDATES: (call_checks.check_updates, NotSeenWhy.NOT_UPDATED),
+    RankCheck.UPDATES: (None, NotSeenWhy.NOT_UPDATED),
     RankCheck.TIED: (call_checks.check_tied, NotSeenWhy.NOT_TIED),
     RankCheck.PADDING: (None, NotSeenWhy.NOTHING_TELLS),
 }
@@ -67,7 +68,7 @@ def check_run(path: Place, progress: Callable[[int, int], None] | None = None) -
             run = RunOfRanks(bundle, steps)
             looks = {check: look for check, (look, _) in _OF_STEPS.items() if look is not None}
             norms = loop_checks.ClippedNorms()
-            looks[RankCheck.NORM] = norms.check
+            looks |= {RankCheck.NORM: norms.check, RankCheck.UPDATES: LeftWeights().check}
             if bundle.missing_ranks:
                 for check in _OF_ALL_PARTS:
                     missing = tuple(bundle.missing_ranks)

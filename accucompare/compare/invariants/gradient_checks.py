@@ -84,7 +84,7 @@ class _Shared:
 
 
 def check_reduction(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
-    given = [*step.of(Role.PARAM_GRAD)]
+    given = [*step.given_gradients()]
     if not given:
         return
     if max(key.call for key, _ in given):

@@ -57,6 +57,13 @@ class StepOfRanks:
     def of(self, *roles: Role) -> Iterator[tuple[Key, ByRank]]:
         return ((key, group) for key, group in self.values.items() if key.role in roles)
 
+    def given_gradients(self) -> Iterator[tuple[Key, ByRank]]:
+        """The gradients of the ranks that step the parameter; of all, if no update is recorded."""
+        for key, group in self.of(Role.PARAM_GRAD):
+            path = key.path.partition("#")[0]
+            stepping = self.values.get(key._replace(role=Role.PARAM_BEFORE, path=path)) or group
+            yield key, {rank: record for rank, record in group.items() if rank in stepping}
+
     @cached_property
     def batches(self) -> dict[int, tuple[Any, ...]]:
         """What the model was given, by rank and in the order of the calls; without what is part

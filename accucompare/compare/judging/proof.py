@@ -21,8 +21,9 @@ The last two explain nothing over the ceiling of golden's precision.
 If nothing explains it and two runs of the proof differ as much, golden's value is no reference.
 
 **Rounded values.** A second run of golden's code, in golden's precision, on golden's values rounded
-to the candidate's type, shows how far that rounding alone drives a result: sin(3500 x 1.001). If it
-is as far off as the candidate, the place is ill-conditioned: any such error is rounding."""
+to the candidate's type, each operator's result rounded likewise, shows how far rounding alone
+drives a result: sin(3500 x 1.001), or a softmax's gradient, whose terms cancel. If it is as far off
+as the candidate, the place is ill-conditioned: any such error is rounding."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
     model = {
         **_united([manifest.model for manifest in manifests.values()]),
         **{kind: _shared(manifests.values(), kind) for kind in _TABLES},
+        "dtypes": _dtypes(first),
     }
     if bundle.missing_ranks and golden is not None:  # what is left of a tensor may be a part
         for kind in _TABLES:
@@ -114,7 +116,7 @@ def _not_fed(ranks: RankRecords) -> list[Unfed]:
 def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
     """A side without the parameters that the other's merged manifest leaves out."""
     manifest = bundle.manifest
-    model = dict(manifest.model)
+    model = {**manifest.model, "dtypes": _dtypes(manifest)}
     for kind in _TABLES:
         kept = other.manifest.model.get(kind) or {}
         held = model.get(kind) or {}
@@ -126,6 +128,11 @@ def without_parts(bundle: Bundle, other: Bundle) -> Bundle:
     one = copy.copy(bundle)
     one.manifest, one.manifests = trimmed, {**bundle.manifests, 0: trimmed}
     return one
+
+
+def _dtypes(manifest: Manifest) -> list[str]:
+    """Those of all parameters, for ``float_dtype``: also of those that are left out."""
+    return [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values()]
 
 
 def _united(models: Sequence[Model]) -> dict[str, Any]:
@@ -214,7 +221,8 @@ def _losses(
     """The mean of the ranks' losses, or their sum where each is a term of golden's.
 
     Where a rank has several for golden's one, these are added, or averaged over all or over a
-    schedule: whichever is nearest. Where it has some of golden's, those of all ranks are added.
+    schedule: whichever is nearest. Where it has some of golden's, those of all ranks are put in a
+    row, or added.
 
     Args:
         divisors: what a mean may divide by.
@@ -222,10 +230,17 @@ def _losses(
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
-    apart = {*held}  # ranks of one batch have one loss
+    apart = [*dict.fromkeys(held)]  # ranks of one batch have one loss
     means = [math.fsum(each) / len(held) for each in zip(*held, strict=True)]
     sums = [math.fsum(each) for each in zip(*apart, strict=True)]
     total, terms = math.fsum(means), math.fsum(sums)
+    if len(golden) == len(apart) * len(means) > len(means):  # each of golden's is on one rank
+        orders = (
+            [loss for each in apart for loss in each],
+            [*itertools.chain(*zip(*apart, strict=True))],
+        )
+        own = [[loss / many for loss in each] for each in orders for many in (1, len(apart))]
+        return tuple(min(own, key=lambda way: sum(map(abs, map(operator.sub, way, golden)))))
     if len(golden) > len(means):
         totals = (total, total * len(golden) / len(means), terms)
         return (min(totals, key=lambda loss: abs(loss - math.fsum(golden))),)

@@ -17,6 +17,7 @@ from accucompare.compare.layouts.arrange import (
     given_arrangement,
     whole_shapes,
 )
+from accucompare.compare.layouts.batch_rows import GivenRows
 from accucompare.compare.layouts.given_layouts import GivenLayout
 from accucompare.compare.layouts.mesh import Mesh
 from accucompare.compare.layouts.padding import (
@@ -348,6 +349,15 @@ def _same(record: Record) -> bool:
     return not isinstance(record, GlobalRecord) or record.same
 
 
+def _batches_of_ranks(ranks: RankRecords) -> int:
+    """How many batches the ranks have in a step, where each call of golden's may be on one rank."""
+    held: dict[int, set[tuple[int, GivenRows]]] = {}
+    step = next(step for step, _ in ranks.batches)
+    for (rank, call), rows in ranks.rows[step].items():
+        held.setdefault(rank, set()).add((call, rows))
+    return len({frozenset(each) for each in held.values()})
+
+
 def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) -> set[int]:
     """What a mean over a side's batches may divide by: 1, its ranks, its calls, or both."""
     if ranks is None:
@@ -361,7 +371,7 @@ def _divisors(pairs: Iterable[Pair], ranks: RankRecords | None, golden: bool) ->
             many |= {number for number in range(1, calls) if calls % number == 0}
         parts = rows.sizes.get(rows.sequence, 1)
         own = {rows.sizes[rows.batch], parts, rows.sizes[rows.batch] * parts}
-        return {1, *many, *own}
+        return {1, *many, *own, _batches_of_ranks(ranks)}
     sides = (pair.golden if golden else pair.candidate for pair in pairs)
     inputs = (
         record

@@ -52,6 +52,7 @@ from accucompare.compare.limits.tolerance import (
     EXACT,
     SmallestLimit,
     Tolerance,
+    fed_limit,
     with_ceiling,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "differing",
     "excess",
     "excess_limit",
+    "fed_limit",
     "float_dtype",
     "floor",
     "is_half",

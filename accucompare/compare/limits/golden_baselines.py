@@ -53,11 +53,9 @@ def float_dtype(manifest: Manifest) -> str:
     """The dtype of a capture's cast, or else of most parameters; ``""`` if unknown."""
     if cast := manifest.options.dtype:
         return cast
-    dtypes = [
-        entry["dtype"]
-        for entry in (manifest.model.get("parameters") or {}).values()
-        if entry["dtype"] in _SHORT
-    ]
+    parameters = (manifest.model.get("parameters") or {}).values()
+    held = manifest.model.get("dtypes") or [entry["dtype"] for entry in parameters]
+    dtypes = [each for each in held if each in _SHORT]
     return max(sorted(set(dtypes)), key=dtypes.count, default="")
 
 

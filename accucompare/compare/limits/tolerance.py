@@ -102,6 +102,8 @@ class Tolerance:
         fed: whether the candidate was fed, so that an error over the ceiling was made here.
         summing: the relative L2 error of another order of long sums; a baseline has only one order.
         composed: that of a recurrent module composed of operators; a fused baseline rounds less.
+        noise: the relative L2 error that rounding makes of a gradient whose terms cancel, or that
+            is made of such a one; 0 for others.
         unjudged: why no baseline judges.
     """
 
@@ -116,6 +118,7 @@ class Tolerance:
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
+    noise: float = 0.0
     unjudged: tuple[PairRemark, ...] = ()
 
     def __post_init__(self) -> None:
@@ -167,6 +170,23 @@ class Tolerance:
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
+
+    def of_spacing(self, dtype: str, rmse: float, rel_l2: float) -> Tolerance:
+        """The same with room for rounding to the numbers nearest to zero; the user's limits stay.
+
+        Args:
+            dtype: the candidate's.
+            rmse, rel_l2: the error.
+        """
+        most = FED_ROUNDINGS * DTYPES[dtype].spacing / 2
+        if not (most and 0.0 < rmse <= most and rel_l2 < math.inf) or not self.by_default:
+            return self
+        room = rel_l2 * most / rmse
+        return replace(
+            with_ceiling(self, room),
+            rel_l2=max(self.rel_l2 or 0.0, room),
+            summing=max(self.summing, room),
+        )
 
     def of_zero(self, terms: float, record: Record) -> Tolerance:
         """The same for zeros that rounding left of terms of this norm; the user's limits stay."""

@@ -264,7 +264,8 @@ def _updates(fed: bool) -> dict[Role, OriginRule]:
         Role.PARAM_GRAD: OriginRule(
             # one that was not used in an update was not set to zero either
             (_GRADIENT, _NOT_UPDATED),
-            (_STEP, _NO_GRADIENT, _OTHER),
+            # free-running, the module then goes on with what an update made of it
+            (_STEP, _NO_GRADIENT, _OTHER, *(() if fed else (replace(MODULE, if_=_fails),))),
             nan_source=(_GRADIENT,),
             alone_source=(_GRADIENT,),
         ),

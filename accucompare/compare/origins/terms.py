@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from accucompare.bundle.format import Record, Role
-from accucompare.compare.constants import RECURRENT, SUMMED
+from accucompare.compare.constants import CANCELS, RECURRENT, SUMMED
 from accucompare.compare.limits import Tolerance
 from accucompare.compare.origins.module_calls import CallKey, call_of, parameter_of
 
@@ -36,6 +36,13 @@ class Terms:
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)
     # in this step: L2 norm and size of what calls were given
     _given: dict[CallKey, list[tuple[float, int]]] = field(default_factory=dict)
+    # spread of what a normalisation takes, and of what it gives, by call
+    _spreads: dict[CallKey, dict[Role, float]] = field(default_factory=dict)
+    # how many times as large the terms are of the gradient that arrived at a call
+    _cancelled: dict[CallKey, float] = field(default_factory=dict)
+    # the same of a parameter's gradient, and of a step's last input gradient, with its L2 norm
+    _of_parameters: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    _last: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     # how many values each sum of a module has
     _summed: dict[str, int] = field(default_factory=dict)
     # how many values arrived at a module's output
@@ -78,17 +85,54 @@ class Terms:
 
     def give(self, record: Record) -> None:
         """Remember an input of a call; it may become a term of a buffer's update."""
-        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
-        call = call_of(record)
+        size, call = _size(record), call_of(record)
         if self._given and next(iter(self._given))[:2] != call[:2]:
             self._given.clear()
         self._given.setdefault(call, []).append((size, math.prod(record.shape)))
 
+    def spread(self, record: Record) -> None:
+        """Remember how far the values vary that a normalisation takes or gives."""
+        found = record.statistics
+        if "Norm" in record.type and found is not None and found.l2 and found.mean is not None:
+            square = found.l2**2 / math.prod(record.shape) - found.mean**2
+            own = self._spreads.setdefault(call_of(record), {})
+            own.setdefault(record.role, math.sqrt(max(square, 0.0)))
+
+    def normalised(self, record: Record) -> float:
+        """How many times as large as a normalisation's input gradient its terms are, if they
+        cancel; else 1."""
+        size, own = _size(record), self._spreads.get(call_of(record), {})
+        if record.role is not Role.GRAD_INPUT or not size or not own.get(Role.INPUT):
+            return 1.0
+        terms = self._arrived.get(call_of(record), 0.0) * own.get(Role.OUTPUT, 0.0)
+        times = terms / own[Role.INPUT] / size
+        return times if times >= CANCELS else 1.0
+
+    def cancelled(self, record: Record) -> float:
+        """The same of a free-running gradient: what rounds where terms cancel goes on to all
+        gradients behind."""
+        size, call, part = _size(record), call_of(record), _part(record)
+        last, times = self._last.get(call[:2], (0.0, 1.0))
+        if not size:
+            return 1.0
+        if record.role is Role.GRAD_OUTPUT:
+            arrived = max(self._cancelled.get(call, 1.0), last * times / size)
+            found = self._cancelled[call] = arrived
+        elif record.role is Role.GRAD_INPUT:
+            # of a module inside
+            same = times if math.isclose(size, last, rel_tol=1e-6) else 1.0
+            found = max(self.normalised(record), self._cancelled.get(call, 1.0), same)
+            self._last[call[:2]] = size, found if found >= CANCELS else 0.0
+        elif record.role is Role.CALL_GRAD:
+            found = self._cancelled.get(call, 1.0)
+            self._of_parameters[part] = max(self._of_parameters.get(part, 1.0), found)
+        else:
+            found = self._of_parameters.get(part, 1.0)
+        return found if found >= CANCELS else 1.0
+
     def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
         """The limits of golden's record, with room for the rounding of its terms."""
-        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
-        call = call_of(record)
-        part = (record.rank, record.step, parameter_of(record))
+        size, call, part = _size(record), call_of(record), _part(record)
         update = (record.rank, record.step, record.call, part[-1])
         terms = size
         if record.role is Role.GRAD_OUTPUT:
@@ -120,3 +164,11 @@ class Terms:
         return (
             tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
         )
+
+
+def _size(record: Record) -> float:
+    return (record.statistics.l2 if record.statistics is not None else None) or 0.0
+
+
+def _part(record: Record) -> tuple[int, int, str]:
+    return record.rank, record.step, parameter_of(record)

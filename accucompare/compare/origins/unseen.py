@@ -15,6 +15,8 @@ that could not be judged counts, too.
 **Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing
 can judge the row.
 
+**In flat.** FSDP1 may have its parameters as one tensor: no update is compared.
+
 **Many.** If more than half of the tensors could not be compared, too little was compared.
 
 **Too far.** Free-running, an update is made of other gradients than golden's and says little about
@@ -31,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from accucompare.bundle.format import (
@@ -48,6 +50,7 @@ from accucompare.compare.constants import FREE_GRADIENTS
 from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
+from accucompare.compare.remarks import OneSideWhy
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors listed without data. A meta tensor is not among them: it has no values.
@@ -72,7 +75,7 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
         rows: in execution order.
         dtype: the coarsest floating type that a side computes in.
     """
-    if far := _too_far(but_plain(rows), dtype):
+    if far := _too_far(but_plain(rows), dtype) or [*_of_one_side(but_plain(rows))]:
         return Unseen(far[0], len(far))
     suspects = [row for row in but_plain(rows) if _holds_values(row)]
     if not suspects:
@@ -94,6 +97,17 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
     if len(many) > compared:
         return Unseen(many[0], len(suspects))
     return None
+
+
+def _of_one_side(rows: Iterable[Row]) -> Iterator[Row]:
+    """The updates of parameters that one side has in flat tensors; what golden alone keeps."""
+    for row in rows:
+        why = {getattr(each, "why", None) for each in row.verdict.remarks}
+        role = None if row.record is None else row.record.role
+        if (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE) or (
+            OneSideWhy.KEPT_NOTHING in why and row.golden is not None
+        ):
+            yield row
 
 
 def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from accucompare.bundle.format import (
+    BUFFER_ROLES,
     GROUP_OF,
     NODE_ROLES,
     TRAINING_ROLES,
+    UPDATE_ROLES,
     WAYS_OF_UPDATING,
     WRITTEN_ROLES,
     Options,
@@ -20,7 +22,11 @@ from accucompare.compare.pairing import Pair, of_dumps
 from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy, PairRemark
 from accucompare.compare.rows.outcomes import PairOutcome
 from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.rows.written_values import buffer_of
 from accucompare.selection import Selection, Steps
+
+#: What FSDP1 calls a tensor of all parameters of a module.
+_FLAT = "_flat_param"
 
 
 def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, PairOutcome]:
@@ -38,6 +44,12 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     options = golden.manifest.options, candidate.manifest.options
     cast = _cast(pairs)
     taking = _taking(golden, candidate, pairs)
+    unfed = {
+        (rank, each.step, each.name, each.call, each.role, each.path)
+        for rank, manifest in candidate.manifests.items()
+        for each in (() if manifest.feed is None else manifest.feed.not_fed)
+    }
+    flat = _flattened(pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -47,11 +59,14 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
+            or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
             or _no_call_grad(pair, golden, candidate)
+            or _of_flat(pair, flat)
             or _not_left(pair, taking)
             or _no_gradient(pair)
+            or _passes_by(pair, unfed)
             or _not_trained(pair.record, untrained, any(each.backward for each in options))
             or _not_run(pair, steps)
         )
@@ -75,6 +90,18 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _kept_nothing(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side has no record of a tensor in an attribute that is no buffer."""
+    if pair.record.role not in BUFFER_ROLES:
+        return None
+    name, lacks_golden = buffer_of(pair.record), pair.golden is None
+    side, other = (candidate, golden) if lacks_golden else (golden, candidate)
+    kept = other.manifest.options.kept
+    if name not in (side.manifest.options.kept or ()) or name in (kept or ()):
+        return None
+    return NotOnSide(OneSideWhy.VERSION if kept is None else OneSideWhy.KEPT_NOTHING, lacks_golden)
 
 
 def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
@@ -122,6 +149,24 @@ def _no_call_grad(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark |
     if pair.record.role is not Role.CALL_GRAD or other.manifest.options.call_grads:
         return None
     return NotOnSide(OneSideWhy.FLAT_PARAMETERS, lacks_golden)
+
+
+def _flattened(pairs: Sequence[Pair]) -> bool | None:
+    """Whether golden, or else the candidate, alone has FSDP1's flat tensors as its parameters;
+    ``None`` if neither has."""
+    sides = {
+        pair.golden is not None
+        for pair in pairs
+        if pair.record.role is Role.PARAM_BEFORE and pair.record.path == _FLAT
+    }
+    return sides.pop() if len(sides) == 1 else None
+
+
+def _of_flat(pair: Pair, golden: bool | None) -> PairRemark | None:
+    """Why parameters of one side have no partner, if those of one are flat tensors."""
+    if golden is None or pair.record.role not in (*UPDATE_ROLES, Role.CALL_GRAD):
+        return None
+    return NotOnSide(OneSideWhy.IN_FLAT, pair.golden is None)
 
 
 def _taking(
@@ -179,6 +224,17 @@ def _no_gradient(pair: Pair) -> PairRemark | None:
     ):
         return None
     return NotOnSide(OneSideWhy.ADDS_NO_ZEROS, golden=pair.golden is None)
+
+
+def _passes_by(
+    pair: Pair, unfed: Collection[tuple[int, int, str, int, str, str]]
+) -> PairRemark | None:
+    """Why a fed call has no gradient of its input: the capture says where it is not fed."""
+    key = pair.record.key
+    place = key.rank, key.step, key.name, key.call, key.role.value, key.path
+    if pair.candidate is not None or key.role is not Role.GRAD_INPUT or place not in unfed:
+        return None
+    return NotOnSide(OneSideWhy.PASSES_BY, golden=False)
 
 
 def _other_state(pair: Pair, classes: tuple[str, str] | None) -> PairRemark | None:

@@ -153,6 +153,10 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def status(self) -> Status:
         return STATUS_OF[self.reason]
 
+    def says(self, kind: type) -> bool:
+        """Whether one of its remarks is of this kind."""
+        return any(isinstance(remark, kind) for remark in self.remarks)
+
     @property
     def needed(self) -> str:
         """The smallest limits that would pass, rounded up (``"atol 2.4e-05"``), or ``""``."""

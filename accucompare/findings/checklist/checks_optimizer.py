@@ -64,6 +64,8 @@ def _vanishing(seen: Evidence) -> CheckOutcome:
 
 
 def _exploding(seen: Evidence) -> CheckOutcome:
+    if len(seen.looked) < _FEW:
+        return not_looked_at(remark("too-few-looks", looks=len(seen.looked), least=_FEW))
     ratios = _least_ratios(seen)
     if len(ratios) < 2:
         return not_looked_at(remark("too-few-matrices"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -33,6 +35,20 @@ def loaded_libraries() -> dict[str, str]:
 
     The system's, Python's own, ours, and those of packages with known versions are left out.
     """
+    changes = _loads_and_unloads()
+    found = {}
+    for file, inode in (_files() if changes is None else _files_after(changes)).items():
+        with contextlib.suppress(OSError):  # it is gone
+            status = os.stat(file)
+            if status.st_ino == inode:  # else another one has its place
+                name = _PACKAGES.split(file)[-1] if _PACKAGES.search(file) else Path(file).name
+                found[name] = _digest(file, status.st_mtime_ns, status.st_size)
+    return found
+
+
+def _files() -> dict[str, int]:
+    """The files of those libraries, and their inodes; to list a process's memory takes the system a
+    millisecond."""
     try:
         lines = _MAPS.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -46,11 +62,48 @@ def loaded_libraries() -> dict[str, str]:
             or (file.startswith(_STANDARD) and not _PACKAGES.search(file))
         ):
             continue
-        with contextlib.suppress(OSError):  # it is gone
-            status = os.stat(file)
-            name = _PACKAGES.split(file)[-1] if _PACKAGES.search(file) else Path(file).name
-            found[name] = _digest(file, status.st_mtime_ns, status.st_size)
+        with contextlib.suppress(OSError):
+            found[file] = os.stat(file).st_ino
     return found
+
+
+@lru_cache(maxsize=1)
+def _files_after(changes: tuple[int, int]) -> dict[str, int]:
+    """After as many loads and unloads, the same libraries are there."""
+    return _files()
+
+
+class _Loaded(ctypes.Structure):
+    """C's ``struct dl_phdr_info``, as glibc and musl have it."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("count", ctypes.c_uint16),
+        ("loads", ctypes.c_ulonglong),
+        ("unloads", ctypes.c_ulonglong),
+    )
+
+
+def _loads_and_unloads() -> tuple[int, int] | None:
+    """How many libraries this process has loaded and unloaded, where the system counts them."""
+    counts: list[tuple[int, int]] = []
+
+    def first(info: Any, size: int, _: object) -> int:
+        if size >= ctypes.sizeof(_Loaded):
+            counts.append((info.contents.loads, info.contents.unloads))
+        return 1  # ends the walk
+
+    try:
+        walk = ctypes.CDLL(None).dl_iterate_phdr
+        walk(_CALLED(first), None)
+    except (AttributeError, OSError, MemoryError):  # not this system; no memory that may run
+        return None
+    return counts[0] if counts else None
+
+
+_CALLED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
 
 
 @lru_cache(maxsize=4096)

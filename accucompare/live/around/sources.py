@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import re
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +39,9 @@ _READS = re.compile(
     rb"""\s*["']([A-Za-z_][A-Za-z0-9_]*)["']"""
 )
 
+#: Seconds: more than the unit of any file system's clock.
+_UNIT = 5
+
 #: Attributes with a module's device, type or file: they differ between captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 
@@ -47,13 +52,14 @@ class FunctionsRun:
     Collects nothing if another profiler is at work on the thread.
 
     Attributes:
+        files: the name of the Python module that first ran code of each.
         running: the thread that collects now, or ``None``.
         compiled: whether a function of ``torch.compile`` was called.
         disturbed: whether another profiler was at work.
     """
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
+        self.files: dict[str, str] = {}
         self.running: int | None = None
         self.compiled = False
         self.disturbed = False
@@ -86,7 +92,9 @@ class FunctionsRun:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            self.files.add(frame.f_code.co_filename)
+            file = frame.f_code.co_filename
+            if file not in self.files:
+                self.files[file] = str(frame.f_globals.get("__name__"))
             self.compiled = self.compiled or _is_compiled(frame.f_code)
 
 
@@ -125,10 +133,22 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
         file = _file_of(name)
         if file and not _is_foreign(file):
             with contextlib.suppress(OSError):  # gone or unreadable
-                digests.setdefault(
-                    without_folder(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
-                )
+                digests.setdefault(without_folder(name), _digest(file))
     return dict(sorted(digests.items()))
+
+
+def _digest(file: str) -> str:
+    """A file's digest, which is kept as long as the file is not written to."""
+    status = os.stat(file)
+    written = max(status.st_mtime, status.st_ctime)
+    key = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    # a file system may see two writes within its clock's unit as one
+    return _digest_since(file, key if time.time() - written > _UNIT else (time.perf_counter_ns(),))
+
+
+@lru_cache(maxsize=4096)
+def _digest_since(file: str, key: tuple[int, ...]) -> str:
+    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
 
 
 def variables_named(names: Iterable[str]) -> set[str]:
@@ -138,7 +158,7 @@ def variables_named(names: Iterable[str]) -> set[str]:
         file = _file_of(name)
         if file and not _is_foreign(file):
             with contextlib.suppress(OSError):
-                found |= _variables_in(file, Path(file).stat().st_mtime_ns)
+                found |= _variables_in(file, os.stat(file).st_mtime_ns)
     return found
 
 
@@ -148,10 +168,22 @@ def _variables_in(file: str, changed: int) -> frozenset[str]:
     return frozenset(each.decode() for each in _READS.findall(Path(file).read_bytes()))
 
 
-def modules_in(files: Iterable[str]) -> set[str]:
-    """The names of the loaded Python modules whose source is in these files."""
-    wanted = {file for file in files if not _is_foreign(file)}
-    return {name for name in list(sys.modules) if _file_of(name) in wanted} if wanted else set()
+def modules_in(files: Mapping[str, str]) -> set[str]:
+    """The names of the loaded Python modules whose source is in these files, each given with the
+    name that its code had.
+
+    Where that is the name of another file, code was moved between modules. Only then are all
+    modules looked through, which takes longer than the capture of a small model.
+    """
+    ours = {file: name for file, name in files.items() if not _is_foreign(file)}
+    found = {name for file, name in ours.items() if _file_of(name) == file}
+    without = {name for name in ours.values() if name in sys.modules and _file_of(name) is None}
+    moved = {
+        file
+        for file, name in ours.items()
+        if name not in found and name not in without and not file.startswith("<")
+    }
+    return found | {name for name in [*sys.modules] if moved and _file_of(name) in moved}
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from accucompare.live.autograd.graph import (
     observe_backward_no_more,
     reachable,
 )
-from accucompare.live.autograd.node_lines import NodeLines, line_of
+from accucompare.live.autograd.node_lines import NodeLines, line_of, lines_noted
 from accucompare.live.autograd.spans import (
     OPEN,
     WRITES_INTO_VIEW,
@@ -67,6 +67,7 @@ __all__ = [
     "has_foreign_hooks",
     "hook_arriving",
     "line_of",
+    "lines_noted",
     "made_by_backward",
     "observe_backward",
     "observe_backward_no_more",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -203,10 +203,12 @@ class Spans(Generic[_C]):
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def give(self, span: Span[_C], parts: Iterable[tuple[str, Any]], fed: bool) -> None:
-        """The call hands on more outputs. If ``fed``, they are views of nothing that it made."""
-        parts = list(parts)
-        outputs, views = edges_of(parts), {} if fed else views_of(parts)
+    def give(
+        self, span: Span[_C], parts: Sequence[tuple[str, Any]], replaced: Collection[str] = ()
+    ) -> None:
+        """The call hands on more outputs; those ``replaced``, by path, are views of nothing."""
+        outputs = edges_of(parts)
+        views = views_of((path, part) for path, part in parts if path not in replaced)
         span.outputs, span.given = {**span.outputs, **outputs}, {**span.given, **views}
         for edge in outputs:
             self._giving.setdefault(edge, []).append(span)

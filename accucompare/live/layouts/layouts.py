@@ -297,12 +297,16 @@ def _groups_of(wrapper: Any, dimensions: Dimensions) -> tuple[str, ...]:
 
 def _parts_of_flat(wrapper: Any, names: tuple[str, ...]) -> Iterable[tuple[torch.Tensor, Shard]]:
     """FSDP1's parameters (``use_orig_params``), each with its place: they are cut as one flat
-    tensor."""
+    tensor; else that tensor."""
     flat = getattr(wrapper, "_flat_param", None)
     parameters = getattr(flat, "_params", None)
     infos = getattr(flat, "_shard_param_infos", None)
     whole = getattr(getattr(wrapper, "sharding_strategy", None), "name", "") == "NO_SHARD"
-    if flat is None or parameters is None or infos is None or whole:
+    if flat is None or infos is None or whole:
+        return
+    if parameters is None:
+        each, handle = flat.numel(), wrapper._handle
+        yield flat, Shard((each * handle.world_size,), (each * handle.rank,), mesh=names)
         return
     for parameter, shape, info in zip(parameters, flat._shapes, infos, strict=True):
         if parameter.dim() == 1 and parameter.numel() == (info.numel_in_shard or 0):

@@ -2,6 +2,7 @@
 
 from accucompare.live.modules import points
 from accucompare.live.modules.attributes import (
+    OF_EVERY_MODULE,
     Attributes,
     attributes_of,
     generators_of,
@@ -37,6 +38,7 @@ from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
+    "OF_EVERY_MODULE",
     "AroundSecondRun",
     "Attributes",
     "Call",

@@ -36,7 +36,7 @@ _UNCHANGING = (
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet, tuple)
 #: What every module has, such as hooks and children.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def attributes_of(modules: Modules) -> Attributes:
@@ -55,7 +55,7 @@ def set_attributes(attributes: Attributes, modules: Modules) -> None:
     for module in modules.named.values():
         kept = attributes.get(module, {})
         for name, value in list(vars(module).items()):
-            if name not in _OF_EVERY_MODULE and not isinstance(value, _UNCHANGING):
+            if name not in OF_EVERY_MODULE and not isinstance(value, _UNCHANGING):
                 vars(module)[name] = _fresh(kept.get(name, value), memo, name)
         vars(module).update(
             {name: value for name, value in kept.items() if isinstance(value, _UNCHANGING)}
@@ -67,7 +67,7 @@ def plain_numbers(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))
+        if name not in OF_EVERY_MODULE and isinstance(value, (int, float, str))
     }
 
 
@@ -111,7 +111,7 @@ def _kept(module: nn.Module) -> dict[str, Any]:
     kept = {}
     for name, value in vars(module).items():
         kind: Any = type(value)
-        if name not in _OF_EVERY_MODULE and (way := _way_of(kind)) is not None:
+        if name not in OF_EVERY_MODULE and (way := _way_of(kind)) is not None:
             kept[name] = way(value)
     return kept
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accucompare.bundle.flags import MANTISSA
 from accucompare.live.operators import Inside
@@ -68,6 +69,40 @@ def emulated(precision: Precision) -> Iterator[Emulation]:
             yield emulation
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class RoundedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rounds what operators make of floating numbers, as code that computes in a half type does.
+
+    Each operator itself computes in its own type: no kernel of the half type runs.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented
+        result = op(*args, **kwargs or {})
+        # positions and masks are made of integers, in a type of their own
+        if isinstance(op, torch._ops.OpOverload) and any(
+            map(_is_precise, tree_leaves((args, kwargs)))
+        ):
+            made = (result,) if len(op._schema.returns) == 1 else result or ()
+            for each, told in zip(made, op._schema.returns, strict=False):
+                if told.alias_info is None or told.alias_info.is_write:
+                    for tensor in filter(_is_precise, tree_leaves(each)):
+                        tensor.copy_(tensor.to(self._dtype))
+        return result
+
+
+def _is_precise(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in (torch.float32, torch.float64)
+        and value.layout is torch.strided
+    )
 
 
 def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:

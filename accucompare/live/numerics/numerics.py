@@ -12,7 +12,7 @@ import torch
 
 from accucompare import devices
 from accucompare.errors import UsageError
-from accucompare.live.numerics.emulation import emulated
+from accucompare.live.numerics.emulation import RoundedResults, emulated
 from accucompare.live.operators import noting_fallbacks
 from accucompare.selection import Precision
 
@@ -28,6 +28,7 @@ class Numerics:
         hf32: bool | None = None,
         tf32: bool | None = None,
         emulate: str | None,
+        round_results: str | None = None,
     ) -> None:
         """
         Raises:
@@ -60,6 +61,7 @@ class Numerics:
                 f"emulate {emulate} (--emulate): only on the CPU; {device.type} computes as it does"
             )
         self._emulate = None if emulate is None else Precision(emulate)
+        self._round_results = round_results
         self.options: dict[str, Any] = {
             "deterministic": deterministic,
             "emulate": self._emulate and self._emulate.value,
@@ -79,7 +81,11 @@ class Numerics:
 
     @contextlib.contextmanager
     def emulation(self) -> Iterator[None]:
-        """Round the operands of matrix products and convolutions, if that was asked."""
+        """Round what goes into matrix products and convolutions, or all results, if asked."""
+        if self._round_results is not None:
+            with RoundedResults(getattr(torch, self._round_results)):
+                yield
+            return
         if self._emulate is None:
             yield
             return

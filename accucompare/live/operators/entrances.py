@@ -32,16 +32,25 @@ _CLIPPING = {
     ),
 }
 
-#: Megatron's optimizers, and the function with which their methods clip gradients.
-_MEGATRON = "megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"
+#: The same where a module may not be loaded, by its name: of Megatron's optimizers, and of FSDP1.
+_IF_LOADED = {
+    ("megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"): frozenset(
+        ("step", "clip_grad_norm")
+    ),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "_get_grad_norm"): frozenset(
+        ("clip_grad_norm_",)
+    ),
+}
 
 
 def clipping() -> dict[tuple[Any, str], frozenset[str]]:
     """The functions that clippers of gradients call first, by module and name; their callers."""
-    module = sys.modules.get(_MEGATRON[0])
-    if module is None:
-        return _CLIPPING
-    return {**_CLIPPING, (module, _MEGATRON[1]): frozenset(("step", "clip_grad_norm"))}
+    loaded = {
+        (sys.modules[module], name): callers
+        for (module, name), callers in _IF_LOADED.items()
+        if module in sys.modules
+    }
+    return _CLIPPING | loaded
 
 
 def observe_function(owner: Any, name: str, before: Before) -> bool:

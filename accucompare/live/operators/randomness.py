@@ -32,7 +32,7 @@ from accucompare.live.operators.dispatch import (
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
-from accucompare.live.values import local_part
+from accucompare.live.values import local_part, seen_by_numpy
 from accucompare.numbers import kernel as compiled
 from accucompare.text import with_article
 
@@ -188,7 +188,8 @@ def _generator_for(
     placed = in_parts and _shard_of(tensor) is not None
     if not (placed and is_of_mesh(tensor)) and not _is_plain(tensor, draws):
         return None
-    draws.unplaced += draws.shard_of is not None and not placed
+    # a number has no parts: a loader draws its seed so
+    draws.unplaced += draws.shard_of is not None and not placed and tensor.dim() > 0
     state = given.get_state() if given is not None else get_state(tensor.device)
     return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 
@@ -209,7 +210,7 @@ def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """The first numbers of a fresh generator."""
     options = {"dtype": torch.float32, "device": "cpu"}
     drawn: torch.Tensor = without_dispatch(torch.empty, shape, **options)
-    if not compiled.fill_uniform(generator.initial_seed(), drawn.numpy()):
+    if not compiled.fill_uniform(generator.initial_seed(), seen_by_numpy(drawn)):
         drawn = without_dispatch(torch.rand, shape, generator=generator, **options)
     return drawn
 
@@ -300,7 +301,7 @@ def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Ten
         if whole and isinstance(p, float) and result.is_cpu and result.dtype is torch.float32:
             values = result.detach()
             if values.is_contiguous() and compiled.fill_uniform(
-                ours.initial_seed(), values.numpy(), p
+                ours.initial_seed(), seen_by_numpy(values), p
             ):
                 return result
         return _overwrite(

@@ -25,11 +25,7 @@ from accucompare.live.values.values import describe_value, telling_name
 from accucompare.numbers import DTYPES, Array, DType, Statistics, digest, summarize
 
 _LOGGER = logging.getLogger(__name__)
-_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_UNKNOWN_TO_NUMPY = {
-    name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"
-}
 # bytes; finding a block of memory for reuse takes longer than copying one of them
 _SMALL = 16 << 10
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
@@ -429,20 +425,30 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
         return None
     _refuse_without_memory(tensor)
     name = dtype_name(tensor.dtype)
-    if name not in DTYPES:
+    if name not in DTYPES or tensor.is_conj() or tensor.is_neg():
         return None
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if name in _UNKNOWN_TO_NUMPY:
-        if tensor.is_conj() or tensor.is_neg():
-            return None
-        tensor = tensor.view(_SAME_WIDTH[tensor.element_size()])
-    try:
-        array: Array = tensor.numpy()
-    except RuntimeError:  # it is yet to be conjugated or negated
-        return None
-    storage = DTYPES[name].storage
-    return array if array.dtype is storage else array.view(storage)
+    return seen_by_numpy(tensor)
+
+
+class _Bits:
+    """A tensor as NumPy sees it, and keeps it alive."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": DTYPES[dtype_name(tensor.dtype)].storage.str,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def seen_by_numpy(tensor: torch.Tensor) -> Array:
+    """The bits of a contiguous tensor in host memory, in place. After ``tensor.numpy()`` its memory
+    could not be resized any more, which FSDP does to its parameters."""
+    return np.asarray(_Bits(tensor))
 
 
 def _refuse_without_memory(tensor: torch.Tensor) -> None:

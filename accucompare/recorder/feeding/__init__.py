@@ -1,6 +1,6 @@
 """Golden's values in place of a module's own."""
 
-from accucompare.recorder.feeding.copies import IN_PLACE_OF
+from accucompare.recorder.feeding.copies import IN_PLACE_OF, is_in_place
 from accucompare.recorder.feeding.fed_updates import FedUpdates
 from accucompare.recorder.feeding.feeding import Feeding
 from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
@@ -19,5 +19,6 @@ __all__ = [
     "check_golden",
     "check_model",
     "held_steps",
+    "is_in_place",
     "storages",
 ]

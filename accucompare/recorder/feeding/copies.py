@@ -51,6 +51,12 @@ def in_place_of(
     return new
 
 
+def is_in_place(value: Any) -> bool:
+    """Whether a value is golden's in place of the candidate's, and autograd follows it."""
+    node = value.grad_fn if isinstance(value, torch.Tensor) else None
+    return node is not None and node.name() == IN_PLACE_OF
+
+
 def copy_like(
     tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None
 ) -> torch.Tensor:

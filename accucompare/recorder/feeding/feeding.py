@@ -146,12 +146,21 @@ class Feeding(GoldenValues):
                 if alias is None:
                     why = "it shares memory with an input; a copy was passed on"
                     self.pass_on(place, path, why)
-                elif self.backward and lent.goes_through(computed[path]):
+                elif (
+                    self.backward
+                    and self.record_of(replace(place, role=Role.GRAD_OUTPUT), path, {}) is not None
+                    and lent.goes_through(computed[path])
+                ):
                     # its gradient goes the same way
                     exchange = self._exchange(place, path, arrives)
                     by_path[path] = in_place_of(computed[path], alias.detach(), exchange)
                 elif alias is not golden:
                     by_path[path] = own[path] = alias
+                    why = "a part of it was given back, whose gradient passes by the call"
+                    for taken in lent.paths_behind(computed[path]):
+                        gradient = replace(place, role=Role.GRAD_INPUT)
+                        if self.backward and self.has_value(gradient, taken):
+                            self.pass_on(gradient, taken, why)
         return self._put(place, output, by_path, []), own
 
     def value(

@@ -48,7 +48,7 @@ from accucompare.live.values import (
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.lending import Exchange
-from accucompare.text import with_article
+from accucompare.text import counted, with_article
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -138,12 +138,12 @@ class GoldenValues:
                 f"{display_name(value['name'])} {value['role']} {value['path']}".rstrip()
             )
         sentences = [
-            f"{len(places)} value(s) were not fed: {why} (such as {places[0]})"
+            f"not fed: {counted(len(places), 'value')}, since {why} (such as {places[0]})"
             for why, places in list(reasons.items())[:_MOST_NOTES]
         ]
         rest = sum(len(places) for places in list(reasons.values())[_MOST_NOTES:])
         if rest:
-            sentences.append(f"{rest} further value(s) were not fed; the manifest lists them")
+            sentences.append(f"not fed: {counted(rest, 'further value')}; the manifest lists them")
         return sentences
 
     def clipping(self, step: int) -> float | None:

@@ -66,6 +66,17 @@ class Lent:
             ]
         return [self.paths[id(given)] for given in found if id(given) in self.paths]
 
+    def paths_behind(self, output: torch.Tensor) -> list[str]:
+        """Paths of the given tensors that an output is a part of, if the call wrote nothing."""
+        return [
+            self.paths[id(given)]
+            for _, given, version in self.tensors
+            if given is not output
+            and given._version == version
+            and _memory(given) == _memory(output)
+            and id(given) in self.paths
+        ]
+
     def give_back(
         self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()
     ) -> None:

@@ -37,7 +37,7 @@ from accucompare.live.autograd import (
 )
 from accucompare.live.modules import Call, Modules
 from accucompare.live.values import added
-from accucompare.recorder.feeding import IN_PLACE_OF
+from accucompare.recorder.feeding import IN_PLACE_OF, is_in_place
 from accucompare.recorder.recording.contributions import (
     Cast,
     Exchanged,
@@ -221,7 +221,7 @@ class Backward(Generic[_C]):
         the one to go on with."""
         parts = list(parts)
         spans = self._again.get(threading.get_ident(), self._spans)
-        spans.give(span, parts, fed=exchange is not None)
+        spans.give(span, parts, [path for path, part in parts if is_in_place(part)])
         for path, part in parts:
             if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
                 self._outputs[id(span), edge] = weakref.ref(part)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.autograd import Parameter
-from accucompare.recorder.recording.series import digest_of
+from accucompare.live.values import local_part
+from accucompare.recorder.recording.series import BitsNow, bits_now
 
-#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
-_Bits = str | torch.Tensor | None
+_Look = Callable[[torch.Tensor], BitsNow]
+
+#: Elements, about: the most that is looked at of a parameter that nothing has trained.
+_SAMPLE = 1024
 
 
 class Between:
@@ -21,13 +24,17 @@ class Between:
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[Parameter, _Bits]] = {}  # by id
+        # by id: the parameter, how its bits are looked at, and what they were
+        self._left: dict[int, tuple[Parameter, _Look, BitsNow]] = {}
         self._age = 0  # steps that have ended since this was known
 
-    def leave(self, parameters: Iterable[Parameter]) -> None:
-        """Accept these parameters: an update has ended, or they got golden's values."""
+    def leave(self, parameters: Iterable[Parameter], sampled: bool = False) -> None:
+        """Accept these parameters, as when an update has ended.
+
+        ``sampled``: look at a sample of each, because nothing has trained them."""
+        look = _sample_of if sampled else bits_now
         for each in parameters:
-            self._left[id(each.tensor)] = each, _bits_of(each.tensor)
+            self._left[id(each.tensor)] = each, look, look(each.tensor)
 
     def __contains__(self, parameter: Parameter) -> bool:
         """Whether an update has left it."""
@@ -35,8 +42,8 @@ class Between:
 
     def changed(self) -> set[int]:
         """Ids of parameters whose bits changed since they were accepted. Accepts the new bits."""
-        now = {key: _bits_of(each.tensor) for key, (each, _) in self._left.items()}
-        pairs = {key: (before, now[key]) for key, (_, before) in self._left.items()}
+        now = {key: look(each.tensor) for key, (each, look, _) in self._left.items()}
+        pairs = {key: (before, now[key]) for key, (*_, before) in self._left.items()}
         found = {
             key
             for key, (before, after) in pairs.items()
@@ -50,7 +57,7 @@ class Between:
         if sums:  # read together: each reading waits for the device
             differ = torch.stack([one != other.to(one.device) for _, one, other in sums]).tolist()
             found |= {key for (key, *_), other in zip(sums, differ, strict=True) if other}
-        self._left = {key: (each, now[key]) for key, (each, _) in self._left.items()}
+        self._left = {key: (each, look, now[key]) for key, (each, look, _) in self._left.items()}
         self._age = 0
         return found
 
@@ -61,21 +68,13 @@ class Between:
             self._left.clear()
 
 
-def _bits_of(tensor: torch.Tensor) -> _Bits:
-    """A digest on the host; on a device the sum of the words, which does not see permutations."""
+def _sample_of(tensor: torch.Tensor) -> BitsNow:
+    """The bits of elements all over a tensor, and the count of writes, which may be elsewhere."""
     if is_lazy(tensor) or tensor.is_meta:
         return None
-    local = tensor.detach()
-    if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
-        local = local.to_local()
-    if (
-        local.is_cpu
-        or local.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(local)
-    ):
-        return digest_of(local)
-    words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
-    try:
-        return local.contiguous().view(words).sum(dtype=torch.int64)
-    except RuntimeError:  # a layout of the device's own
-        return digest_of(local)
+    local = local_part(tensor.detach())
+    if local.layout is torch.strided and local.is_contiguous():
+        # an odd distance meets all columns of most matrices
+        local = local.view(-1)[:: local.numel() // _SAMPLE | 1]
+    bits, writes = bits_now(local), 0 if tensor.is_inference() else tensor._version
+    return f"{bits} {writes}" if isinstance(bits, str) else bits if bits is None else bits + writes

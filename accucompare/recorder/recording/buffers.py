@@ -5,12 +5,15 @@ and when it calls a child: what changed since the last check, the call's own cod
 kinds of writes are not counted: ``batch_norm`` into running statistics, and ``.data``. So if a call
 has written into a buffer, the floating buffers beside it are recorded too. Before a step and at its
 end, digests find the uncounted writes in modules in train mode, at the capture's end in all.
-"""
+
+A tensor in a plain attribute is taken as a buffer, unless autograd follows it from the start: that
+is a weight in another form (old ``weight_norm``, FSDP)."""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
-from accucompare.live.modules import Call, Modules
+from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
 from accucompare.live.values import dtype_name, to_host
 from accucompare.numbers import digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
@@ -30,13 +33,13 @@ RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute that held one at the start.
+    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later.
 
     Attributes:
         owner, own: the module's name, and the attribute's.
         table: the dictionary that holds it.
         registered: whether it is a buffer.
-        tensor, version: the tensor at the last look, and its count of writes (-1: not counted).
+        seen, version: the tensor at the last look, and its count of writes (-1: not counted).
         digest: of the bytes at the last look between calls; ``None`` if a call has written since.
         shared: slots that held the same tensor when the capture began.
     """
@@ -46,7 +49,7 @@ class _Slot:
     own: str
     table: dict[str, Any]
     registered: bool = True
-    tensor: torch.Tensor | None = None
+    seen: Callable[[], torch.Tensor | None] = lambda: None
     version: int = -1
     digest: str | None = None
     shared: list[_Slot] = field(default_factory=list)
@@ -60,12 +63,14 @@ class _Slot:
     def changed(self) -> bool:
         """Whether it holds another tensor than at the last look, or a write into it was counted."""
         tensor = self.now
-        return tensor is not self.tensor or (
+        return tensor is not self.seen() or (
             tensor is not None and self.version >= 0 and tensor._version != self.version
         )
 
     def looked_at(self) -> None:
-        tensor = self.tensor = self.now
+        tensor = self.now
+        # autograd's graph lives as long as without us
+        self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
         self.version = (
             -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
         )
@@ -91,11 +96,15 @@ class Buffers:
         self._inside: dict[str, list[_Slot]] = {}
         # by module: its own, without plain attributes
         self._buffers_of: dict[str, list[_Slot]] = {}
+        # by module: the names of all that it keeps
+        self._known: dict[str, set[str]] = {}
         by_tensor: dict[int, list[_Slot]] = {}
-        for slot in _slots(modules):
-            slot.shared = by_tensor.setdefault(id(slot.now), []) if slot.now is not None else []
-            slot.shared.append(slot)
-            self._hold(slot)
+        for name in modules.named:
+            self._learn(name)
+        for slot in self._slots:
+            if slot.now is not None:
+                slot.shared = by_tensor.setdefault(id(slot.now), [])
+                slot.shared.append(slot)
         self._lazy: list[_Slot] = []
         # written into by calls since the last look between calls
         self._dirty: dict[_Slot, None] = {}
@@ -106,8 +115,17 @@ class Buffers:
         for slot in self._slots:
             slot.looked_at()
             slot.digest = _digest_of(slot.now)
-            if slot.tensor is not None and is_lazy(slot.tensor):
+            if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
+
+    @property
+    def kept(self) -> list[str]:
+        """The plain attributes that hold a tensor, or did between two calls: qualified names."""
+        return sorted(
+            f"{slot.owner}.{slot.own}".removeprefix(".")
+            for slot in self._slots
+            if not slot.registered and (slot.digest is not None or slot.now is not None)
+        )
 
     def next_step(self) -> None:
         self._times.clear()
@@ -141,9 +159,7 @@ class Buffers:
 
     def call_ended(self, call: Call) -> None:
         """A call ends. Its own code has written what changed since the last look."""
-        buffers = self._modules.named[call.name]._buffers  # of the module itself, not of a replica
-        if len(buffers) > len(self._buffers_of.get(call.name, ())):
-            self._add(call.name, buffers)
+        self._learn(call.name)
         slots = self._inside.get(call.name, ())
         changed = [slot for slot in slots if slot.changed]
         if changed or self._feed is not None:
@@ -153,12 +169,22 @@ class Buffers:
                 slot.digest = _digest_of(slot.now)
             self._dirty.clear()
 
-    def _add(self, name: str, buffers: dict[str, Any]) -> None:
-        """Learn the buffers that a module has registered since."""
-        known = {slot.own for slot in self._buffers_of.get(name, ())}
-        for own in buffers:
-            if own not in known:
-                self._hold(_Slot(self._modules.named[name], name, own, buffers))
+    def _learn(self, name: str) -> None:
+        """Learn what a module keeps: its buffers and its plain attributes that hold a tensor, or
+        nothing yet."""
+        module = self._modules.named[name]  # itself, not a replica
+        known, buffers, plain = self._known.get(name, set()), module._buffers, vars(module)
+        if len(known) == len(buffers) + len(plain):
+            return
+        # a scripted module makes a new table at each access
+        tables = (buffers if isinstance(buffers, dict) else dict(buffers.items()), plain)
+        self._known[name] = known.union(*tables)
+        for table in tables:
+            for own in table.keys() - known:
+                value, registered = table[own], table is not plain
+                kept = isinstance(value, torch.Tensor) and (known or not value.requires_grad)
+                if registered or kept or (value is None and own not in OF_EVERY_MODULE):
+                    self._hold(_Slot(module, name, own, table, registered))
 
     def _hold(self, slot: _Slot) -> None:
         self._slots.append(slot)
@@ -222,6 +248,8 @@ class Buffers:
             every: treat all as changed, because unrecorded steps came before.
             last: check all, also in eval mode, because nothing comes after.
         """
+        for name in self._modules.named:
+            self._learn(name)
         changed = []
         # a part in eval mode may be written into, too
         trains = getattr(self._modules.named[""], "training", False)
@@ -256,7 +284,7 @@ class Buffers:
         self._record(call, place.role, path, tensor.detach())
         if self._feed is None:
             return
-        replaced = tensor is not slot.tensor
+        replaced = tensor is not slot.seen()
         if replaced and tensor.requires_grad:
             self._feed.pass_on(place, path, "autograd follows it")
             return
@@ -279,18 +307,6 @@ class Buffers:
     def _at(self, name: str, path: str) -> _Slot | None:
         """The buffer with this path in the records of a module."""
         return next((slot for slot in self._slots if slot.path_of(name) == path), None)
-
-
-def _slots(modules: Modules) -> Iterator[_Slot]:
-    for name, module in modules.named.items():
-        # a scripted module makes a new table at each access
-        scripted = not isinstance(module._buffers, dict)
-        table = dict(module._buffers.items()) if scripted else module._buffers
-        for own in table:
-            yield _Slot(module, name, own, table)
-        for own, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and not value.requires_grad:
-                yield _Slot(module, name, own, vars(module), registered=False)
 
 
 def _is_floating(tensor: torch.Tensor | None) -> bool:

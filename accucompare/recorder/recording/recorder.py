@@ -209,6 +209,11 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     @property
+    def kept(self) -> list[str] | None:
+        """The plain attributes in which modules keep tensors; ``None`` if none were looked at."""
+        return None if self._buffers is None else self._buffers.kept
+
+    @property
     def closing(self) -> int | None:
         """The number of the step that has not begun when the capture ends; ``None`` if the model
         ran on without being recorded, so that nothing tells what the last step left.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Record, StepSeries
 from accucompare.live.modules import in_trial_call
@@ -21,6 +22,8 @@ _MOST_NODES = 32
 
 #: Holds a number or digest that comes later, when the record is written.
 Later = list[Any]
+#: A tensor's bits: a digest, a sum on its device that is read later, or ``None`` if unreadable.
+BitsNow = str | torch.Tensor | None
 
 
 @dataclass
@@ -42,6 +45,7 @@ class _Numbers:
     # digests of the tensors given to each call
     batch: list[list[Later]] = field(default_factory=list)
     weights: list[Later] | None = None
+    own_weights: list[BitsNow] | None = None
     begun: bool = False
 
 
@@ -134,6 +138,11 @@ class SeriesRecorder:
         """Whether no update of the step has begun yet."""
         return self._now.weights is None
 
+    def hold(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The model has these, and its optimizer steps copies or parts of them."""
+        if self._now.own_weights is None:
+            self._now.own_weights = [bits_now(each) for each in parameters]
+
     def weight(self, parameter: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
         """Digest a parameter before the first update. Returns what to call with its record."""
         if self._now.weights is None:
@@ -141,6 +150,11 @@ class SeriesRecorder:
         later: Later = [None if recorded else self._digest_of(parameter)]
         self._now.weights.append(later)
         return functools.partial(_keep_digest, later)
+
+    def rewritten(self, parameters: Iterable[int]) -> None:
+        """Parameters, by their ids, hold other bits than PyTorch's counts of writes tell."""
+        for each in parameters:
+            self._digests.pop(each, None)
 
     def call_begins(self) -> None:
         self._now.batch.append([])
@@ -194,6 +208,26 @@ def digest_of(tensor: torch.Tensor) -> str | None:
     """A tensor's digest; ``None`` if it has no plain data."""
     host = to_host(tensor)
     return None if host.array is None else digest(host.array)
+
+
+def bits_now(tensor: torch.Tensor) -> BitsNow:
+    """A digest on the host; on a device the sum of the words, which does not see permutations."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return None
+    local = tensor.detach()
+    if hasattr(local, "to_local"):  # a DTensor's own part: no other rank is asked
+        local = local.to_local()
+    if (
+        local.is_cpu
+        or local.layout is not torch.strided
+        or torch._C._functorch.is_functorch_wrapped_tensor(local)
+    ):
+        return digest_of(local)
+    words = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
+    try:
+        return local.contiguous().view(words).sum(dtype=torch.int64)
+    except RuntimeError:  # a layout of the device's own
+        return digest_of(local)
 
 
 def _norm(statistics: Statistics) -> float:
@@ -274,4 +308,10 @@ def _entry(step: int, numbers: _Numbers) -> StepSeries:
         if numbers.batch
         else None,
         weights=None if numbers.weights is None else _mixed(later[0] for later in numbers.weights),
+        own_weights=None
+        if numbers.own_weights is None
+        else _mixed(
+            f"{each.item():x}" if isinstance(each, torch.Tensor) else each
+            for each in numbers.own_weights
+        ),
     )

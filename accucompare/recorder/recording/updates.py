@@ -77,6 +77,7 @@ class Updates:
         self._series = SeriesRecorder()
         self.parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._steps_copies = False
+        self._model_has = [each.tensor for each in self.parameters.values()]
         self._count = 0  # of updates in this step
         # ids of what the last update stepped, until something else happens
         self._just_stepped: set[int] = set()
@@ -168,9 +169,9 @@ class Updates:
         ``SeriesRecorder.end_step``.
         """
         if self._started == self._count and (self._trained or last):
-            self._note_changed(AT_THE_END, last)
+            self._note_changed(AT_THE_END)
         elif (self._count or last) and self._started != self._count:
-            self._note_changed(last=last)
+            self._note_changed()
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -225,35 +226,22 @@ class Updates:
         if self._golden is not None:
             for each in self.parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
-            self._between.leave(each for each in self.parameters.values() if each in self._between)
-        # parameters that change without an optimizer: averages, updates by hand
-        if torch.is_grad_enabled():
-            others = (
-                each
-                for key, each in self.parameters.items()
-                if key not in self._held and each not in self._between
-            )
-            self._between.leave(
-                each for each in others if self._sink.wants(each.owner, Role.PARAM_CHANGED)
-            )
+            self._between.changed()  # these are no changes
+        # parameters that change without an optimizer: averages, updates by hand, in the forward
+        for key, each in self.parameters.items():
+            if each not in self._between and self._sink.wants(each.owner, Role.PARAM_CHANGED):
+                sampled = key in self._held or not torch.is_grad_enabled()
+                self._between.leave([each], sampled)
 
-    def _note_changed(self, when: str = "", last: bool = False) -> None:
+    def _note_changed(self, when: str = "") -> None:
         """Record what anything but an update changed since the last one, here or in golden.
 
         Args:
             when: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
                 in this step.
-            last: the capture ends: of parameters that were never digested, since nothing trained
-                them, those with a counted write.
         """
         changed = self._between.changed()
-        if last and not self._trained:
-            counts = zip(self.parameters.items(), self._versions, self._written(), strict=True)
-            changed |= {
-                key
-                for (key, each), before, now in counts
-                if before not in (-1, now) and each not in self._between
-            }
+        self._series.rewritten(changed)
         for key, each in self.parameters.items():
             place = each.owner, self._count, each.own + when
             if key in changed or (
@@ -332,6 +320,8 @@ class Updates:
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
         first = self._series.wants_weights and not self._steps_copies
+        if self._steps_copies and self._sink.wants("", Role.PARAM_BEFORE):
+            self._series.hold(self._model_has)
         scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))

@@ -150,6 +150,7 @@ def recording(
         hf32=options.hf32,
         tf32=options.tf32,
         emulate=options.emulate,
+        round_results=options.round_feed if options.round_results else None,
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
@@ -255,7 +256,7 @@ def _on_first_call(manifest: Manifest, subject: Subject) -> Callable[[], None]:
         if manifest.capture["grad"] is None:
             manifest.capture["grad"] = torch.is_grad_enabled()
         manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(
-            device
+            device, subject.model
         )
         now = device_of(subject.model)
         if not moved and now.type not in (device.type, "cpu"):

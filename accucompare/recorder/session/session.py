@@ -175,6 +175,7 @@ class Session:
         closing = None if error is not None else recorder.closing
         manifest.capture["closing"] = closing
         series = recorder.end_step(failed=error is not None, last=closing is not None)
+        manifest.capture["kept"] = recorder.kept
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

@@ -349,6 +349,7 @@ class Start:
                 "inputs": None,
                 "feed": fed,
                 "round_feed": options.round_feed and str(options.round_feed),
+                "round_results": options.round_results,
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,
@@ -428,8 +429,8 @@ def _differentiates(golden: Bundle) -> bool:
 
 def _check_selection(selection: Selection, modules: Modules) -> None:
     if not any(selection.allows(name) for name in modules.named):
-        globs = ", ".join(f"--only {glob}" for glob in selection.only)
-        globs += "".join(f" --skip {glob}" for glob in selection.skip)
+        options = {"--only": selection.only, "--skip": selection.skip}
+        globs = " ".join(f"{name} {glob}" for name, globs in options.items() for glob in globs)
         names = [name for name in modules.named if name] or [display_name("")]
         more = f", … ({len(names)} in all)" if len(names) > 5 else ""
         raise UsageError(

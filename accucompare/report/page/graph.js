@@ -91,7 +91,16 @@ class Graph {
     this.chosen = this.start ? this.boxes[this.start.box] : null;
     this.tell();
     this.draw();
-    this.scroll.querySelector(".start")?.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+    this.showStart();
+  }
+
+  // Not by scrollIntoView, which moves the page, too.
+  showStart() {
+    const start = this.scroll.querySelector(".start")?.getBoundingClientRect();
+    if (!start) return;
+    const view = this.scroll.getBoundingClientRect();
+    this.scroll.scrollLeft += start.left - view.left + (start.width - view.width) / 2;
+    this.scroll.scrollTop += start.top - view.top + (start.height - view.height) / 2;
   }
 
   reveal(node) {

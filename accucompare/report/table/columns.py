@@ -190,7 +190,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("type", Of(_record, "type", ""), TEXT, 20),
     Column("call", Of(_record, "call"), COUNT, 7),
     Column("role", Of(_record, "role.value", ""), TEXT, 16),
-    Column("path", Of(_record, "path", ""), TEXT, 14),
+    Column("path", Of(_record, "path", ""), TEXT, 20),
     Column("reason", attrgetter("reason.value"), TEXT, 15, "verdict"),
     Column(
         "relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES

@@ -84,15 +84,15 @@ def environment_sheets(comparison: Result) -> Table:
         *([comparison.baseline] if comparison.baseline else []),
     ]
     titles = ("golden", "candidate", "baseline")[: len(sides)]
-    listed = entries(*(side.manifest for side in sides))
+    paths = EnvironmentEntry("path", [str(side.path) for side in sides], [False] * len(sides))
+    listed = [paths, *entries(*(side.manifest for side in sides))]
     note = (
         f"{len(listed)} entries, {sum(entry.differs for entry in listed)} differ. When and by which"
         " command is never marked."
     )
     if comparison.baseline:
         note += " What the baseline says is marked where neither golden nor the candidate says it."
-    paths = EnvironmentEntry("path", [str(side.path) for side in sides], [False] * len(sides))
-    return entry_table("How each bundle was captured", note, titles, [paths, *listed], DIFFERS)
+    return entry_table("How each bundle was captured", note, titles, listed, DIFFERS)
 
 
 def entry_table(
@@ -126,7 +126,7 @@ def entry_columns(titles: Sequence[str]) -> list[Column]:
     def value(number: int) -> Callable[[EnvironmentEntry], str]:
         return lambda entry: entry.values[number]
 
-    keys = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
+    keys = Column("entry", lambda entry: entry.key, TEXT, 56, wrap=True)
     return [
         keys,
         *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles)),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -111,41 +112,50 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
         console.print(f"… and {len(verified.damage) - _DAMAGE_SHOWN} more")
 
 
-def print_records(
-    bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None
-) -> None:
+def print_records(bundle: Bundle, glob: str | None = None, **place: Any) -> None:
     """List a bundle's records with type, role, shape, dtype and statistics.
 
     Args:
-        step, rank, glob: list matching records only; ``None`` for all.
+        glob: list records of matching layers only; ``None`` for all.
+        place: what their step, rank, call, role and path must be; ``None`` for any.
 
     Raises:
-        UsageError: if none matches, or no record is of that step or rank.
+        UsageError: if none matches.
     """
-    records = [
+    asked = {what: value for what, value in place.items() if value is not None}
+    listed = [
         record
         for record in bundle.records()
-        if step in (None, record.step)
-        and rank in (None, record.rank)
-        and (glob is None or fnmatchcase(display_name(record.name), glob))
+        if glob is None or fnmatchcase(display_name(record.name), glob)
     ]
-    asked = ", ".join(
-        f"{what} {value}" for what, value in (("step", step), ("rank", rank)) if value is not None
-    )
-    if not records and asked:
-        of = f" of a layer that matches {glob!r}" if glob is not None else ""
-        raise UsageError(
-            f"{bundle.path}: holds no record of {asked}{of}; `accucompare show {bundle.path}` lists"
-            " them"
-        )
-    if not records and glob is not None:
-        raise UsageError(
-            f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them"
-        )
+    records = [
+        record
+        for record in listed
+        if all(getattr(record, what) == value for what, value in asked.items())
+    ]
+    if not records and (asked or glob is not None):
+        raise UsageError(f"{bundle.path}: {_none_listed(listed, asked, glob, bundle.path)}")
     console = open_console()
     if not bundle.complete:
         console.print(safe_text(f"{bundle.path} is incomplete", "yellow"))
     print_table(console, _RECORDS if len(bundle.steps()) > 1 else _RECORDS[1:], records)
+
+
+def _none_listed(listed: list[Record], asked: dict[str, Any], glob: str | None, path: Place) -> str:
+    """Why no record is listed, with the roles, else the paths, that there are instead."""
+    lists = f"`accucompare show {path}` lists them"
+    if not listed or not asked:
+        return f"no layer matches {glob!r}; {lists}"
+    of = f" of a layer that matches {glob!r}" if glob is not None else ""
+    places = ", ".join(f"{what} {value or repr(value)}" for what, value in asked.items())
+    of_role = [each for each in listed if each.role == asked.get("role", each.role)]
+    found: Iterable[str] = ()
+    if not of_role:
+        what, found = "role", dict.fromkeys(each.role.value for each in listed)
+    elif "path" in asked:
+        what, found = "path", dict.fromkeys(each.path or "''" for each in of_role)
+    there = f"; the {what}s are {first_few([*found], 8)}" if found else ""
+    return f"holds no record of {places}{of}{there}; {lists}"
 
 
 def _statistic(name: str) -> Callable[[Record], Value]:

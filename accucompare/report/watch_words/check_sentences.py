@@ -55,7 +55,7 @@ CHECK_SENTENCES = {
     ),
     "of-input": "{input}: {measured}",
     "type-changed": "it was {before}, and then {after}",
-    "types-kept": "{inputs:,} inputs kept their types",
+    "types-kept": "the types of {inputs:count input} stayed the same",
     "coarse": (
         "it is {dtype}, with values up to {size:.4g}, where its numbers are {apart:g} apart, and"
         " the weights are float32"
@@ -66,14 +66,14 @@ CHECK_SENTENCES = {
         " nor an embedding"
     ),
     "labels-at-most": "labels were {high:g} at most, and logits of {classes:,} classes",
-    "ids-have-rows": "the ids that {embeddings:,} embeddings were given have rows there",
+    "ids-have-rows": "the ids given to {embeddings:count embedding} have rows there",
     "several": "{parts:parts}",
     "ids-beyond": "ids from {low:g} to {high:g}, and the embedding has {rows:,} rows",
     "all-labels-ignored": "all labels were ignored in {emptied:,} of {steps:steps}",
     "labels-ignored": "{share:.1%} of the labels were ignored at most",
     "ignored-and-finite": "{measured}, whose losses were finite",
     "axes-changed": "it had {before} axes, and then {after}: {shape}",
-    "axes-kept": "{inputs:,} inputs kept the number of their axes",
+    "axes-kept": "the number of axes of {inputs:count input} stayed the same",
     "one-input-again": "the command uses the one input of the case in every step",
     "same-batch": (
         "{twice:,} of {steps:steps} had the same batch as the step before, by a sample of its"
@@ -86,7 +86,7 @@ CHECK_SENTENCES = {
         "{measured}; its loader of {batches:,} batches was begun anew for {anew:,}"
     ),
     "loader-not-begun-anew": "{measured}; no loader of several batches was begun anew for it",
-    "inputs-again": "the command uses the {inputs:,} inputs of the case again and again",
+    "inputs-again": "the command uses the {inputs:count input} of the case again and again",
     "no-batch-again": "no batch of {batches:,} came again after others",
     "batches-in-order": (
         "{share:.0%} of the batches from the second epoch on came {period:,} steps after the same"

@@ -97,7 +97,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
         error, row = max(measured, key=lambda each: each[0])
         size, limit = f"{culprits.how_known(row)}{error:.2e}", row.verdict.limit
         at = f"{comparison.place(row)} (limit: {limit_words.judging_limits(limit)})"
-        yield f"Greatest relative L2 error: {size} at {at}"
+        yield f"Greatest relative L2 error of these: {size} at {at}"
 
 
 def would_pass(comparison: Result, failing: list[Row]) -> str:

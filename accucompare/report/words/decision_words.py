@@ -13,7 +13,7 @@ from accucompare.compare.facts import BareFact, Differs, Fact, Order, Otherwise
 from accucompare.compare.limits import float_dtype
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage
 from accucompare.compare.preflight_facts import OtherModel
-from accucompare.compare.remarks import BeyondLikeBaseline
+from accucompare.compare.remarks import BeyondLikeBaseline, TermsCancel
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.compare.runs import Parting, number_of
@@ -134,6 +134,12 @@ def _far_beyond(result: Result) -> str:
     row = _is(result.far_beyond)
     other = "" if result.failed else ", or rounding changed a choice before; a fed capture tells"
     dtype = "" if row.candidate is None else row.candidate.dtype
+    if row.verdict.says(TermsCancel):
+        return (
+            f"{result.place(row)} is off{_by_how_much(row)}, but the terms that make it up cancel,"
+            " and rounding them makes as much: it tells nothing, nor do the gradients behind it; a"
+            " fed capture tells, or another loss"
+        )
     if any(isinstance(said, BeyondLikeBaseline) and said.alone for said in row.verdict.remarks):
         other = (
             f"; golden's own code on values rounded to {dtype} is not off, so computing in {dtype}"
@@ -255,7 +261,7 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     BareFact.HASHES_OF_ONE_SIDE: _hashes_of_one_side,
     BareFact.NOTHING_COMPARED: "nothing could be compared",
     BareFact.NOT_VERIFIED: _not_verified,
-    BareFact.DAMAGED: lambda result: f"{len(result.damage)} record(s) could not be read",
+    BareFact.DAMAGED: lambda result: f"could not read {counted(len(result.damage), 'record')}",
     BareFact.UNFINISHED: lambda result: (
         f"what was recorded agrees, but {preflight_words.unfinished_words(result.incomplete)}"
     ),

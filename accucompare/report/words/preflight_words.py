@@ -23,7 +23,7 @@ from accucompare.devices import is_a_librarys
 from accucompare.report.words.layout_words import ranks_in_words
 from accucompare.report.words.stage_words import fusion_words, stage_words
 from accucompare.selection import Mode
-from accucompare.text import first_few, printable, ranges
+from accucompare.text import counted, first_few, printable, ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,8 @@ def _of_captures(fact: FindingFact) -> str:
             return f"{side.value} was imported from {name}, whose dumps do not tell: {settings}"
         case facts.OtherSteps(golden, other, side):
             ours, theirs = (
-                f"{steps} step(s) of {ranks} rank(s)" for steps, ranks in (golden, other)
+                f"{counted(steps, 'step')} of {counted(ranks, 'rank')}"
+                for steps, ranks in (golden, other)
             )
             return f"golden holds {ours}, the {side.value} {theirs}"
         case facts.WeightsOfSteps(rank, golden, other, side):
@@ -235,7 +236,7 @@ def _of_captures(fact: FindingFact) -> str:
             return f"the model computes another {name} than golden's did (it is in no checkpoint)"
         case facts.NotFedValues(count, places):
             some = first_few([f"{name or '(root)'} {role} ({why})" for name, role, why in places])
-            return f"{count} values of golden were not fed: {some}"
+            return f"not fed: {counted(count, 'value')} of golden: {some}"
         case facts.StateMissing(side, rank, step, like, component, reason):
             start = f"{side.value}{_in_rank(rank)} started from step {step} of {like}"
             return f"unverified: {start} without the {component} of that state: {reason}"

@@ -32,7 +32,7 @@ MEANING = {
     Reason.EXTRA: "only the candidate has it",
     Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
     Reason.NOT_CALLED: "a registered module that no forward called",
-    Reason.NOT_COMPARABLE: "a value without data to compare",
+    Reason.NOT_COMPARABLE: "a value without data, or one that only a fed capture can judge",
     Reason.OVER_PRECISE: (
         "much closer to golden than the baseline, which computes in the same precision: usually a"
         " cast is missing"
@@ -302,8 +302,16 @@ _NOT_ON_SIDE = {
     OneSideWhy.FLAT_PARAMETERS: (
         "{side} has flat parameters (FSDP1), so that gradients of single calls are not recorded"
     ),
+    OneSideWhy.IN_FLAT: (
+        "one side has its parameters in flat tensors (FSDP1): give use_orig_params=True"
+    ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
+    OneSideWhy.KEPT_NOTHING: "only {other} keeps a tensor in this attribute",
+    OneSideWhy.PASSES_BY: (
+        "the fed call gave a part of its input back, which was written into later: this gradient"
+        " passes by"
+    ),
     OneSideWhy.ADDS_NO_ZEROS: (
         "{other}'s is zero everywhere; {side} adds nothing, which is the same"
     ),
@@ -432,6 +440,8 @@ def _about_runs(remark: PairRemark) -> str:
             error = "" if rel_l2 is None else f" (rel_l2 {rel_l2:.2e})"
             but = ", but not golden's own code on rounded values" if alone else ""
             return f"far beyond rounding, and so is the baseline{error}{but}"
+        case remarks.TermsCancel(rel_l2):
+            return f"its terms cancel: rounding them may make rel_l2 {rel_l2:.2e}"
         case remarks.BeyondInPart(rel_l2):
             return f"a part of it is far beyond rounding (rel_l2 {rel_l2:.2e})"
         case remarks.RunsApart(golden, apart):

@@ -34,7 +34,7 @@ from accucompare.findings.log import (
 )
 from accucompare.findings.origins import find_origins
 from accucompare.live.around import TalksError, silence
-from accucompare.live.autograd import reachable, register_first_hook
+from accucompare.live.autograd import lines_noted, reachable, register_first_hook
 from accucompare.live.modules import (
     Modules,
     in_backward,
@@ -362,12 +362,7 @@ def _nothing_changed(context: Context, modules: Modules, backward: bool = True) 
     for parameter in parameters:
         parameter.grad = None
     try:
-        # anomaly mode notes each node's source line
-        with (
-            random_state_kept(context.device),
-            silence(),
-            torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),
-        ):
+        with random_state_kept(context.device), silence(), lines_noted(context.grad_enabled):
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from accucompare.findings.log import Given, number
-from accucompare.live.values import dtype_name
+from accucompare.live.values import dtype_name, seen_by_numpy
 from accucompare.watcher.looking import Extrema, Meter, sample_of
 
 #: How many features are checked for constancy.
@@ -81,13 +81,8 @@ def look_at_batch(
 
 def digest_of_sample(sample: torch.Tensor, shape: tuple[int, ...]) -> str:
     """The digest of a sample on the host and its tensor's shape."""
-    raw = (
-        sample.contiguous().reshape(-1).view(torch.uint8).numpy()
-        if sample.dtype is not torch.bool
-        else sample.contiguous().numpy()
-    )
     hasher = xxhash.xxh3_64(repr(shape).encode())
-    hasher.update(raw)
+    hasher.update(seen_by_numpy(sample.contiguous()))
     return hasher.hexdigest()
 
 
