@@ -18,11 +18,11 @@ from accucompare.selection import (
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
     CostKind,
+    FloatType,
     Level,
     Mode,
     OnFinding,
     Precision,
-    RoundedType,
     Steps,
 )
 from accucompare.text import with_article
@@ -207,7 +207,7 @@ class FedWith:
         None,
         "With --feed: first round golden's values to this type, to see how far that alone drives"
         " each layer's result.",
-        one_of=RoundedType,
+        one_of=FloatType,
     )
     round_results: bool = told(
         False,

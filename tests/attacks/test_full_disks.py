@@ -56,6 +56,8 @@ for step in range(3):
     model(torch.randn(8, 32)).sum().backward()
     optimizer.step()
 """
+#: Starts what runs scripts in forks, in the same name space.
+_SCRIPTS = "from tests.forked_python import listen; listen(sys.argv.pop(1))\n"
 Full = Callable[..., CompletedProcess[str]]
 
 
@@ -66,9 +68,9 @@ def can_mount() -> bool:
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Full:
+def full(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Full:
     """Runs a command where ``disk`` has room for so many bytes; ``TMPDIR`` is elsewhere, if it is
-    not given.
+    not given. After ``--`` stands a script.
     """
     if not can_mount():
         pytest.skip("only root can mount a disk")
@@ -78,11 +80,19 @@ def full(tmp_path: Path) -> Full:
 
     def run(size: int, *arguments: str, **variables: str) -> CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT), **variables}
+        program, socket, script = _MOUNT, [], []
+        if "--" in arguments:
+            program, socket = _MOUNT + _SCRIPTS, [tmp_path_factory.mktemp("scripts") / "socket"]
+            script = ["--", sys.executable, ROOT / "tests" / "forked_python.py", *socket]
+            arguments, (_, name) = arguments[:-2], arguments[-2:]
+            script.append(name)
         done = with_torch()(
-            _MOUNT + CLI,
+            program + CLI,
             str(size),
-            str(tmp_path / "disk"),
+            tmp_path / "disk",
+            *socket,
             *arguments,
+            *script,
             cwd=tmp_path,
             variables=environment,
         )
@@ -204,7 +214,7 @@ def test_of_a_full_disk_for_temporary_files_that_is_told(full: Full, tmp_path: P
 def test_a_script_that_is_observed_on_a_full_disk_runs_on_and_the_file_is_told(
     full: Full, command: str
 ) -> None:
-    done = full(_PAGE, command, "--out", "disk/out", "--", sys.executable, "train.py")
+    done = full(_PAGE, command, "--out", "disk/out", "--", "train.py")
     assert "/disk/out/rank0" in the_full_file(done)
     assert "no model" not in done.stderr
 
@@ -216,14 +226,7 @@ def test_a_script_whose_processes_cannot_say_what_they_saw_is_told_of_the_full_d
         "open('disk/rest', 'wb', buffering=0).write(bytes(1 << 20))\n" + SCRIPT
     )
     done = full(
-        16 * _PAGE,
-        "capture",
-        "--out",
-        "out",
-        "--",
-        sys.executable,
-        "fills.py",
-        TMPDIR=str(tmp_path / "disk"),
+        16 * _PAGE, "capture", "--out", "out", "--", "fills.py", TMPDIR=str(tmp_path / "disk")
     )
     assert done.returncode == 2
     assert "no process of the command imported torch" not in done.stderr

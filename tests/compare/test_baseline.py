@@ -338,8 +338,12 @@ def test_an_all_zero_golden_is_judged_by_absolute_errors(tmp_path: Path) -> None
 
 def test_nonfinite_on_one_side_fails_though_the_baseline_has_it_too(tmp_path: Path) -> None:
     broken = item(values=np.where(np.arange(400) == 7, np.nan, VALUES))
-    row = only_row(tmp_path, item(values=VALUES), broken, broken)
+    found = compare(tmp_path, item(values=VALUES), broken, broken)
+    (row,), (culprit,) = found.rows, found.culprits
     assert (row.reason, row.verdict.excess, row.baseline_error) == (Reason.NON_FINITE, None, None)
+    assert culprit.hints[0].startswith("golden's own code is not finite there in this precision")
+    (alone,) = compare(tmp_path, item(values=VALUES), broken, item(values=off(1e-6))).culprits
+    assert "in this precision" not in " ".join(alone.hints)
 
 
 def test_a_baseline_that_is_not_finite_where_golden_is_cannot_judge(tmp_path: Path) -> None:

@@ -206,6 +206,22 @@ def test_other_weights_on_one_rank_of_three_name_it(tmp_path: Path) -> None:
     assert (found.place.name, found.place.ranks) == ("fc.weight", (1,))
 
 
+@pytest.mark.parametrize(("written", "fails"), [(True, False), (False, True)])
+def test_a_buffer_that_is_another_on_one_rank(tmp_path: Path, written: bool, fails: bool) -> None:
+    entries = [{"dtype": "float32", "shape": [4], "digests": {"float32": each}} for each in "ab"]
+    models = [
+        {"parameters": own, "buffers": {"norm.running_mean": entry}}
+        for own, entry in zip(WHOLE, entries, strict=True)
+    ]
+    items = given(2)
+    if written:  # as a BatchNorm does in train mode
+        items += held("norm", HALVES, role="buffer_update", path="running_mean")
+    checks = checked(tmp_path, items, {"dp": 2}, model=models)
+    assert checks.exit_code == int(fails)
+    if fails:
+        assert failed(checks, "weights").place.name == "norm.running_mean"
+
+
 def test_parts_that_leave_a_hole(tmp_path: Path) -> None:
     shards = [PARTS[0], replace(PARTS[1], start=(2, 0))]
     checks = checked(tmp_path, given(2, 0, 0), {"tp": 2}, parameters(HALVES, shards))

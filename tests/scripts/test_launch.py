@@ -240,7 +240,7 @@ def test_a_notebook_is_captured_through_papermill_with_the_result_of_a_script(
 
 @pytest.fixture(scope="module")
 def by_torchrun(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, python: list[str]
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("torchrun")
     torchrun = [
@@ -250,6 +250,8 @@ def by_torchrun(
         "--nproc-per-node",
         "2",
         "--standalone",
+        "--no-python",
+        *python,
         UNEDITED / "distributed.py",
     ]
     command = [*COMMAND, "capture", "--out", "golden", "--steps", "0,2", "--", *torchrun]
@@ -297,7 +299,7 @@ for rank in "01":
 
 
 def test_ranks_compute_and_record_the_same_however_they_are_started(
-    by_torchrun: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
+    by_torchrun: tuple[subprocess.CompletedProcess[str], Path], python: list[str], tmp_path: Path
 ) -> None:
     plain = with_torch()(
         TWO_RANKS, UNEDITED / "distributed.py", cwd=tmp_path, variables=environment()
@@ -310,7 +312,7 @@ def test_ranks_compute_and_record_the_same_however_they_are_started(
         "--steps",
         "0,2",
         "--",
-        sys.executable,
+        *python,
         UNEDITED / "spawned.py",
     ]
     spawned = subprocess.run(

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.bundle.format import DEVICE_DIGEST, Key, Layout, Record, Role
+from accucompare.bundle.format import (
+    BUFFER_ROLES,
+    DEVICE_DIGEST,
+    GROUP_OF,
+    Key,
+    Layout,
+    Record,
+    Role,
+)
 from accucompare.compare.constants import FEWEST_DROPPED
 from accucompare.compare.invariants import rank_facts as facts
 from accucompare.compare.invariants.rank_facts import NotSeen, NotSeenWhy, RankPlace, Tally
@@ -42,9 +50,32 @@ def check_start(run: RunOfRanks, tally: Tally) -> None:
 
 
 def check_weights(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
-    """The weights that the first step's update begins with."""
+    """The weights that the first step's update begins with, and buffers that nothing updates."""
     if step.number == run.steps[0]:
         _all_replicas(run, step, (Role.PARAM_BEFORE,), tally)
+        _check_buffers(run, step, tally)
+
+
+def _check_buffers(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:
+    """Buffers that the step does not write into, of ranks that share out the rows."""
+    options = run.bundle.manifest.options
+    roles = options.roles or (GROUP_OF[Role.BUFFER_UPDATE],)
+    looked = GROUP_OF[Role.BUFFER_UPDATE] in roles and not (options.only or options.skip)
+    if not (run.knows_mesh and looked):
+        return  # of a buffer that was left out, nothing tells whether it is updated
+    written = {f"{key.name}.{key.path}" for key, _ in step.of(*BUFFER_ROLES)}
+    others = run.mesh.without(run.data)
+    held: dict[tuple[str, tuple[int, ...]], dict[int, str]] = {}
+    for rank, manifest in run.bundle.manifests.items():
+        for name, entry in (manifest.model.get("buffers") or {}).items():
+            known = entry["digests"].get(entry["dtype"]) if "shard" not in entry else None
+            if known and name not in written and "expert" not in name.lower():
+                held.setdefault((name, run.place(rank, others)), {})[rank] = known
+    for (name, _), digests in held.items():
+        if len(digests) > 1:
+            tally.see(step.number)
+            if off := apart(digests):
+                tally.fail(facts.ReplicasApart(), RankPlace(name, ranks=off))
 
 
 def check_updates(run: RunOfRanks, step: StepOfRanks, tally: Tally) -> None:

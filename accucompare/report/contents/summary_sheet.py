@@ -128,7 +128,7 @@ def meaning(comparison: Result) -> str:
     if failed:
         sentences.append(
             f"{failed:,} of {total:,} rows {'fails' if failed == 1 else 'fail'}"
-            + (f", the first at {_short(first.place)}." if first else ".")
+            + (f", the first at {_short(comparison.place(first))}." if first else ".")
         )
     elif not comparison.compared and comparison.steps_judged:
         sentences.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from accucompare.bundle.format import AT_THE_END, WRITTEN_ROLES, Record, Role
+from accucompare.compare.limit_facts import LimitsOfPair
 from accucompare.compare.origins import (
     Culprit,
     FactorCause,
@@ -13,7 +14,8 @@ from accucompare.compare.origins import (
     are_masks,
     differing_choices,
 )
-from accucompare.compare.rows import OperatorHint, OperatorPlace, Row, buffer_of, owner_of
+from accucompare.compare.remarks import BareRemark
+from accucompare.compare.rows import OperatorHint, OperatorPlace, Reason, Row, buffer_of, owner_of
 from accucompare.compare.shape_facts import ErrorShape, OtherChoices
 from accucompare.markup import line
 from accucompare.report.words.layout_words import wrong_on
@@ -202,7 +204,25 @@ def culprit_hints(culprit: Culprit) -> tuple[str, ...]:
         cause, parts = culprit.scaled.cause
         return (_CAUSES[cause].format(parts=parts),)
     of_shape = culprit.shape.causes if isinstance(culprit.shape, ErrorShape) else ()
-    return (*map(_hint_words, culprit.seen_in), *map(CAUSES.__getitem__, of_shape))
+    of_precision = (_OF_PRECISION,) if _baseline_likewise(culprit) else ()
+    return (*map(_hint_words, culprit.seen_in), *of_precision, *map(CAUSES.__getitem__, of_shape))
+
+
+_OF_PRECISION = (
+    "golden's own code is not finite there in this precision (the baseline): keep it in float32"
+)
+
+
+def _baseline_likewise(culprit: Culprit) -> bool:
+    """Whether the baseline, too, has NaN or Inf where golden has none."""
+    metrics, limit = culprit.row.metrics, culprit.row.verdict.limit
+    return (
+        culprit.reason is Reason.NON_FINITE
+        and isinstance(limit, LimitsOfPair)
+        and BareRemark.BASELINE_NON_FINITE in limit.unjudged
+        and metrics is not None
+        and not metrics.golden_nan + metrics.golden_inf
+    )
 
 
 def _hint_words(hint: OperatorHint) -> str:
