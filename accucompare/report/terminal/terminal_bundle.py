@@ -94,7 +94,7 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
         f", {_size(verified.nbytes)} read"
         if verified.nbytes
         else ", which keep no tensors"
-        if verified.records
+        if verified.records and not verified.damage
         else ""
     )
     amount = f"{counted(verified.records, 'record')}{of_tensors}"
