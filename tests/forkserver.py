@@ -5,8 +5,8 @@ One process imports what commands need, and forks itself for each. A child has t
 environment, streams and exit code of a fresh process. What is read while modules are imported, such
 as ``OMP_NUM_THREADS``, and what happens at exit, needs a fresh one.
 
-Where there is a simulated NPU, the same process forks a second server from itself, which goes on
-and imports torch_npu."""
+For what needs more modules, such as torch_npu where the NPU is simulated, the same process forks a
+second server from itself, which goes on and imports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -80,6 +80,7 @@ SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
 AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"
 
 
+_NPU = ("torch_npu",)
 #: Bytes of a large page, and what Linux calls it to make one of many small ones.
 _HUGE, _COLLAPSE = 2 << 20, 25
 
@@ -122,13 +123,13 @@ class Forkserver:
         *arguments: str | Path,
         cwd: Path,
         variables: Mapping[str, str],
-        torch_npu: bool = False,
+        more: Sequence[str] = (),
     ) -> CompletedProcess[str]:
         """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c",
         program, ...], text=True)``.
 
         Args:
-            torch_npu: whether the process finds it imported.
+            more: what the process finds imported, too.
         """
         streams = [Path(self._folder.name, name) for name in ("out", "err")]
         argv = ["-c", *map(str, arguments)]
@@ -139,7 +140,7 @@ class Forkserver:
             "variables": dict(variables),
             "streams": list(map(str, streams)),
         }
-        os.write(self._requests, json.dumps([torch_npu, request]).encode() + b"\n")
+        os.write(self._requests, json.dumps([more, request]).encode() + b"\n")
         answer = os.read(self._answers, 100)
         assert answer, "the server has died; what it printed is above"
         out, err = (stream.read_text() for stream in streams)
@@ -151,22 +152,25 @@ def serve() -> None:
     global requests
     requests, answers = map(int, sys.argv[1:3])
     _import(sys.argv[3:])
-    with_npu: tuple[int, int] | None = None
+    seconds: dict[tuple[str, ...], tuple[int, int]] = {}
     with os.fdopen(requests) as lines:
         for line in lines:
-            torch_npu, request = json.loads(line)
-            if torch_npu:
-                with_npu = with_npu or _second_server()
-                os.write(with_npu[0], line.encode())
-                answer = os.read(with_npu[1], 100)
+            more, request = json.loads(line)
+            if more:
+                modules = tuple(more)
+                if modules not in seconds:
+                    seconds[modules] = _second_server(modules)
+                asked, answered = seconds[modules]
+                os.write(asked, line.encode())
+                answer = os.read(answered, 100)
                 assert answer, "the second server has died; what it printed is above"
                 os.write(answers, answer)
             else:
                 os.write(answers, _forked(request))
 
 
-def _second_server() -> tuple[int, int]:
-    """Fork a server that has torch_npu, too; where it is asked, and where it answers."""
+def _second_server(modules: tuple[str, ...]) -> tuple[int, int]:
+    """Fork a server that has more modules; where it is asked, and where it answers."""
     requests, asked = os.pipe()
     answered, answers = os.pipe()
     if os.fork():
@@ -175,10 +179,13 @@ def _second_server() -> tuple[int, int]:
         return asked, answered
     os.close(asked)
     os.close(answered)
-    os.environ.update(_with_npu())
-    sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
-    exec(AUTOLOAD, {})
-    _settle()
+    if modules == _NPU:
+        os.environ.update(_with_npu())
+        sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
+        exec(AUTOLOAD, {})
+        _settle()
+    else:
+        _import(modules)
     with os.fdopen(requests) as lines:
         for line in lines:
             os.write(answers, _forked(json.loads(line)[1]))
@@ -297,4 +304,9 @@ def with_torch() -> Callable[..., CompletedProcess[str]]:
 
 def simulated_npu() -> Callable[..., CompletedProcess[str]]:
     """The ``run`` of a server that has imported torch_npu where there is a simulated NPU."""
-    return partial(_server().run, torch_npu=True)
+    return partial(_server().run, more=_NPU)
+
+
+def with_modules(*modules: str) -> Callable[..., CompletedProcess[str]]:
+    """The ``run`` of a server that has imported torch, no device, and more."""
+    return partial(_server().run, more=modules)

@@ -26,6 +26,8 @@ class BareRemark(str, Enum):
     DIGESTS_TELL_NOTHING = "digests"
     OTHER_OPTION = "option"
     BROADCAST = "broadcast"
+    NOT_BROADCAST = "not broadcast"
+    RESHAPED = "reshaped"
     GIVEN_ROUNDED = "rounded"
     SAME_MASKS = "masks"
     ALL_OF_IT_AGREES = "agrees"  # all that is computed of it

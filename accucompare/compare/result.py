@@ -126,7 +126,7 @@ class Result:
 
     @cached_property
     def broadcast(self) -> list[Row]:
-        """The rows that one side broadcasts earlier than the other."""
+        """The rows that agree in two shapes, once broadcast or in a row."""
         return [
             row
             for row in but_plain(self.rows)

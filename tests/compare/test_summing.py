@@ -18,7 +18,7 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.compare.limits.tolerance import Tolerance
 from accucompare.compare.origins.terms import Terms
-from tests.compare.builder import item
+from tests.compare.builder import item, write
 
 Made = Callable[[], nn.Module]
 
@@ -177,3 +177,33 @@ def test_a_biases_gradient_is_judged_by_how_many_terms_it_has(
         answer,
         ["0"] if answer == "different" else [],
     )
+
+
+@pytest.mark.parametrize(("part", "alone"), [(2.0**-23, False), (2.0**-25, True)])
+def test_a_gradient_that_rounding_alone_left_of_its_terms_is_judged_by_them(
+    tmp_path: Path, part: float, alone: bool
+) -> None:
+    """As of queries that are all alike: a fused attention makes it zero, a composed one noise."""
+    arrived = np.ones(64, np.float32)
+    noise = np.where(np.arange(64) % 2, 2.0**-10, -(2.0**-10)).astype(np.float32)
+    golden = write(
+        tmp_path / "golden",
+        [
+            item("attention", arrived, role="grad_output"),
+            item("q", arrived * part, role="grad_output", parent=("attention", 0)),
+        ],
+    )
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
+    sides = [
+        write(
+            tmp_path / name,
+            [
+                item("attention", arrived, "bfloat16", role="grad_output"),
+                item("q", own, "bfloat16", role="grad_output", parent=("attention", 0)),
+            ],
+            capture={"feed": feed},
+        )
+        for name, own in (("candidate", arrived * part + noise), ("baseline", 0 * noise))
+    ]
+    found = ac.diff(golden, sides[0], baseline=sides[1])
+    assert (found.answer.value == "rounding") is alone

@@ -97,7 +97,7 @@ def mixed(folder: Path) -> ac.Comparison:
         item("only.golden", values()),        item("opaque", layout="opaque", detail="a list"),
     ]  # fmt: skip
     candidate = [
-        *layers(1e-7, at="b.fc", bug=1e-2), item("=1+1", values()), item("shape", values()[:20]),
+        *layers(1e-7, at="b.fc", bug=1e-2), item("=1+1", values()), item("shape", values()[:1]),
         item("kind", values().astype(np.int64)),
         item("nan", nan), item("only.candidate", values()), item("opaque", layout="opaque",
         detail="a list"),

@@ -547,3 +547,25 @@ def test_where_nothing_is_written_no_call_reads_a_buffer(
     assert not any(
         record.role in WRITTEN_ROLES for record in ac.open_bundle(tmp_path / "golden").records()
     )
+
+
+def test_views_in_place_of_parameters_are_no_buffers(tmp_path: Path, opened: Opened) -> None:
+    """As FSDP1 puts plain tensors there while a module runs."""
+    model = nn.Linear(2, 2)
+    weight = model.weight
+
+    def unshard(*_: Any) -> None:
+        del model._parameters["weight"]
+        vars(model)["weight"] = weight.view(2, 2)
+
+    def reshard(*_: Any) -> None:
+        del vars(model)["weight"]
+        model._parameters["weight"] = weight
+
+    model.register_forward_pre_hook(unshard, prepend=True)
+    model.register_forward_hook(reshard)
+    with ac.capture(model, tmp_path / "out", **grouped(steps="1,2")) as session:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            session.step()
+    assert not [each for each in opened(tmp_path / "out").records() if "buffer" in each.role.value]

@@ -96,6 +96,19 @@ def net(*factors: float) -> nn.Module:
     return Glue(lambda self, x: self.b(self.a(x) + 1) + x, a=Scale(factors[0]), b=Scale(factors[1]))
 
 
+def test_what_torch_func_leaves_plain_stays_plain(tmp_path: Path, feed_into: FeedInto) -> None:
+    def forward(self: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+            found: torch.Tensor = torch.func.functional_call(self.inner, weights, (x,))
+            return found.sum()
+
+        weights = {name: each.detach() for name, each in self.inner.named_parameters()}
+        return torch.func.grad(loss)(weights)
+
+    feed_into(Glue(forward, inner=nn.Sequential(nn.Linear(3, 3), nn.Tanh())), torch.randn(2, 3))
+    assert ac.diff(tmp_path / "golden", tmp_path / "fed").exit_code == 0
+
+
 # --- models ---
 
 

@@ -5,6 +5,7 @@ together, is what one device computes."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -55,6 +56,9 @@ def work(rank: int, ranks: int, folder: str) -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{folder}/store{ranks}", rank=rank, world_size=ranks
         )
+    if ranks == 4:  # PyTorch works out how each operator of an optimizer's is spread: SGD has few
+        for name in FOUR:
+            LAYOUTS[name] = dataclasses.replace(LAYOUTS[name], optimizer=momentum)
     for name in {1: ("one", "llama_one", "mixtral_one"), 2: TWO, 4: FOUR}[ranks]:
         results, counts = [], []
         for out in (None, Path(folder, name)):
@@ -69,12 +73,17 @@ def work(rank: int, ranks: int, folder: str) -> None:
     if ranks < 4:
         drops(ranks, Path(folder))
         flat(rank, ranks, Path(folder))
+        borrows(rank, ranks, Path(folder))
     if ranks == 2:
         (Path(folder) / f"sums-{rank}.json").write_text(json.dumps(sums()))
         (Path(folder) / f"waits-{rank}.json").write_text(json.dumps(waits(Path(folder))))
         falls_silent(rank, Path(folder))
     elif ranks > 1:
         leave()
+
+
+def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, foreach=False)
 
 
 def drops(ranks: int, folder: Path) -> None:
@@ -112,6 +121,32 @@ def flat(rank: int, ranks: int, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             session.step()
+
+
+class Borrowing(torch.nn.Module):
+    """Uses the weights of a child, and does not call it, as ``nn.MultiheadAttention`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.child.weight, self.child.bias)
+
+
+def borrows(rank: int, ranks: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Borrowing(), torch.nn.Linear(3, 2))
+    if ranks > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    with ac.capture(
+        model, str(folder / f"borrows{ranks}"), loop=torch.optim.SGD(model.parameters(), 0.1)
+    ) as session:
+        rows, each = torch.arange(8.0).reshape(2, 4), 2 // ranks
+        model(rows[rank * each : (rank + 1) * each]).square().mean().backward()
+        session.step()
 
 
 class Reduced(torch.nn.Module):
@@ -347,6 +382,18 @@ def test_what_hooks_make_local_keeps_the_layout_that_it_had(folder: Path, opened
 def test_the_type_in_which_fsdp_computes_is_told(folder: Path, opened: Opened) -> None:
     told = {"device": "cpu", "dtype": "bfloat16", "by": "MixedPrecisionPolicy"}
     assert opened(folder / "fsdp2_bfloat16").manifest.environment["autocast"] == told
+
+
+def test_weights_that_a_module_uses_without_a_call_have_gradients_of_its_call(
+    folder: Path, opened: Opened
+) -> None:
+    for ranks in (1, 2):
+        grads = {
+            each.path
+            for each in opened(folder / f"borrows{ranks}").records()
+            if each.role is Role.CALL_GRAD and each.name == "0"
+        }
+        assert grads == {"/0.child.weight", "/0.child.bias"}
 
 
 def test_flat_parameters_lie_in_parts_and_are_no_all_clear(folder: Path, opened: Opened) -> None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
@@ -18,7 +17,7 @@ import msgspec
 
 from accucompare.scripts.handshake import Seen, read_seen
 from accucompare.scripts.plan import Action, Plan
-from tests.forkserver import MODULES, Forkserver, with_torch
+from tests.forkserver import with_modules, with_torch
 
 Server = Callable[[], Callable[..., subprocess.CompletedProcess[str]]]
 
@@ -26,8 +25,9 @@ UNEDITED = Path(__file__).parent / "unedited"
 
 #: The plan's path, or an empty one to run plainly; the script; its arguments.
 PROGRAM = """
-import atexit, gc, runpy, sys, traceback
+import atexit, gc, os, runpy, sys, traceback
 plan, *sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
 if plan:
     from accucompare.scripts.script import begin
     begin(plan)
@@ -52,18 +52,15 @@ LIBRARIES = {
 _ON_ACCELERATE = ("transformers.trainer", "trl")
 
 
-@cache
 def with_libraries() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The ``run`` of a process that has imported those that are installed."""
-    modules = [
-        name
-        for name, there in LIBRARIES.items()
-        if there and (name not in _ON_ACCELERATE or LIBRARIES["accelerate"])
-    ]
-    return Forkserver(
-        {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        (*MODULES, *modules),
-    ).run
+    return with_modules(
+        *(
+            name
+            for name, there in LIBRARIES.items()
+            if there and (name not in _ON_ACCELERATE or LIBRARIES["accelerate"])
+        )
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from accucompare.bundle.format import (
@@ -57,6 +61,17 @@ def _formed(record: Record, mine: tuple[int, ...], theirs: tuple[int, ...]) -> R
     ):
         return record
     return viewed(record, (*theirs, *shape[len(mine) :]))
+
+
+def is_view(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes differ only in neighbouring dimensions that are one, as tokens in a row
+    are: each element is where it was."""
+    if one == other or 0 in (*one, *other):
+        return False
+    ours, theirs = (
+        {1, *itertools.accumulate(shape, operator.mul)} for shape in map(tuple, (one, other))
+    )
+    return max(ours) == max(theirs) and (ours <= theirs or theirs <= ours)
 
 
 def viewed(record: Record, shape: tuple[int, ...]) -> GlobalRecord:

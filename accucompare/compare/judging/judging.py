@@ -11,6 +11,8 @@ import msgspec
 from accucompare.bundle.format import TRAINING_ROLES, GlobalRecord, Layout, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare import remarks
+from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.fusions import is_view, viewed
 from accucompare.compare.judging.bounds import judge_bounds, lower_bounds
 from accucompare.compare.judging.closer_looks import CloserLook
 from accucompare.compare.judging.estimates import can_estimate
@@ -56,10 +58,14 @@ from accucompare.compare.rows import (
     without_partner,
 )
 from accucompare.errors import BundleError
+from accucompare.numbers import DTYPES
 from accucompare.text import with_article
 
 #: How a pair fails if rounding changed its shape, its values or its number of calls.
 _OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
+
+#: What modules exchange, which each may have in a shape of its own.
+_HANDED_ON = (Role.INPUT, Role.OUTPUT, Role.GRAD_INPUT, Role.GRAD_OUTPUT)
 
 #: What the ranks' records have in place of one tensor.
 _WHY_UNKNOWN: dict[Any, Reason] = {
@@ -164,8 +170,10 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task) -> Pai
     # of a sum of ranks' terms, nothing is known but a sketch
     estimated = candidate.statistics is None and _by_sketch(golden, candidate, tolerance)
     if verdict is not None and not (estimated and verdict.reason is Reason.NOT_COMPARABLE):
-        of_two_forms = _masks_of_two_kinds(sides, golden, candidate) or _of_two_shapes(
-            sides, golden, candidate, tolerance
+        of_two_forms = (
+            _masks_of_two_kinds(sides, golden, candidate)
+            or _reshaped(sides, golden, candidate, task)
+            or _of_two_shapes(sides, golden, candidate, tolerance)
         )
         return of_two_forms or PairOutcome(None, verdict)
     if sides.verify and (golden.member is None) is not (candidate.member is None):
@@ -300,10 +308,29 @@ def _of_two_shapes(
     for each in stored:
         each.verify()
     verdict = judge_pair(golden, candidate, metrics, tolerance)
-    return (
-        PairOutcome(metrics, msgspec.structs.replace(verdict, remarks=(BareRemark.BROADCAST,)))
-        if verdict.status is Status.PASS
-        else None
+    if verdict.status is not Status.PASS:
+        return PairOutcome(None, Verdict(Reason.SHAPE, remarks=(BareRemark.NOT_BROADCAST,)))
+    return PairOutcome(metrics, msgspec.structs.replace(verdict, remarks=(BareRemark.BROADCAST,)))
+
+
+def _reshaped(sides: Sides, golden: Record, candidate: Record, task: Task) -> PairOutcome | None:
+    """The outcome of values with the same elements in a row; ``None`` for other pairs."""
+    if (
+        None in (golden.parent, candidate.parent, golden.member, candidate.member)
+        or golden.role not in _HANDED_ON
+        or isinstance(candidate, GlobalRecord)
+        or {golden.layout, candidate.layout} != {Layout.STRIDED}
+        or (golden.shard, candidate.shard) != (None, None)
+        or DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind
+        or not is_view(golden.shape, candidate.shape)
+    ):
+        return None
+    outcome = _compare(sides, golden, viewed(candidate, golden.shape), task)
+    if outcome.metrics is None or outcome.metrics.rel_l2 > TELLS_LAYOUT:
+        return None
+    said = (*outcome.verdict.remarks, BareRemark.RESHAPED)
+    return msgspec.structs.replace(
+        outcome, verdict=msgspec.structs.replace(outcome.verdict, remarks=said)
     )
 
 

@@ -153,6 +153,13 @@ class Tolerance:
         """The same with ceiling scaled and, unless the user's, the relative limit."""
         return self if factor == 1.0 else _scaled(self, factor)
 
+    def of_rounding_alone(self, terms: float) -> Tolerance:
+        """The same for what rounding left of terms so many times as large: their own limits.
+
+        A baseline may round less, as fused kernels do. The user's limits stay."""
+        scaled = self.scaled(terms)
+        return replace(scaled, summing=scaled.rel_l2 or 0.0) if self.by_default else scaled
+
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
         """The same with room for another order of summing so many terms; the user's limits stay."""
         if not terms or not self.by_default or self.rel_l2 is None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from accucompare.bundle.format import Record, Role
 from accucompare.compare.constants import CANCELS, RECURRENT, SUMMED
 from accucompare.compare.limits import Tolerance
-from accucompare.compare.origins.module_calls import CallKey, call_of, parameter_of
+from accucompare.compare.origins.module_calls import CallKey, call_of, parameter_of, source_of
+from accucompare.numbers import DTYPES
 
 #: A parameter's gradient: of one call, and whole.
 PARAMETER_GRADIENTS = (Role.CALL_GRAD, Role.PARAM_GRAD)
@@ -161,9 +162,14 @@ class Terms:
             self._values[update] = size
         elif record.role is Role.PARAM_UPDATE:
             terms = self._values.get(update, size)
-        return (
-            tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
-        )
+        if not size:
+            return tolerance.of_zero(terms, record)
+        if record.role in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
+            # as of queries that are all alike: their gradient's terms cancel
+            arrived = self._arrived.get(source_of(record) or call, 0.0)
+            if size <= DTYPES[record.dtype].rounding * arrived:
+                return tolerance.of_rounding_alone(arrived / size)
+        return tolerance.scaled(max(terms / size, 1.0))
 
 
 def _size(record: Record) -> float:

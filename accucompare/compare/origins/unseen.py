@@ -1,16 +1,16 @@
 """Rows that could not be compared and may hide an error, so that there is no all-clear.
 
 **On the way.** A call is judged by its outputs. Not judged is an output without data to compare
-(nested, sparse, quantized, inside vmap, unreadable), or with NaN or Inf on both sides in places
-that statistics and sketches do not tell. Later code may make its error small: a normalisation, a
-wide limit. An opaque object may hold such values; it counts if nothing else that the call returns
-is compared, and something after the call is. So a cache beside the hidden states hides nothing, nor
-does an object that the whole model returns. Inputs do not count, since their errors show in the
-outputs.
+(nested, sparse, quantized, inside vmap, unreadable), of another shape than golden's, or with NaN or
+Inf on both sides in places that statistics and sketches do not tell. Later code may make its error
+small: a normalisation, a wide limit. An opaque object may hold such values; it counts if nothing
+else that the call returns is compared, and something after the call is. So a cache beside the
+hidden states hides nothing, nor does an object that the whole model returns. Inputs do not count,
+since their errors show in the outputs.
 
-**Gradients.** A gradient without data (a sparse one) counts: outputs say nothing about the
-backward. A parameter's hides nothing if the update made of it agrees. Fed, an update over its limit
-that could not be judged counts, too.
+**Gradients.** A gradient without data (a sparse one), or of another shape, counts: outputs say
+nothing about the backward. A parameter's hides nothing if the update made of it agrees. Fed, an
+update over its limit that could not be judged counts, too.
 
 **Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing
 can judge the row.
@@ -207,13 +207,20 @@ def _holds_values(row: Row) -> bool:
 
 
 def _is_gradient(row: Row) -> bool:
-    """Whether a row is of a gradient without data."""
+    """Whether a row is of a gradient that cannot be compared."""
     record: Record | None = row.record
     return (
         record is not None
         and record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
-        and record.layout in _WITHOUT_DATA
+        and (record.layout in _WITHOUT_DATA or _has_two_forms(row))
     )
+
+
+def _has_two_forms(row: Row) -> bool:
+    golden, candidate = row.golden, row.candidate
+    if golden is None or candidate is None:
+        return False
+    return golden.shape != candidate.shape or golden.layout is not candidate.layout
 
 
 def _is_update(row: Row) -> bool:
@@ -260,7 +267,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
         if record.role in (Role.OUTPUT, *WRITTEN_ROLES) and (
-            record.layout in _WITHOUT_DATA or alone or _not_finite(row)
+            record.layout in _WITHOUT_DATA or alone or _has_two_forms(row) or _not_finite(row)
         ):
             hiding.append(row)
     return hiding

@@ -10,8 +10,9 @@ fails nothing.
 - A *one-sided* value becomes ``ONE_SIDED``, and so does its gradient if the gradients around it
   agree too. The same holds for the values of a module that one side alone calls, but not if both
   call it, one of them more often.
-- An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a
-  mask that lets through other positions, what is computed of it must be bit for bit golden's.
+- An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``, as do an
+  output of another shape and its gradient. If it is a mask that lets through other positions, what
+  is computed of it must be bit for bit golden's.
 - If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
   weight is used by a module of its own, or by the code around it.
 - If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
@@ -54,6 +55,9 @@ _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 
 #: What no call hands on.
 _AFTERWARDS = (*UPDATE_ROLES, *BUFFER_ROLES, *SERIES_ROLES)
+
+#: Said of values of two shapes that were compared, and are known to differ.
+_BY_VALUES = {BareRemark.NOT_BROADCAST, BareRemark.RESHAPED}
 
 #: (rank, step, name).
 _Module = tuple[int, int, str]
@@ -184,17 +188,19 @@ def _value(record: Record) -> _Value:
 
 
 def _is_of_another_form(row: Row) -> bool:
-    """Whether a row fails because each side gives an argument in its own form."""
+    """Whether a row fails because each side gives a value in its own form."""
     golden, candidate = row.golden, row.candidate
     if (
         golden is None
         or candidate is None
-        or golden.role is not Role.INPUT
+        or golden.role not in (Role.INPUT, Role.OUTPUT, *_FORWARD)
         or golden.parent is None
         or row.status is not Status.FAIL
     ):
         return False
-    return (
+    if golden.shape != candidate.shape or golden.layout is not candidate.layout:
+        return not _BY_VALUES & {*row.verdict.remarks}
+    return golden.role is Role.INPUT and (
         row.reason in (Reason.DTYPE, Reason.SHAPE)
         or are_masks_of_two_kinds(golden, candidate)
         # Python's True or False
@@ -216,6 +222,7 @@ class _Calls:
         # by golden's call, and whether its backward
         self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
+        self._in_two_forms: set[CallKey] = set()  # and with one that each side has in its own form
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
             golden, candidate = row.golden, row.candidate
@@ -235,7 +242,10 @@ class _Calls:
                 self._golden[call_of(candidate)] = call_of(golden)
                 for called, record in zip(self._called, (golden, candidate), strict=True):
                     called.add(call_of(record)[:3])
-                if row.reason is not Reason.NOT_COMPARABLE and not _is_of_another_form(row):
+                if _is_of_another_form(row):
+                    if golden.role is Role.OUTPUT:
+                        self._in_two_forms.add(call_of(golden))
+                elif row.reason is not Reason.NOT_COMPARABLE:
                     self._note(row, golden)
 
     def _note(self, row: Row, record: Record) -> None:
@@ -282,7 +292,11 @@ class _Calls:
         if own is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
         call = receiver_of(record)
-        while call is not None and self._shared(call, golden) is None:
+        while call is not None and (
+            (shared := self._shared(call, golden)) is None or shared in self._in_two_forms
+        ):
+            if shared is not None and not self._agree.get((shared, backward), True):
+                return False
             call = self._callers[not golden].get(call)
         shared = self._shared(call, golden)
         if shared is None or shared not in self._returns:
@@ -295,8 +309,10 @@ class _Calls:
             and shared in self._others
         ):
             return False  # masks that let through other positions
+        # of gradients in two forms, the gradients of parameters may be all that there is
+        two_forms = row.golden is not None and row.candidate is not None
         return self._agree.get((shared, False), False) and (
-            not backward or self._agree.get((shared, True), False)
+            not backward or self._agree.get((shared, True), two_forms)
         )
 
     def _shared(self, call: CallKey | None, golden: bool) -> CallKey | None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from accucompare.bundle.format import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.constants import ALIKE_OPERATORS
 from accucompare.compare.pairing.align import Pair, pair_records
+from accucompare.compare.pairing.order_of_calls import in_goldens_order
 from accucompare.compare.pairing.renames import Renaming, Signatures, rename
 from accucompare.numbers import DTYPES
 
@@ -65,8 +66,10 @@ def align_operators(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     parameters: Mapping[str, str] | None = None,
 ) -> list[Pair]:
-    """``pair_records`` for free-running captures: operators pair in sequence, not by number."""
-    numbered = numbered_as(golden, candidate, renamings)
+    """``pair_records`` for free-running captures: operators pair in sequence, not by number, and
+    calls of one module by what they are given."""
+    ordered = in_goldens_order(golden, candidate, renamings)
+    numbered = numbered_as(golden, ordered, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = pair_records(golden, numbered, renamings, signatures, parameters)
     return (

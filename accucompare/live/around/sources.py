@@ -95,7 +95,8 @@ class FunctionsRun:
             file = frame.f_code.co_filename
             if file not in self.files:
                 self.files[file] = str(frame.f_globals.get("__name__"))
-            self.compiled = self.compiled or _is_compiled(frame.f_code)
+            if file == _COMPILER:
+                self.compiled = self.compiled or _is_compiled(frame.f_code)
 
 
 def _is_compiled(code: CodeType) -> bool:

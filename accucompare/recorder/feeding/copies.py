@@ -85,8 +85,9 @@ def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
         tensor: the one that is replaced.
         golden: of the same shape, on the CPU.
     """
-    # outside of inference mode tensors count the writes into them
-    with torch.inference_mode(False), torch.no_grad():
+    # outside of inference mode tensors count the writes into them; a transform of torch.func would
+    # wrap the copy, though what it replaces is plain
+    with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
         values = _cast(golden, tensor.dtype)
         place, single = tensor.detach(), values
         for dim in range(tensor.dim()):

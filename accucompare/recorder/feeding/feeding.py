@@ -19,6 +19,7 @@ from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
+from accucompare.recorder.feeding.call_order import CallOrder
 from accucompare.recorder.feeding.copies import copy_like, in_place_of
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
@@ -63,6 +64,7 @@ class Feeding(GoldenValues):
         fed: how many values were exchanged.
         written, backward, updates: whether golden has writes into buffers and arguments, gradients,
             and what updates took.
+        order: which of golden's calls each is.
         in_parts: whether this process is one of several ranks, and golden is of one device.
     """
 
@@ -77,6 +79,7 @@ class Feeding(GoldenValues):
     ) -> None:
         super().__init__(golden, rank, modules, renamings, round_to, parts)
         self.fed = 0
+        self.order = CallOrder(self)
         self.in_parts = parts is not None
         self.written = golden.manifests[rank].options.written
         holds = golden.manifests[rank].options.holds
@@ -198,6 +201,7 @@ class Feeding(GoldenValues):
 
     def end_step(self) -> None:
         super().end_step()
+        self.order.end_step()
         self._backwards.clear()
 
     def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:

@@ -143,7 +143,7 @@ class Lent:
                     if given._version == version:
                         if _same(computed, golden):
                             found[id(golden)] = (
-                                own if own is not None and _about(own, golden) else None,
+                                own if own is not None and is_about(own, golden) else None,
                                 golden,
                             )
                     else:
@@ -155,7 +155,7 @@ class Lent:
                     break
         # last, since one may have been overwritten by another
         return {
-            key: own if own is not None and _about(own, golden) else None
+            key: own if own is not None and is_about(own, golden) else None
             for key, (own, golden) in found.items()
         }
 
@@ -251,7 +251,7 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     return int(tensor.storage_offset() * tensor.itemsize), int((last + 1) * tensor.itemsize)
 
 
-def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
+def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors are equal but for rounding."""
     own, golden = _values(own), _values(golden)
     if _same(own, golden):

@@ -81,11 +81,8 @@ class Backward(Generic[_C]):
         nodes: Nodes[_C] | None = None,
     ) -> None:
         """``nodes`` also records the autograd nodes of some calls."""
-        self.count = 0
+        self.count = self.late = self.past = self.apart = 0
         self.other_threads = False
-        self.late = 0
-        self.past = 0
-        self.apart = 0
         # whether a backward of this step went through a call; None before the first
         self._reached: bool | None = None
         self._guard = guard
@@ -104,7 +101,11 @@ class Backward(Generic[_C]):
         self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._overwritten: dict[str, None] = {}  # of modules that returned parts of a tensor
         self._observer = Observer(self._begins, self._ends)
-        self._gathers = has_sharded_parameters(modules)
+        # by name, it and its children, whose weights it may use without a call; of sharded models
+        self._near: dict[str, list[tuple[str, Any]]] = {}
+        for name, module in modules.named.items() if has_sharded_parameters(modules) else ():
+            for holder in {name, name.rpartition(".")[0]}:
+                self._near.setdefault(holder, []).append((name, module))
         self.flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
         # by id: what takes the place of sharded parameters
         self._gathered: dict[int, torch.Tensor] = {}
@@ -139,8 +140,8 @@ class Backward(Generic[_C]):
         self, call: _C, outer: Span[_C] | None, parts: Iterable[tuple[str, Any]]
     ) -> Span[_C] | None:
         """A call that autograd follows begins; ``None`` if its gradients are not recorded."""
-        if self._gathers:
-            self._gather(call)
+        for name, module in self._near.get(call.name, ()):
+            self._gather(name, module)
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
         self._threads.add(threading.get_ident())
@@ -149,13 +150,13 @@ class Backward(Generic[_C]):
             return None
         return self._spans.begin(call, outer, parts)
 
-    def _gather(self, call: _C) -> None:
+    def _gather(self, name: str, module: Any) -> None:
         """Learn what FSDP puts in place of parameters: gradients of this rank, not yet summed."""
-        for own, tensor in call.module._parameters.items():
+        for own, tensor in module._parameters.items():
             if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
                 self._gathered[id(tensor)] = tensor
-                self._own[call.name, id(tensor)] = own
-                self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
+                self._own[name, id(tensor)] = own
+                self._parameters[id(tensor)] = f"/{name}.{own}" if name else f"/{own}"
 
     def run_again(self) -> None:
         """A backward on this thread will run calls whose first run autograd did not follow."""

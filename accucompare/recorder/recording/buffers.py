@@ -98,6 +98,8 @@ class Buffers:
         self._buffers_of: dict[str, list[_Slot]] = {}
         # by module: the names of all that it keeps
         self._known: dict[str, set[str]] = {}
+        # FSDP1 puts plain tensors in place of these in a forward
+        self._parameters = {name: {*each._parameters} for name, each in modules.named.items()}
         by_tensor: dict[int, list[_Slot]] = {}
         for name in modules.named:
             self._learn(name)
@@ -180,7 +182,7 @@ class Buffers:
         tables = (buffers if isinstance(buffers, dict) else dict(buffers.items()), plain)
         self._known[name] = known.union(*tables)
         for table in tables:
-            for own in table.keys() - known:
+            for own in table.keys() - known - self._parameters[name]:
                 value, registered = table[own], table is not plain
                 kept = isinstance(value, torch.Tensor) and (known or not value.requires_grad)
                 if registered or kept or (value is None and own not in OF_EVERY_MODULE):

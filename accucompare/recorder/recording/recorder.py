@@ -248,6 +248,8 @@ class Recorder(Listener[RecordedCall]):
                 self._outermost.add(call.name)
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
+        if self._feed is not None and not self._feed.in_parts:
+            call.index = self._feed.order.number(self.step, call.name, call.index, given)
         if self._layouts is not None and self._backward is not None:
             call.note_gradients(self._layouts, Role.GRAD_INPUT, given)
         if not call.in_second_run:

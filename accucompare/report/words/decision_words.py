@@ -371,7 +371,7 @@ _BARE: dict[BareFact, str | Callable[[Result], str]] = {
     ),
     BareFact.BROADCAST_ROWS: lambda result: (
         f"{counted(len(result.broadcast), 'row')} of two shapes, the first"
-        f" {result.place(result.broadcast[0])}, the same when broadcast"
+        f" {result.place(result.broadcast[0])}, the same when broadcast or in a row"
     ),
     BareFact.ALONE_ROWS: _alone_rows,
     BareFact.BY_STATISTICS: lambda result: (

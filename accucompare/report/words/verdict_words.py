@@ -120,6 +120,15 @@ def _of_row(remark: PairRemark, row: Row) -> str:
     return remark_words(remark)
 
 
+#: What is said of two shapes.
+_OF_SHAPES = {
+    BareRemark.OTHER_SHAPES: "",
+    BareRemark.BROADCAST: ", which is the same when it is broadcast",
+    BareRemark.NOT_BROADCAST: ", with other values when it is broadcast",
+    BareRemark.RESHAPED: ", compared element by element in a row",
+}
+
+
 def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[str]:
     """Remarks that need the pair's records."""
     both = f"golden is {_described(golden)}, the candidate {_described(candidate)}"
@@ -136,10 +145,8 @@ def _of_pair(remark: PairRemark, golden: Record, candidate: Record) -> Iterator[
             yield f"{known}, of which digests tell nothing"
         case BareRemark.OTHER_BITS:
             yield f"other bits ({known}); how far apart they are was not recorded"
-        case BareRemark.OTHER_SHAPES:
-            yield shapes
-        case BareRemark.BROADCAST:
-            yield f"{shapes}, which is the same when it is broadcast"
+        case BareRemark() if remark in _OF_SHAPES:
+            yield shapes + _OF_SHAPES[remark]
         case BareRemark.OTHER_PARTS:
             yield f"golden is {_part(golden)}, the candidate {_part(candidate)}"
         case BareRemark.OTHER_COMPONENTS:

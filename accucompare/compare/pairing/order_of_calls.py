@@ -1,0 +1,101 @@
+"""Calls of one module that the two sides make in another order: paired by what they are given.
+
+A shared encoder may see the second text first; a recursion may go into its last branch first. A
+module's calls change places only if each is given what another one of golden's was, as far as norms
+and extrema tell. What they return is compared all the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from accucompare.bundle.format import SERIES_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.compare.constants import BY_DIGITS
+from accucompare.compare.pairing.renames import Renaming, rename
+from accucompare.numbers import DTYPES
+
+#: (rank, step, name).
+_Module = tuple[int, int, str]
+
+#: By path: norm and extrema.
+_Sizes = dict[str, tuple[float, float, float]]
+
+#: What is numbered by other things than calls.
+_OF_NO_CALL = (*UPDATE_ROLES, *SERIES_ROLES, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
+
+
+def in_goldens_order(
+    golden: Iterable[Record], candidate: Sequence[Record], renamings: Sequence[Renaming] = ()
+) -> Sequence[Record]:
+    """The candidate's records, with golden's numbers of the calls that are in another order."""
+    ours, theirs = _given(golden), _given(candidate)
+    orders: dict[_Module, dict[int, int]] = {}
+    for (rank, step, name), calls in ours.items():
+        new = rename(name, renamings)
+        places = [(rank, step, each) for each in (new, name) if each is not None]
+        place = next((each for each in places if each in theirs), None)
+        if place is not None and len(calls) == len(theirs[place]) > 1:
+            orders[place] = _order(calls, theirs[place])
+    orders = {place: order for place, order in orders.items() if order}
+    if not orders:
+        return candidate
+    return [_renumbered(record, orders) for record in candidate]
+
+
+def _given(records: Iterable[Record]) -> dict[_Module, dict[int, _Sizes]]:
+    """What each call of a module was given."""
+    found: defaultdict[_Module, dict[int, _Sizes]] = defaultdict(dict)
+    for record in records:
+        if record.role is not Role.INPUT or record.layout is not Layout.STRIDED:
+            continue
+        known = record.statistics
+        if not record.shape or known is None or None in (known.l2, known.min, known.max):
+            continue
+        l2, *extrema = (float(each or 0.0) for each in (known.l2, known.min, known.max))
+        if digits := DTYPES[record.dtype].digits:
+            calls = found[record.rank, record.step, record.name]
+            calls.setdefault(record.call, {})[record.path] = (l2, extrema[0], extrema[1])
+            calls[record.call]["/"] = (BY_DIGITS[digits][0],) * 3
+    return found
+
+
+def _order(golden: Mapping[int, _Sizes], candidate: Mapping[int, _Sizes]) -> dict[int, int]:
+    """Golden's call for each of the candidate's; empty if they are in order, or not the same."""
+    if all(call in golden and _alike(golden[call], own) for call, own in candidate.items()):
+        return {}
+    order: dict[int, int] = {}
+    for call, own in candidate.items():
+        like = [other for other in golden if _alike(golden[other], own)]
+        left = [other for other in like if other not in order.values()]
+        if not left:
+            return {}
+        order[call] = call if call in left else left[0]
+    return order
+
+
+def _alike(golden: _Sizes, candidate: _Sizes) -> bool:
+    """Whether two calls were given the same, within the default limit of the coarser type."""
+    if golden.keys() != candidate.keys():
+        return False
+    within = max(golden["/"][0], candidate["/"][0])
+    return all(
+        abs(one - other) <= within * max(abs(golden[path][0]), abs(other))
+        for path in golden
+        if path != "/"
+        for one, other in zip(golden[path], candidate[path], strict=True)
+    )
+
+
+def _renumbered(record: Record, orders: Mapping[_Module, Mapping[int, int]]) -> Record:
+    call, parent = record.call, record.parent
+    if record.role not in _OF_NO_CALL:
+        call = orders.get((record.rank, record.step, record.name), {}).get(call, call)
+    if parent is not None:
+        name, index = parent
+        order = orders.get((record.rank, record.step, name), {})
+        parent = name, order.get(index, index)
+    if (call, parent) == (record.call, record.parent):
+        return record
+    return msgspec.structs.replace(record, call=call, parent=parent)
