@@ -55,7 +55,7 @@ def format_of(path: Path, name: str | None) -> Format:
             f"{path}: holds dumps of more than one format ({names}); say which to import: --from"
             f" {found[0].name}"
         )
-    known = "; ".join(f"{each.name}: {each.looks_like}" for each in FORMATS)
+    known = "".join(f"\n  {each.name}: {each.looks_like}" for each in FORMATS)
     if path.suffix == ".onnx" or (path.is_dir() and any(path.glob("*.onnx"))):
         what = "is a model" if path.is_file() else "holds a model"
         raise UsageError(
@@ -63,5 +63,5 @@ def format_of(path: Path, name: str | None) -> Format:
             " --onnx model.onnx"
         )
     raise UsageError(
-        f"{path}: no format is recognised; name it with --from. The formats are {known}"
+        f"{path}: no format is recognised; name it with --from. The formats are{known}"
     )

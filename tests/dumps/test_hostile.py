@@ -373,7 +373,10 @@ def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cl
     ("arguments", "match"),
     [
         (["nowhere"], "nowhere: there is no such file or directory"),
-        (["empty"], "empty: no format is recognised; name it with --from"),
+        (
+            ["empty"],
+            "empty: no format is recognised; name it with --from. The formats are\n  msprobe: dump",
+        ),
         (
             ["model.onnx"],
             (
