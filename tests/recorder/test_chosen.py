@@ -329,7 +329,7 @@ def test_steps_of_a_series_are_steps_that_a_bundle_holds(target: str, tmp_path: 
         finding.message
         for finding in ac.diff(tmp_path / "golden", tmp_path / "candidate").preflight
     ]
-    assert "golden holds 2 step(s) of 1 rank(s), the candidate 1 step(s) of 1 rank(s)" in messages
+    assert "golden holds 2 steps of 1 rank, the candidate 1 step of 1 rank" in messages
 
 
 def test_a_later_step_of_a_golden_without_updates_cannot_be_fed(

@@ -76,6 +76,7 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         ranks=1,
         mesh=first.mesh or {UNKNOWN: (0, bundle.ranks)},
         model=model,
+        capture={**first.capture, "kept": _kept(manifests.values())},
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
             _series(bundle, entry, unified, golden, entry.step in steps, whole)
@@ -89,6 +90,12 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
     one = copy.copy(bundle)
     one.manifest, one.manifests = merged, {0: merged}
     return one
+
+
+def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
+    """The plain attributes in which any rank keeps a tensor, such as a pipeline stage its input."""
+    kept = [each.options.kept for each in manifests]
+    return None if None in kept else sorted({name for own in kept for name in own or ()})
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:

@@ -174,9 +174,12 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
         stage = names.stages.get(own)
         return names.module(own) if stage is None else stage.name
 
-    def parameter(own: str) -> str:
+    def attribute(own: str) -> str:
         around, _, leaf = own.rpartition(".")
-        name = f"{module(around)}.{leaf}".removeprefix(".")
+        return f"{module(around)}.{leaf}".removeprefix(".")
+
+    def parameter(own: str) -> str:
+        name = attribute(own)
         known = any(name in (golden.get(kind) or {}) for kind in ("parameters", "buffers", "tied"))
         return name if known else names.parameters.get(own, name)
 
@@ -201,7 +204,9 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     model["aliases"] = {
         module(own): module(first) for own, first in (model.get("aliases") or {}).items()
     }
-    return replace(manifest, model=model)
+    kept = manifest.options.kept
+    own = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    return replace(manifest, model=model, capture={**manifest.capture, **own})
 
 
 def _with_feed(manifest: Manifest, names: RankNames, schedule: Schedule, rank: int) -> Manifest:

@@ -50,7 +50,7 @@ from accucompare.compare.constants import FREE_GRADIENTS
 from accucompare.compare.judging import but_plain, whole_steps
 from accucompare.compare.limits import CEILING, DEFAULT_REL_L2
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
-from accucompare.compare.remarks import OneSideWhy
+from accucompare.compare.remarks import BareRemark, OneSideWhy
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: Layouts of tensors listed without data. A meta tensor is not among them: it has no values.
@@ -217,8 +217,13 @@ def _is_gradient(row: Row) -> bool:
 
 
 def _has_two_forms(row: Row) -> bool:
+    """Whether each side gives a value in its own form, which only what follows vouches for."""
     golden, candidate = row.golden, row.candidate
-    if golden is None or candidate is None:
+    if (
+        golden is None
+        or candidate is None
+        or BareRemark.ALL_OF_IT_AGREES not in row.verdict.remarks
+    ):
         return False
     return golden.shape != candidate.shape or golden.layout is not candidate.layout
 
