@@ -70,7 +70,7 @@ NAN = "golden has 0 NaN, the candidate 1; the first at [1]; begins here"
         (
             [X, A, B],
             [X, A, item("b", [[1.0, 4.0]])],
-            "b output: golden is [2], the candidate [1, 2]",
+            "b output: golden is [2], the candidate [1, 2], compared element by element in a row",
         ),
         (
             [X, A, item("b", [0.0])],

@@ -36,6 +36,8 @@ OF_PAIRS = (
     "bits",
     "digests",
     "broadcast",
+    "not broadcast",
+    "reshaped",
     "rounded",
     "masks",
     "counts",

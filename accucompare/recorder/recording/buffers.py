@@ -99,7 +99,9 @@ class Buffers:
         # by module: the names of all that it keeps
         self._known: dict[str, set[str]] = {}
         # FSDP1 puts plain tensors in place of these in a forward
-        self._parameters = {name: {*each._parameters} for name, each in modules.named.items()}
+        self._parameters = {
+            name: {*each._parameters.keys()} for name, each in modules.named.items()
+        }
         by_tensor: dict[int, list[_Slot]] = {}
         for name in modules.named:
             self._learn(name)
