@@ -5,7 +5,6 @@ The faults are user code's, of ``planted.rank_faults``; all processes are starte
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from pathlib import Path
@@ -19,8 +18,8 @@ from accucompare.compare.invariants import RankStatus
 from planted.rank_faults import CATALOGUE
 from planted.rank_training import train
 from tests.conftest import Run
-from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
+from tests.made_once import made_once
 
 TWO = ("ddp2", "accumulated_ddp2", "zero2", "fsdp1_2", "fsdp2", "tp2", "sp2", "hand_tp2")
 FOUR = ("tp2dp2",)
@@ -100,17 +99,13 @@ def work(rank: int, ranks: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("ranks")
     program = (
         "import sys, torch.multiprocessing as mp; from tests.test_cli_ranks import work\n"
         "import torch.distributed.fsdp, torch.distributed.tensor.parallel\n"
         "for ranks in (2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = with_torch()(program, made, cwd=made, variables={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
-    return made
+    return made_once(tmp_path_factory, "right ranks", program)
 
 
 @pytest.mark.parametrize("name", [*TWO, *FOUR, "clipped"])

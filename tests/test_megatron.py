@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from accucompare.bundle.format import GlobalRecord
 from accucompare.bundle.reading import open_bundle
 from accucompare.compare.remarks import ReducedHere
 from planted.megatron_on_cpu import has_megatron
-from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
+from tests.made_once import made_once
 
 #: Right trainings, with golden of each.
 RIGHT = {
@@ -53,9 +52,6 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("megatron")
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    variables = {**os.environ, "PYTHONPATH": path}
     program = (
         "import sys, warnings; warnings.simplefilter('ignore')\n"
         "from pathlib import Path\n"
@@ -65,9 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "from planted.rank_training import train\n"
         "for name in sys.argv[2:]: train(name, Path(sys.argv[1], name))"
     )
-    done = with_torch()(program, made, *sorted({*RIGHT.values()}), cwd=made, variables=variables)
-    assert done.returncode == 0, done.stderr
-    return made
+    return made_once(tmp_path_factory, "megatron", program, *sorted({*RIGHT.values()}))
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -4,7 +4,6 @@ One training of two processes for all."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from accucompare.compare.invariants import RankStatus
 from accucompare.compare.preflight_facts import OddMicrobatches
 from accucompare.compare.rows import Reason
 from tests.conftest import Run
-from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
+from tests.made_once import made_once
 
 #: Right trainings, with what is said of their names.
 RIGHT = {
@@ -65,16 +64,12 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("pipelines")
     program = (
         "import sys, torch.multiprocessing as mp; from tests.test_pipelines import work\n"
         "import torch.distributed.pipelining\n"
         "mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method='fork')"
     )
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = with_torch()(program, made, cwd=made, variables={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
-    return made
+    return made_once(tmp_path_factory, "pipelines", program)
 
 
 def compared(folder: Path, name: str) -> ac.Comparison:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from benchmarks.ranks import Bench
 from benchmarks.ranks_group import groups
 from benchmarks.ranks_trial import Setup, judge
 from planted.rank_catalogue import ALL_FAULTS
-from tests.forkserver import with_torch
+from tests.made_once import made_once
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,11 +55,8 @@ def main(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[bool, bool, str]]]:
-    folder = tmp_path_factory.mktemp("faults")
     program = "import sys; from tests.test_rank_faults import main; main(sys.argv[1])"
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = with_torch()(program, folder, cwd=folder, variables={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
+    folder = made_once(tmp_path_factory, "faults of ranks", program)
     return json.loads((folder / "told.json").read_text())  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import accucompare as ac
 from accucompare.bundle.format.records import Record, Role
 from accucompare.errors import CaptureError
-from tests.forkserver import with_torch
 from tests.groups import leave
+from tests.made_once import made_once
 from tests.parts import put_together
 from tests.recorded import Opened
 
@@ -109,14 +108,11 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have written; they are started once for all tests."""
-    made = tmp_path_factory.mktemp("ranks")
     program = (
         "import sys, torch.multiprocessing as mp; from tests.recorder.test_distributed import work;"
         "mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method='fork')"
     )
-    done = with_torch()(program, made, cwd=made, variables=os.environ)
-    assert done.returncode == 0, done.stderr
-    return made
+    return made_once(tmp_path_factory, "two processes", program)
 
 
 def test_each_rank_is_written_and_read(folder: Path, opened: Opened) -> None:

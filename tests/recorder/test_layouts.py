@@ -26,8 +26,8 @@ from accucompare.errors import BundleError
 from accucompare.live.around import collectives
 from accucompare.live.autograd import Sum
 from fixtures.parallel import LAYOUTS, ones, train, whole_model
-from tests.forkserver import ROOT, with_torch
 from tests.groups import leave
+from tests.made_once import made_once
 from tests.parts import put_together
 from tests.recorded import Opened
 
@@ -235,7 +235,6 @@ def falls_silent(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one, two and four processes have written; they are started once for all tests."""
-    made = tmp_path_factory.mktemp("layouts")
     program = (
         "import sys, torch.multiprocessing as mp; from tests.recorder.test_layouts import work\n"
         "import torch.distributed.fsdp, torch.distributed.tensor.parallel\n"
@@ -246,10 +245,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "for ranks in (2, 4): mp.start_processes(work, (ranks, sys.argv[1]), nprocs=ranks,"
         " start_method='fork')"
     )
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = with_torch()(program, made, cwd=made, variables={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
-    return made
+    return made_once(tmp_path_factory, "layouts", program)
 
 
 def by_key(bundle: Bundle) -> dict[Key, list[Record]]:

@@ -4,11 +4,8 @@ rank, and nothing waits for it.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from accucompare.findings.log.log import read_log
 from accucompare.report.watch_words import said
 from tests.conftest import ROOT
 from tests.forkserver import with_torch
+from tests.made_once import folder_for_all, locked_for_all
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
 
@@ -71,22 +69,12 @@ class Ranks:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What they leave behind, once for all test processes."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two ranks"
-    folder.mkdir(exist_ok=True)
+    folder = folder_for_all(tmp_path_factory, "two ranks")
     with locked_for_all(folder):
         if not (folder / "stderr.txt").exists():
             (folder / "stderr.txt").write_text(_run(folder))
     assert (folder / "command-1.json").exists(), (folder / "stderr.txt").read_text()
     return Ranks(folder, (folder / "stderr.txt").read_text())
-
-
-@contextlib.contextmanager
-def locked_for_all(folder: Path) -> Iterator[None]:
-    """One process at a time."""
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 #: Runs a script as two ranks, forked from a process that has imported torch, which torchrun's
