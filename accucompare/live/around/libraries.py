@@ -98,7 +98,8 @@ def _loads_and_unloads() -> tuple[int, int] | None:
     try:
         walk = ctypes.CDLL(None).dl_iterate_phdr
         walk(_CALLED(first), None)
-    except (AttributeError, OSError, MemoryError):  # not this system; no memory that may run
+    # not this system (Windows: TypeError); no memory that may run
+    except (AttributeError, OSError, MemoryError, TypeError):
         return None
     return counts[0] if counts else None
 
