@@ -7,7 +7,7 @@ and extrema tell. What they return is compared all the same."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -27,7 +27,7 @@ _OF_NO_CALL = (*UPDATE_ROLES, *SERIES_ROLES, Role.BUFFER_BEFORE, Role.BUFFER_AFT
 
 
 def in_goldens_order(
-    golden: Iterable[Record], candidate: Sequence[Record], renamings: Sequence[Renaming] = ()
+    golden: Collection[Record], candidate: Sequence[Record], renamings: Sequence[Renaming] = ()
 ) -> Sequence[Record]:
     """The candidate's records, with golden's numbers of the calls that are in another order."""
     ours, theirs = _given(golden), _given(candidate)
@@ -44,11 +44,14 @@ def in_goldens_order(
     return [_renumbered(record, orders) for record in candidate]
 
 
-def _given(records: Iterable[Record]) -> dict[_Module, dict[int, _Sizes]]:
-    """What each call of a module was given."""
+def _given(records: Collection[Record]) -> dict[_Module, dict[int, _Sizes]]:
+    """What each call of a module was given, if there are several."""
     found: defaultdict[_Module, dict[int, _Sizes]] = defaultdict(dict)
-    for record in records:
+    called_again = {(record.rank, record.step, record.name) for record in records if record.call}
+    for record in records if called_again else ():
         if record.role is not Role.INPUT or record.layout is not Layout.STRIDED:
+            continue
+        if (record.rank, record.step, record.name) not in called_again:
             continue
         known = record.statistics
         if not record.shape or known is None or None in (known.l2, known.min, known.max):
