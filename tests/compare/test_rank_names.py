@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from accucompare.compare.layouts import NameEvidence, RankNames, StageOf, names_of_ranks
+from accucompare.bundle.format import Manifest
+from accucompare.compare.layouts import (
+    NameEvidence,
+    RankNames,
+    StageOf,
+    UnderGoldenNames,
+    names_of_ranks,
+)
 from accucompare.compare.pairing import Renaming
 
 BLOCK = {"": "Block", "norm": "LayerNorm", "up": "Linear"}
@@ -146,3 +154,16 @@ def test_local_experts_are_numbered_as_golden_does() -> None:
         "blocks.0.moe.1": "blocks.0.moe.3",
     }
     assert not found[1].stages  # the layer is whole on each rank
+
+
+def test_what_ranks_keep_in_attributes_has_golden_names() -> None:
+    stages = {0: counted("ab"), 1: counted("cd")}
+    kept = {"kept": ["layers.1.norm.cache", "cache"]}
+    manifests = {rank: Manifest(ranks=2, model=each, capture=kept) for rank, each in stages.items()}
+    bundle: Any = SimpleNamespace(manifests=manifests, manifest=manifests[0], ranks=2)
+    golden: Any = SimpleNamespace(manifest=Manifest(model=GOLDEN))
+    named = UnderGoldenNames.of(golden, bundle, []).bundle.manifests
+    assert [named[rank].options.kept for rank in (0, 1)] == [
+        ("blocks.1.norm.cache", "cache"),
+        ("blocks.3.norm.cache", "cache"),
+    ]
