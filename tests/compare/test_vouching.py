@@ -373,6 +373,9 @@ class Laid(nn.Module):
             return self._through(x.reshape(-1, 16)).reshape(*x.shape[:2], 3)
         if self.how == "first":
             return self._through(x.transpose(0, 1)).transpose(0, 1)
+        if self.how == "first, in a row":
+            made = self._through(x.transpose(0, 1).reshape(-1, 16))
+            return made.reshape(x.shape[1], x.shape[0], 3).transpose(0, 1)
         return self._through(x)
 
     def _through(self, x: torch.Tensor) -> torch.Tensor:
@@ -394,15 +397,23 @@ def test_tokens_in_a_row_that_are_off_are_named(tmp_path: Path, fed: bool) -> No
     assert not fed or found.culprits[0].place == "(root) (glue, before norm)"
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("how", "fed", "train"),
+    [
+        ("first", False, False),
+        ("first", False, True),
+        ("first", True, False),
+        ("first", True, True),
+        ("first, in a row", False, False),  # whose elements are those of other tokens
+    ],
+)
 def test_values_of_another_shape_are_no_failure_but_may_hide_one(
-    tmp_path: Path, fed: bool, train: bool
+    tmp_path: Path, how: str, fed: bool, train: bool
 ) -> None:
-    found = compared(tmp_path / "same", Laid(""), Laid("first", cut=1 + 3e-7), fed, train)
+    found = compared(tmp_path / "same", Laid(""), Laid(how, cut=1 + 3e-7), fed, train)
     assert found.exit_code == 2
     assert "and an error may hide there: first one output" in found.conclusion
-    other = compared(tmp_path / "other", Laid(""), Laid("first", cut=1.05), fed, train)
+    other = compared(tmp_path / "other", Laid(""), Laid(how, cut=1.05), fed, train)
     assert other.exit_code == 1
 
 
