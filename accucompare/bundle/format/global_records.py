@@ -25,6 +25,7 @@ class LayoutEvidence(str, Enum):
     WEIGHTS = "by the rows of its weight"
     VALUES = "by its values"
     LOSS_SCALE = "by the loss scales"
+    BACKWARDS = "of several backwards"
 
 
 def row_width(shape: tuple[int, ...]) -> int:

@@ -10,7 +10,12 @@ from accucompare.compare.rows import Row
 from accucompare.text import first_few
 
 #: How it is known where values lie that one rank has fused, or in parts.
-_OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES, LayoutEvidence.LOSS_SCALE)
+_OF_ONE_RANK = (
+    LayoutEvidence.WEIGHTS,
+    LayoutEvidence.VALUES,
+    LayoutEvidence.LOSS_SCALE,
+    LayoutEvidence.BACKWARDS,
+)
 
 
 def layout(row: Row) -> str | None:
@@ -42,6 +47,8 @@ def _of_one_rank(record: GlobalRecord) -> str:
     """``part of model.layers.0.self_attn.qkv_proj; by the rows of its weight``."""
     if record.evidence is LayoutEvidence.LOSS_SCALE:
         return f"times {record.boxes[0].factor:g}; {record.evidence.value}"
+    if record.evidence is LayoutEvidence.BACKWARDS:
+        return f"sum {record.evidence.value} ({len(record.boxes[0].terms)})"
     names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
     if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
         paths = [term.path or "its value" for term in record.boxes[0].terms]
