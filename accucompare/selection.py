@@ -141,17 +141,11 @@ _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of 
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps of a run are recorded.
+    """Which steps of a run are recorded."""
 
-    Attributes:
-        count: the number after the last step that is run.
-        chosen: the recorded steps, in order; ``None`` for all.
-        first: the first step of this run; earlier ones were run elsewhere.
-    """
-
-    count: int
-    chosen: tuple[int, ...] | None = None
-    first: int = 0
+    count: int  # the number after the last step that is run
+    chosen: tuple[int, ...] | None = None  # the recorded steps, in order; ``None`` for all
+    first: int = 0  # the first step of this run; earlier ones were run elsewhere
 
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:

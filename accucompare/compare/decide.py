@@ -47,13 +47,10 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided of a result.
-
-    Attributes:
-        facts: what it rests on, the most telling first; what an all-clear does not cover is last.
-    """
+    """What is decided of a result."""
 
     answer: Answer
+    # what it rests on, the most telling first; what an all-clear does not cover is last
     facts: tuple[Fact, ...]
 
     @property

@@ -162,18 +162,14 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected.
-
-    Attributes:
-        parameters: golden's names that the candidate ties.
-        carried: classes of which golden, or the candidate, carries a value as two terms.
-    """
+    """The pairs, all and selected."""
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # golden's names that the candidate ties
+    # classes of which golden, or the candidate, carries a value as two terms
     carried: list[tuple[bool, str]]
 
     @property

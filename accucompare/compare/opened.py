@@ -42,33 +42,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """The bundles of a diff, and their records.
-
-    Attributes:
-        repeat, golden_repeat: the second runs of the candidate and of golden.
-        baseline: the one that decides, if any may.
-        golden_records, candidate_records: of the steps that are judged pair by pair.
-        damage: records and steps that could not be read; later stages add theirs.
-        at_once: the other steps.
-        named: the candidate's ranks under golden's names.
-        fusions: what one side has fused and the other in parts; the candidate is as golden is.
-        scales: golden's loss scale over the candidate's, by step, where they differ.
-    """
+    """The bundles of a diff, and their records."""
 
     golden: Bundle
     candidate: Bundle
+    # repeat, golden_repeat: the second runs of the candidate and of golden
     repeat: Bundle | None
     golden_repeat: Bundle | None
-    baseline: ChosenBaseline
+    baseline: ChosenBaseline  # the one that decides, if any may
     in_force: LimitsInForce
+    # golden_records, candidate_records: of the steps that are judged pair by pair
     golden_records: list[Record]
     candidate_records: list[Record]
-    damage: list[str]
-    at_once: Mapping[StepOfBundle, JudgedStep]
+    damage: list[str]  # records and steps that could not be read; later stages add theirs
+    at_once: Mapping[StepOfBundle, JudgedStep]  # the other steps
     golden_ranks: RankRecords | None
     candidate_ranks: RankRecords | None
-    named: UnderGoldenNames
+    named: UnderGoldenNames  # the candidate's ranks under golden's names
+    # what one side has fused and the other in parts; the candidate is as golden is
     fusions: Fusions
+    # golden's loss scale over the candidate's, by step, where they differ
     scales: Mapping[int, float]
 
     @property

@@ -17,17 +17,11 @@ TOKENS_NAMES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inpu
 
 
 class TokenPlace(NamedTuple):
-    """Where a tensor has its tokens.
+    """Where a tensor has its tokens."""
 
-    Attributes:
-        axis: ``None`` if it has none, and is the same whatever the sequence.
-        keys: the axis of the tokens that each may see, of a mask; ``None`` without.
-        flat: whether the axis runs over all samples' tokens.
-    """
-
-    axis: int | None
-    keys: int | None = None
-    flat: bool = False
+    axis: int | None  # ``None`` if it has none, and is the same whatever the sequence
+    keys: int | None = None  # the axis of the tokens that each may see, of a mask; ``None`` without
+    flat: bool = False  # whether the axis runs over all samples' tokens
 
 
 def token_place(
@@ -53,16 +47,12 @@ def token_place(
 
 @dataclass(frozen=True)
 class Columns:
-    """The tokens of one call of the model.
+    """The tokens of one call of the model."""
 
-    Attributes:
-        tokens: by sample and column, which of golden's tokens it is; -1 for padding.
-        first: whether the call is the sequence's first.
-        padded: whether the sequence has padding, so that columns are no places of tokens.
-    """
-
+    # by sample and column, which of golden's tokens it is; -1 for padding
     tokens: NDArray[np.int64]
-    first: bool
+    first: bool  # whether the call is the sequence's first
+    # whether the sequence has padding, so that columns are no places of tokens
     padded: bool = False
 
     @property

@@ -32,29 +32,20 @@ _OUTPUT = "output"
 
 @dataclass(frozen=True)
 class GivenRun:
-    """A bundle, or the JSON of a comparison.
-
-    Attributes:
-        group: the number of the argument that it comes from.
-        inside: whether that is a folder, which holds it.
-    """
+    """A bundle, or the JSON of a comparison."""
 
     place: Place
     is_bundle: bool
-    group: int
-    inside: bool = False
+    group: int  # the number of the argument that it comes from
+    inside: bool = False  # whether that is a folder, which holds it
 
 
 @dataclass
 class OpenedRuns:
-    """The runs of a trend, in order.
-
-    Attributes:
-        left_out: what cannot be part of it.
-    """
+    """The runs of a trend, in order."""
 
     runs: list[TrendRun] = field(default_factory=list)
-    left_out: list[LeftOutRun] = field(default_factory=list)
+    left_out: list[LeftOutRun] = field(default_factory=list)  # what cannot be part of it
 
 
 def given_runs(runs: Iterable[str | Place]) -> list[GivenRun]:

@@ -158,39 +158,31 @@ class StepEntry:
 
 
 class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One training step in a few numbers.
-
-    Attributes:
-        losses: the scalar roots of the step's backwards, in order, without the loss scale of a
-            ``GradScaler``.
-        lr: learning rates, by the optimizer's class and the number of the parameter group:
-            ``AdamW.0``; of a second optimizer of that class ``AdamW#2.0``.
-        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
-            and before clipping; ``None`` if there was no update, or a gradient cannot be read.
-        clipped_norm: the same of the gradients that the updates used; ``None`` if none was clipped.
-        of_parts: whether these norms are of what this rank has of gradients that lie on several
-            ranks: parts, or terms of a sum.
-        loss_scale: by which a ``GradScaler`` multiplied the losses.
-        skipped: whether a ``GradScaler`` skipped an update because of gradients that were not
-            finite.
-        updates: how many updates were made.
-        batch: a digest of the digests of the tensors that the model is called with.
-        weights: a digest of the digests of all parameters when the step's first update begins;
-            ``None`` if updates are not recorded.
-        own_weights: the same of a model whose optimizer steps copies or parts of its parameters.
-    """
+    """One training step in a few numbers."""
 
     step: Count
+    # the scalar roots of the step's backwards, in order, without the loss scale of a ``GradScaler``
     losses: tuple[float, ...] = ()
+    # learning rates, by the optimizer's class and the number of the parameter group: ``AdamW.0``;
+    # of a second optimizer of that class ``AdamW#2.0``
     lr: dict[str, float] = msgspec.field(default_factory=dict)
+    # L2 norm, in float64, of all gradients that the step's updates are given, unscaled and before
+    # clipping; ``None`` if there was no update, or a gradient cannot be read
     grad_norm: float | None = None
+    # the same of the gradients that the updates used; ``None`` if none was clipped
     clipped_norm: float | None = None
+    # whether these norms are of what this rank has of gradients that lie on several ranks: parts,
+    # or terms of a sum
     of_parts: bool = False
-    loss_scale: float | None = None
+    loss_scale: float | None = None  # by which a ``GradScaler`` multiplied the losses
+    # whether a ``GradScaler`` skipped an update because of gradients that were not finite
     skipped: bool = False
-    updates: Count = 0
-    batch: str | None = None
+    updates: Count = 0  # how many updates were made
+    batch: str | None = None  # a digest of the digests of the tensors that the model is called with
+    # a digest of the digests of all parameters when the step's first update begins; ``None`` if
+    # updates are not recorded
     weights: str | None = None
+    # the same of a model whose optimizer steps copies or parts of its parameters
     own_weights: str | None = None
 
 

@@ -175,21 +175,17 @@ def display_name(name: str) -> str:
 
 
 class Error(msgspec.Struct, frozen=True):
-    """How far a record is from golden's, in a baseline that keeps no tensors.
+    """How far a record is from golden's, in a baseline that keeps no tensors."""
 
-    Attributes:
-        rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
-        different: how many integers or booleans differ.
-        factor: for gradients: the factor on golden that comes closest, less 1; else, and in older
-            bundles, ``None``.
-        beyond: for updates of a parameter of a half type: how many elements are off by more than
-            rounding can do; else ``None``.
-    """
-
+    # relative L2 error; ``None`` where golden is all zeros and the baseline is not
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
     rmse: Annotated[float, msgspec.Meta(ge=0)]
-    different: Count
+    different: Count  # how many integers or booleans differ
+    # for gradients: the factor on golden that comes closest, less 1; else, and in older bundles,
+    # ``None``
     factor: float | None = None
+    # for updates of a parameter of a half type: how many elements are off by more than rounding can
+    # do; else ``None``
     beyond: Count | None = None
 
 

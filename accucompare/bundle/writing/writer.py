@@ -74,13 +74,7 @@ class BundleWriter:
 
     A manifest is published after each step, marked incomplete; only ``close`` may publish a
     complete one, after the last file. As a context manager it closes at the end; an error that
-    leaves the context becomes the reason why the bundle is incomplete.
-
-    Attributes:
-        manifest: what the capture says of itself; only the capturing thread changes it.
-        published: the manifest that was written last; never changed.
-        failure: why nothing is written any more; ``None`` while all is well.
-    """
+    leaves the context becomes the reason why the bundle is incomplete."""
 
     def __init__(
         self,
@@ -94,8 +88,10 @@ class BundleWriter:
         """The mode says what is kept of a record; a saved state keeps its tensors. Raises
         CaptureError if the directory, or the URL, cannot be written to."""
         self.directory = directory
+        # what the capture says of itself; only the capturing thread changes it
         self.manifest = manifest
-        self.published = manifest
+        self.published = manifest  # the manifest that was written last; never changed
+        # why nothing is written any more; ``None`` while all is well
         self.failure: CaptureError | None = None
         self._rank = rank
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"

@@ -99,29 +99,20 @@ _JOBS_HELD = 4
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A bundle as a worker finds it.
+    """A bundle as a worker finds it."""
 
-    Attributes:
-        path: absolute, or a URL with credentials; not in the repr, which Dask logs on failure.
-        identity: what ``Bundle.identity`` must be there, as it is at the client's.
-    """
-
+    # absolute, or a URL with credentials; not in the repr, which Dask logs on failure
     path: str = field(repr=False)
-    identity: str
+    identity: str  # what ``Bundle.identity`` must be there, as it is at the client's
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A comparison, as each of its parcels names it.
-
-    Attributes:
-        bundles: by their names in ``compare.judging.sides.Sides``.
-        client: what the client computes with (``introduce``).
-    """
+    """A comparison, as each of its parcels names it."""
 
     token: str
-    bundles: dict[str, Located]
-    client: dict[str, str]
+    bundles: dict[str, Located]  # by their names in ``compare.judging.sides.Sides``
+    client: dict[str, str]  # what the client computes with (``introduce``)
     verify: bool
     keep_going: bool
 

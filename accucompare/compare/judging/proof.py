@@ -65,18 +65,12 @@ from accucompare.places import Place, is_file
 
 @dataclass(frozen=True)
 class Beside:
-    """Runs of golden's own code beside a baseline; each may be missing.
+    """Runs of golden's own code beside a baseline; each may be missing."""
 
-    Attributes:
-        proof: on golden's values.
-        again: the proof's second run.
-        rounded: on golden's values, rounded to the candidate's type.
-        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
-    """
-
-    proof: Bundle | None = None
-    again: Bundle | None = None
-    rounded: Bundle | None = None
+    proof: Bundle | None = None  # on golden's values
+    again: Bundle | None = None  # the proof's second run
+    rounded: Bundle | None = None  # on golden's values, rounded to the candidate's type
+    # of the baseline's error, what golden's precision explains; 0 if golden is coarser
     share: float = 0.0
 
 
@@ -183,16 +177,13 @@ def with_proofs(
 
 @dataclass(frozen=True)
 class Doubt:
-    """Golden's own code, run beside the baseline in golden's precision, misses golden's value.
+    """Golden's own code, run beside the baseline in golden's precision, misses golden's value."""
 
-    Attributes:
-        error: relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ.
-        expected: the baseline's distance from the proof; if unmeasurable, fixed limits judge.
-        apart: the distance of the proof's runs, if it explains the error: golden is no reference.
-    """
-
+    # relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ
     error: float
+    # the baseline's distance from the proof; if unmeasurable, fixed limits judge
     expected: Expected | None = None
+    # the distance of the proof's runs, if it explains the error: golden is no reference
     apart: float | None = None
 
     @property

@@ -24,18 +24,12 @@ from accucompare.compare.layouts.sequence_parts import (
 
 
 class GivenRows(NamedTuple):
-    """Rows of golden's batch.
+    """Rows of golden's batch."""
 
-    Attributes:
-        call: golden's call of the model.
-        runs: of neighbouring rows, in the order in which the rank has them: the first, and how
-            many.
-        columns: of neighbouring tokens of these rows; empty if it has all.
-    """
-
-    call: int
+    call: int  # golden's call of the model
+    # of neighbouring rows, in the order in which the rank has them: the first, and how many
     runs: Runs
-    columns: Runs = ()
+    columns: Runs = ()  # of neighbouring tokens of these rows; empty if it has all
 
 
 #: By step, the rows that each call of each rank was given.

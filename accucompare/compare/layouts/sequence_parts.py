@@ -23,16 +23,11 @@ _MOST_PLACES = 64
 
 
 class Sequences(NamedTuple):
-    """Ranks that hold the parts of the same sequences, put together.
+    """Ranks that hold the parts of the same sequences, put together."""
 
-    Attributes:
-        whole: the sequences, by the call of the first of the ranks.
-        first: that call, by the call of each rank.
-        columns: the tokens that each call was given, in the order in which it has them.
-    """
-
-    whole: dict[Holder, Tokens]
-    first: dict[Holder, Holder]
+    whole: dict[Holder, Tokens]  # the sequences, by the call of the first of the ranks
+    first: dict[Holder, Holder]  # that call, by the call of each rank
+    # the tokens that each call was given, in the order in which it has them
     columns: dict[Holder, Runs]
 
 

@@ -49,23 +49,15 @@ NORMAL = 3.0902323061678132
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The baseline's distance from golden in one record.
+    """The baseline's distance from golden in one record."""
 
-    Attributes:
-        rel_l2: relative L2 error; inf if only golden is all zeros.
-        rmse: root mean square error, for golden that is all zeros.
-        different: how many integers or booleans differ.
-        dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
-        one_minus_cosine: ``None`` if the baseline keeps its errors only.
-        growth: how many times larger than measured ``rel_l2`` and ``rmse`` are.
-    """
-
-    rel_l2: float
-    rmse: float = 0.0
-    different: int = 0
+    rel_l2: float  # relative L2 error; inf if only golden is all zeros
+    rmse: float = 0.0  # root mean square error, for golden that is all zeros
+    different: int = 0  # how many integers or booleans differ
+    # the baseline's type if the candidate's is wider (a missing cast?); else ``""``
     dtype: str = ""
-    one_minus_cosine: float | None = None
-    growth: float = 1.0
+    one_minus_cosine: float | None = None  # ``None`` if the baseline keeps its errors only
+    growth: float = 1.0  # how many times larger than measured ``rel_l2`` and ``rmse`` are
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:

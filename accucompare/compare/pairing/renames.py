@@ -25,16 +25,12 @@ PATTERN_PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class Renaming:
-    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate.
-
-    Attributes:
-        itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
-    """
+    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate."""
 
     text: str
     pattern: Any  # regex.Pattern, which has no types
     template: str
-    itself: bool = False
+    itself: bool = False  # whether ``a.*=b.*`` was given, which renames ``a`` too
 
     @classmethod
     def parse(cls, text: str) -> Renaming:

@@ -27,23 +27,19 @@ class Setting(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
-    """A setting that differs.
+    """A setting that differs."""
 
-    Attributes:
-        setting, name: which, and of what: ``AdamW.0``.
-        rank, step: the first step with it.
-        golden, candidate: each one's value there; ``None`` for nothing.
-        steps: in how many steps it differs.
-        ranks: those of the candidate's ranks that were told otherwise there, if not all were.
-    """
-
+    # setting, name: which, and of what: ``AdamW.0``
     setting: Setting
     name: str
+    # rank, step: the first step with it
     rank: int
     step: int
+    # golden, candidate: each one's value there; ``None`` for nothing
     golden: float | None
     candidate: float | None
-    steps: int = 1
+    steps: int = 1  # in how many steps it differs
+    # those of the candidate's ranks that were told otherwise there, if not all were
     ranks: tuple[int, ...] = ()
 
     @property

@@ -21,19 +21,12 @@ from accucompare.compare.tokens.row_labels import (
 
 
 class TokensOfRows(NamedTuple):
-    """Which tokens an expert's rows are of.
+    """Which tokens an expert's rows are of."""
 
-    Attributes:
-        given: what golden gave to the expert.
-        around: what it gave to the call whose tokens these are.
-        labels: of all of golden's rows.
-        of_tokens: the labels of all tokens.
-    """
-
-    given: Record
-    around: Record
-    labels: Numbers
-    of_tokens: Numbers
+    given: Record  # what golden gave to the expert
+    around: Record  # what it gave to the call whose tokens these are
+    labels: Numbers  # of all of golden's rows
+    of_tokens: Numbers  # the labels of all tokens
 
     def rows_of(
         self, bundle: Bundle, records: Mapping[Key, Record], rows: Numbers

@@ -31,23 +31,18 @@ _WITH_ROWS = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
 
 
 class PairedTokens(NamedTuple):
-    """What is known of the tokens of a diff.
+    """What is known of the tokens of a diff."""
 
-    Attributes:
-        unified: the pairs, with rows of one token side by side.
-        elsewhere: of pairs some of whose rows have no partner, by their places.
-        forward: the places of those pairs of which each routing leaves rows out before any other
-            can, by the routing's number.
-        routings: the calls of routers that chose otherwise.
-        begins: the places of what experts were given; other rows of theirs follow from it.
-        chosen: the rows of golden's tensors that are compared, by the pairs' places.
-    """
-
-    unified: Unified
+    unified: Unified  # the pairs, with rows of one token side by side
+    # of pairs some of whose rows have no partner, by their places
     elsewhere: Mapping[int, TokensElsewhere | RowsAlike] = {}
+    # the places of those pairs of which each routing leaves rows out before any other can, by the
+    # routing's number
     forward: Sequence[frozenset[int]] = ()
-    routings: Sequence[Routing] = ()
+    routings: Sequence[Routing] = ()  # the calls of routers that chose otherwise
+    # the places of what experts were given; other rows of theirs follow from it
     begins: frozenset[int] = frozenset()
+    # the rows of golden's tensors that are compared, by the pairs' places
     chosen: Mapping[int, ChosenRows] = {}
 
 

@@ -42,20 +42,13 @@ from accucompare.places import Place
 
 @dataclass(frozen=True)
 class ChosenBaseline:
-    """The baseline of a diff.
+    """The baseline of a diff."""
 
-    Attributes:
-        asked: whether the user named it; then it is an error if it does not fit.
-        bundle: it, if it may judge records.
-        refused: why it may not judge, if it did not run golden's code.
-        unfit: why golden's own baseline does not fit; ``""`` if it does, or there is none.
-        records: its records by golden's keys; ``None`` if it judges none.
-    """
-
-    asked: bool
-    bundle: Bundle | None = None
-    refused: RefusedBaseline | None = None
-    unfit: str = ""
+    asked: bool  # whether the user named it; then it is an error if it does not fit
+    bundle: Bundle | None = None  # it, if it may judge records
+    refused: RefusedBaseline | None = None  # why it may not judge, if it did not run golden's code
+    unfit: str = ""  # why golden's own baseline does not fit; ``""`` if it does, or there is none
+    # its records by golden's keys; ``None`` if it judges none
     records: dict[Key, Record] | None = None
 
     def on_one_device(self) -> ChosenBaseline:

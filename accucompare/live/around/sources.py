@@ -49,20 +49,13 @@ _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 class FunctionsRun:
     """Collects the files of the Python functions that a thread runs, by ``sys.setprofile``.
 
-    Collects nothing if another profiler is at work on the thread.
-
-    Attributes:
-        files: the name of the Python module that first ran code of each.
-        running: the thread that collects now, or ``None``.
-        compiled: whether a function of ``torch.compile`` was called.
-        disturbed: whether another profiler was at work.
-    """
+    Collects nothing if another profiler is at work on the thread."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-        self.running: int | None = None
-        self.compiled = False
-        self.disturbed = False
+        self.files: dict[str, str] = {}  # the name of the Python module that first ran code of each
+        self.running: int | None = None  # the thread that collects now, or ``None``
+        self.compiled = False  # whether a function of ``torch.compile`` was called
+        self.disturbed = False  # whether another profiler was at work
 
     def start(self) -> None:
         """Collect from now on, on this thread."""

@@ -66,12 +66,7 @@ class OperatorOfGradient(NamedTuple):
 
 
 class GradientListener(Generic[P]):
-    """Is called with the gradients of a backward; subclasses say what follows. It changes none.
-
-    Attributes:
-        backwards: how many there were in this step.
-        uses: by a node's number, the calls that use its output, if lines were asked for.
-    """
+    """Is called with the gradients of a backward; subclasses say what follows. It changes none."""
 
     def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
         """
@@ -80,7 +75,8 @@ class GradientListener(Generic[P]):
             distributed: whether gradients of what FSDP gathers are included.
         """
         self.parameters = list(parameters_of(modules))
-        self.backwards = 0
+        self.backwards = 0  # how many there were in this step
+        # by a node's number, the calls that use its output, if lines were asked for
         self.uses: defaultdict[int, list[P]] = defaultdict(list)
         self._listener = listener
         self._modules = modules

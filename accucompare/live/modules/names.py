@@ -30,19 +30,15 @@ _MIXED_IN = ("FSDPModule", "ReplicateModule")
 
 @dataclass
 class Modules:
-    """The modules of a model by qualified name.
+    """The modules of a model by qualified name."""
 
-    Attributes:
-        named: each module once, under its first name; wrappers (DDP, FSDP, torch.compile,
-            activation checkpointing) are left out, so names are the same with and without them.
-        aliases: further names of modules, each with the first name.
-        wrappers: the wrappers that were left out.
-        hidden: modules inside of regions, which run as one: their calls are not seen.
-    """
-
+    # each module once, under its first name; wrappers (DDP, FSDP, torch.compile, activation
+    # checkpointing) are left out, so names are the same with and without them
     named: dict[str, nn.Module] = field(default_factory=dict)
+    # further names of modules, each with the first name
     aliases: dict[str, str] = field(default_factory=dict)
-    wrappers: list[nn.Module] = field(default_factory=list)
+    wrappers: list[nn.Module] = field(default_factory=list)  # the wrappers that were left out
+    # modules inside of regions, which run as one: their calls are not seen
     hidden: set[str] = field(default_factory=set)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:

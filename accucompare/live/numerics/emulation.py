@@ -39,16 +39,13 @@ _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 @dataclass(eq=False)
 class Emulation:
-    """What was emulated.
-
-    Attributes:
-        counts: how often each operator ran with rounded operands. A fused attention is counted
-            itself and by its products.
-        untouched: operators that look like products and ran unchanged, and why: ``mm of float64``.
-    """
+    """What was emulated."""
 
     precision: Precision
+    # how often each operator ran with rounded operands. A fused attention is counted itself and by
+    # its products.
     counts: Counter[str] = field(default_factory=Counter)
+    # operators that look like products and ran unchanged, and why: ``mm of float64``
     untouched: set[str] = field(default_factory=set)
 
 

@@ -43,22 +43,18 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)  # two captures may have drawn alike
 class Draws:
-    """The random operations of one capture.
-
-    Attributes:
-        count: how many draws there were.
-        unmatched: operations whose numbers still came from the device.
-        repeated: whether a step repeated the last one's draws, as generators were seeded again.
-        shard_of: gives the layout of a tensor, if there are several ranks.
-        unplaced: on several ranks, how many draws were for tensors whose layout is not known: they
-            are drawn as if the tensor were whole.
-    """
+    """The random operations of one capture."""
 
     seed: int
-    count: int = 0
+    count: int = 0  # how many draws there were
+    # operations whose numbers still came from the device
     unmatched: set[str] = field(default_factory=set)
+    # whether a step repeated the last one's draws, as generators were seeded again
     repeated: bool = False
+    # gives the layout of a tensor, if there are several ranks
     shard_of: Callable[[torch.Tensor], Shard | None] | None = None
+    # on several ranks, how many draws were for tensors whose layout is not known: they are drawn as
+    # if the tensor were whole
     unplaced: int = 0
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)

@@ -35,28 +35,22 @@ _WORTH_A_SKETCH = 1 << 20
 
 
 class HostValue(msgspec.Struct, frozen=True, gc=False):
-    """A value as a record keeps it: its bits, or why there are none.
+    """A value as a record keeps it: its bits, or why there are none."""
 
-    Attributes:
-        array: its bits; ``None`` if there are none, or if the writer has them already.
-        digest: of the bits, if known; or of a string, which has no array but can be compared.
-        statistics: of the bits, if known.
-        lease: the writer's memory that holds the array.
-        ready: call it before reading the array; a device may still be filling it.
-        components: of a nested tensor, whose values are one array: the shapes of its parts.
-        sketched: if the device makes a sketch and there is no array: returns that after ``ready``.
-    """
-
-    array: Array | None
+    array: Array | None  # its bits; ``None`` if there are none, or if the writer has them already
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
     detail: str = ""
+    # of the bits, if known; or of a string, which has no array but can be compared
     digest: str | None = None
-    statistics: Statistics | None = None
-    lease: Lease | None = None
+    statistics: Statistics | None = None  # of the bits, if known
+    lease: Lease | None = None  # the writer's memory that holds the array
+    # call it before reading the array; a device may still be filling it
     ready: Callable[[], None] | None = None
+    # of a nested tensor, whose values are one array: the shapes of its parts
     components: Shapes | None = None
+    # if the device makes a sketch and there is no array: returns that after ``ready``
     sketched: Callable[[], Sketched] | None = None
 
 

@@ -33,25 +33,20 @@ RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later.
-
-    Attributes:
-        owner, own: the module's name, and the attribute's.
-        table: the dictionary that holds it.
-        registered: whether it is a buffer.
-        seen, version: the tensor at the last look, and its count of writes (-1: not counted).
-        digest: of the bytes at the last look between calls; ``None`` if a call has written since.
-        shared: slots that held the same tensor when the capture began.
-    """
+    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later."""
 
     module: nn.Module
+    # owner, own: the module's name, and the attribute's
     owner: str
     own: str
-    table: dict[str, Any]
-    registered: bool = True
+    table: dict[str, Any]  # the dictionary that holds it
+    registered: bool = True  # whether it is a buffer
+    # seen, version: the tensor at the last look, and its count of writes (-1: not counted)
     seen: Callable[[], torch.Tensor | None] = lambda: None
     version: int = -1
+    # of the bytes at the last look between calls; ``None`` if a call has written since
     digest: str | None = None
+    # slots that held the same tensor when the capture began
     shared: list[_Slot] = field(default_factory=list)
 
     @property

@@ -26,24 +26,17 @@ from accucompare.live.values import (
 
 @dataclass(frozen=True)
 class How:
-    """How a value is recorded.
-
-    Attributes:
-        written: called with the record when it is written.
-        bits: what is known of the value's bits.
-        lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` compares digests across devices: it needs the host's digest.
-        model_input: whether the model is called with it: its fingerprint goes into the manifest.
-        shard: the layout of a plain value that does not know its own.
-    """
+    """How a value is recorded."""
 
     detail: str = ""
-    written: Callable[[Record], None] | None = None
-    bits: Bits = Bits.ANY
-    lease: Lease | None = None
+    written: Callable[[Record], None] | None = None  # called with the record when it is written
+    bits: Bits = Bits.ANY  # what is known of the value's bits
+    lease: Lease | None = None  # the memory that holds them, if it was taken from the recorder
+    # whether ``written`` compares digests across devices: it needs the host's digest
     by_digest: bool = False
+    # whether the model is called with it: its fingerprint goes into the manifest
     model_input: bool = False
-    shard: Shard | None = None
+    shard: Shard | None = None  # the layout of a plain value that does not know its own
 
 
 PLAINLY = How()

@@ -292,21 +292,13 @@ def _fed_steps(
 
 @dataclass(frozen=True)
 class Built:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Attributes:
-        case: as its callable returned it.
-        name: the target that it was found under.
-        model: cast, and on the device.
-        inputs: positional and keyword arguments of each step, on the CPU.
-        training: what it has beside the model.
-    """
-
-    case: Case
-    name: str
-    model: nn.Module
-    inputs: list[CallArguments]
-    training: Training
+    case: Case  # as its callable returned it
+    name: str  # the target that it was found under
+    model: nn.Module  # cast, and on the device
+    inputs: list[CallArguments]  # positional and keyword arguments of each step, on the CPU
+    training: Training  # what it has beside the model
 
 
 def build(

@@ -175,18 +175,12 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
 
 
 class _Facts(NamedTuple):
-    """What must be known of rows before they are written.
+    """What must be known of rows before they are written."""
 
-    Attributes:
-        empty: the titles of sparse columns without any value.
-        several: the titles of columns shown only if rows differ in them, and do.
-        deepest: the deepest level of the rows' outline.
-    """
-
-    empty: set[str]
-    several: set[str]
+    empty: set[str]  # the titles of sparse columns without any value
+    several: set[str]  # the titles of columns shown only if rows differ in them, and do
     fills: list[str | tuple[str, ...]]
-    deepest: int
+    deepest: int  # the deepest level of the rows' outline
 
 
 def _between(table: Table, start: int, stop: int) -> Iterator[Any]:

@@ -25,23 +25,16 @@ _MOST = 16
 
 @dataclass(eq=False, kw_only=True)
 class Context(Snapshot):
-    """An outermost call, whose buffers are those of the whole model, by qualified name.
-
-    Attributes:
-        versions: how often each parameter had been written into.
-        indices: how often each module had been called in the step.
-        attributes: of all modules, other than parameters, buffers and modules.
-        own: whether its parameters were the model's own, and not put in by ``functional_call``.
-        obstacle: why it is not kept and cannot be run again; ``None`` if it is kept.
-        talks: why this rank alone cannot run it again; ``None`` if it may be tried.
-    """
+    """An outermost call, whose buffers are those of the whole model, by qualified name."""
 
     device: torch.device
-    versions: list[int]
-    indices: Counter[str]
-    attributes: Attributes
-    own: bool
+    versions: list[int]  # how often each parameter had been written into
+    indices: Counter[str]  # how often each module had been called in the step
+    attributes: Attributes  # of all modules, other than parameters, buffers and modules
+    own: bool  # whether its parameters were the model's own, and not put in by ``functional_call``
+    # why it is not kept and cannot be run again; ``None`` if it is kept
     obstacle: WatchRemark | None
+    # why this rank alone cannot run it again; ``None`` if it may be tried
     talks: WatchRemark | None = None
 
 
