@@ -155,12 +155,8 @@ class Url:
         **options: Any,
     ) -> Future[Any]:
         """Begin ``call``; ``wait`` gives its result. Without asyncio support in the library, the
-        call is done at once.
-
-        Args:
-            before, after: positional arguments before and after the path; libraries name them
-                differently.
-        """
+        call is done at once. ``before``, ``after``: positional arguments before and after the path;
+        libraries name them differently."""
         return self._begin(
             lambda system, path: _called(system, name, *before, path, *after, **options)
         )

@@ -64,12 +64,8 @@ class Computed:
 
 
 def read_onnx(path: Path) -> Computed:
-    """What an ``.onnx`` file says of its values; its weights are not read.
-
-    Raises:
-        UsageError: if there is no such file, or it names no node's module.
-        BundleError: if it is damaged.
-    """
+    """What an ``.onnx`` file says of its values; its weights are not read. Raises UsageError if
+    there is no such file, or it names no node's module; BundleError if it is damaged."""
     try:
         with path.open("rb") as file:
             # closed with the last view of it

@@ -137,11 +137,8 @@ def round_to(values: Array, dtype: DType) -> Array:
     """Round float64 or float32 values to a narrower floating type, to nearest even, as
     ``tensor.to`` does.
 
-    PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this.
-
-    Returns:
-        The raw bits, an array of ``dtype.storage``.
-    """
+    PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this. Returns the raw
+    bits, an array of ``dtype.storage``."""
     with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)
         if not dtype.ml_dtype:

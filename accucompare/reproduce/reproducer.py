@@ -127,11 +127,7 @@ class Reproducer:
 
     def device(self, name: str | None) -> torch.device:
         """The device of that name; by default the training's, or the CPU if that is not there.
-
-        Raises:
-            DeviceError: if it is not there.
-            UsageError: if it is no name of a device.
-        """
+        Raises DeviceError if it is not there; UsageError if it is no name of a device."""
         if name is not None:
             return open_device(DeviceName.parse(name))
         try:

@@ -27,11 +27,8 @@ class TokenPlace(NamedTuple):
 def token_place(
     whole: torch.Size, short: torch.Size, tokens: tuple[int, int], samples: int
 ) -> TokenPlace | None:
-    """The place, from a tensor's shapes in two runs; ``None`` if they do not tell.
-
-    Args:
-        tokens: in the whole sequence, and in the shorter one.
-    """
+    """The place, from a tensor's shapes in two runs; ``None`` if they do not tell. ``tokens``: in
+    the whole sequence, and in the shorter one."""
     if len(whole) != len(short):
         return None
     unlike = [axis for axis, size in enumerate(whole) if size != short[axis]]
@@ -86,11 +83,8 @@ def _apart(tensor: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def bits_of(values: torch.Tensor) -> tuple[Array, str] | None:
-    """Tokens' values as stored bits, and their type; ``None`` if they cannot be read.
-
-    Args:
-        values: with the tokens as first axis.
-    """
+    """Tokens' values as stored bits, and their type; ``None`` if they cannot be read. ``values``:
+    with the tokens as first axis."""
     host = to_host(values.reshape(len(values), -1).contiguous())
     return None if host.array is None else (host.array, host.dtype)
 

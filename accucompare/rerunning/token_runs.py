@@ -333,10 +333,7 @@ class FedTokens(_Listening):
 
     def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
         """By sample and column, whether it is a token, and no padding in golden, either.
-
-        Args:
-            shared: of values that all samples have in common.
-        """
+        ``shared``: of values that all samples have in common."""
         rows = np.arange(len(tokens))[:, None]
         kept: NDArray[np.bool_] = (tokens >= 0) & self._real[rows, np.maximum(tokens, 0)]
         return np.asarray(kept.all(axis=0))[None] if shared else kept

@@ -288,11 +288,7 @@ class TokenSequence:
     def drive(
         self, model: nn.Module, arrangement: GivenTokens, moved: Callable[[Any], Any]
     ) -> None:
-        """Give a model the sequence.
-
-        Args:
-            moved: brings arguments to the model's device and type.
-        """
+        """Give a model the sequence. ``moved``: brings arguments to the model's device and type."""
         if arrangement.way in BY_GENERATE:
             self._generate(model, arrangement, moved)
             return

@@ -104,11 +104,7 @@ class Claim(msgspec.Struct, kw_only=True):
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
     """Claim a rank. The first process to ask gets it; the one that started it takes it over once it
-    has ended.
-
-    Returns:
-        Whether the claim holds, and a note for a reader.
-    """
+    has ended. Returns whether the claim holds, and a note for a reader."""
     path = Path(folder) / f"rank{rank}.claim"
     try:
         with path.open("xb") as file:

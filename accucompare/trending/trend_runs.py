@@ -49,11 +49,8 @@ class OpenedRuns:
 
 
 def given_runs(runs: Iterable[str | Place]) -> list[GivenRun]:
-    """The bundles and JSON results that are meant.
-
-    Raises:
-        UsageError: if one is neither, or a folder holds none.
-    """
+    """The bundles and JSON results that are meant. Raises UsageError if one is neither, or a folder
+    holds none."""
     places = enumerate(map(place_of, runs))
     return [given for number, place in places for given in _given(place, number)]
 
@@ -118,12 +115,9 @@ def opened_runs(
     options: dict[str, Any],
     progress: Callable[[int, int], None] | None,
 ) -> OpenedRuns:
-    """Read the JSON results, and compare the bundles with golden, or with the first of them.
-
-    Raises:
-        BundleError: if golden cannot be opened.
-        UsageError: if bundles have nothing to be compared with, or options would judge nothing.
-    """
+    """Read the JSON results, and compare the bundles with golden, or with the first of them. Raises
+    BundleError if golden cannot be opened; UsageError if bundles have nothing to be compared with,
+    or options would judge nothing."""
     bundles = [each for each in given if each.is_bundle]
     if golden is None and len(bundles) == 1:
         raise UsageError(

@@ -222,12 +222,9 @@ class Archive:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), np.concatenate(places)
 
     def read_whole(self, name: str) -> Array:
-        """One member's array, verified against the archive's own checksum.
-
-        Raises:
-            RecordError: as ``member``, or if its bytes are not as they were written.
-            BundleError: if the file cannot be read.
-        """
+        """One member's array, verified against the archive's own checksum. Raises RecordError as
+        ``member``, or if its bytes are not as they were written; BundleError if the file cannot be
+        read."""
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
             raise RecordError(

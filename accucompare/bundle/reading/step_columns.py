@@ -38,7 +38,7 @@ class Members(NamedTuple):
 
 
 class Outline:
-    """What the records of a step are, in execution order: all but rank, step, digest, statistics."""
+    """What the records of a step are, in order: all but rank, step, digest, statistics."""
 
     def __init__(self, records: list[Record]) -> None:
         self.records = records  # of rank 0 and step 0, without what they hold

@@ -152,9 +152,7 @@ def check_same(who: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     """The outcomes of a parcel's tasks, or errors of unreadable records: retrying would not help.
-
-    Raises:
-        ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
+    Raises ClusterError if this worker cannot do the work; Dask then retries, maybe on another one.
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
@@ -184,11 +182,8 @@ def forget(token: str) -> None:
 
 
 def _opened(job: Job) -> Sides:
-    """The job's bundles, opened once in each process.
-
-    Raises:
-        ClusterError: if one is not the client's, or a late worker has another accucompare.
-    """
+    """The job's bundles, opened once in each process. Raises ClusterError if one is not the
+    client's, or a late worker has another accucompare."""
     with _opening:
         if job.token not in _sides:
             check_same(f"worker {_own_address()}", introduce(), job.client)

@@ -142,10 +142,7 @@ class Fusions:
 
     def translated(self, records: Iterable[Record], of_golden: bool) -> list[Record]:
         """A side's records as the other side would have them; those of no fused layer as they are.
-
-        Args:
-            of_golden: whose they are.
-        """
+        ``of_golden``: whose they are."""
         translator = _Translator(self._layers, of_golden)
         found: list[Record] = []
         for record in records:

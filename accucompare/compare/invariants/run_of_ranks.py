@@ -339,11 +339,8 @@ class RunOfRanks:
 
     def wholes(self, group: ByRank) -> list[GlobalRecord]:
         """The whole tensors that the ranks' parts make up: one for each place along the dimensions
-        of which the layout says nothing. A value without a layout is a whole of each rank.
-
-        Raises:
-            IncompleteError: if parts are missing or overlap.
-        """
+        of which the layout says nothing. A value without a layout is a whole of each rank. Raises
+        IncompleteError if parts are missing or overlap."""
         found: list[GlobalRecord] = []
         for shape, mesh, records in self._laid_out(group):
             found += global_tensors(records, mesh, shape)[:1]

@@ -75,12 +75,9 @@ class Beside:
 
 
 def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | None) -> Beside:
-    """What was captured beside a baseline, in its directory.
-
-    Raises:
-        BundleError: if one of these cannot be read.
-        UsageError: if one is incomplete, was fed with another golden, or has another precision.
-    """
+    """What was captured beside a baseline, in its directory. Raises BundleError if one of these
+    cannot be read; UsageError if one is incomplete, was fed with another golden, or has another
+    precision."""
 
     def found(place: Place, rounded: bool) -> Bundle | None:
         if not is_file(place / "manifest.json"):
@@ -205,10 +202,7 @@ def doubt(
     sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None
 ) -> Doubt | None:
     """Why a pair's baseline may not judge it; ``None`` if it is proved, or no proof was run.
-
-    Args:
-        expected: the baseline's error, if known.
-    """
+    ``expected``: the baseline's error, if known."""
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None

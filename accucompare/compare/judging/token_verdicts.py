@@ -87,11 +87,8 @@ def _judge_choices(outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherw
 def _with_rest(
     outcome: PairOutcome, remark: remarks.TokensElsewhere | remarks.RowsAlike, begins: bool
 ) -> PairOutcome:
-    """The outcome of the rows that have partners, and what the others mean for it.
-
-    Args:
-        begins: whether it is what the expert was given.
-    """
+    """The outcome of the rows that have partners, and what the others mean for it. ``begins``:
+    whether it is what the expert was given."""
     if begins and isinstance(remark, remarks.TokensElsewhere) and not remark.by_rounding:
         used = outcome.verdict.over_limit or math.inf
         lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
@@ -152,11 +149,8 @@ def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
 
 def where_fed_alike(tasks: list[Task], unlike: Collection[tuple[int, str]]) -> list[Task]:
     """The tasks, those without a baseline that give on what another call made, if the candidate's
-    was not fed and the baseline's was: that baseline makes no error.
-
-    Args:
-        unlike: steps and modules whose outputs were not fed in the candidate alone.
-    """
+    was not fed and the baseline's was: that baseline makes no error. ``unlike``: steps and modules
+    whose outputs were not fed in the candidate alone."""
     if not unlike:
         return tasks
     outputs = {
@@ -189,11 +183,8 @@ def with_baseline_rows(
     baseline: Bundle | None,
     records: Mapping[Key, Record] | None,
 ) -> list[Task]:
-    """The tasks with the baseline's rows of the tokens that are compared.
-
-    Args:
-        records: the baseline's, by golden's keys.
-    """
+    """The tasks with the baseline's rows of the tokens that are compared. ``records``: the
+    baseline's, by golden's keys."""
     if baseline is None or records is None:
         return tasks
     tasks = list(tasks)

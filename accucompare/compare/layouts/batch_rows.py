@@ -180,11 +180,8 @@ def _row_digests(tokens: Tokens) -> list[bytes]:
 
 
 def _parts(placed: _Placed, sequences: Sequences, are_rows: bool) -> _Placed:
-    """What single calls were given of the sequences that they make up together.
-
-    Args:
-        are_rows: whether tokens are the rows of a batch.
-    """
+    """What single calls were given of the sequences that they make up together. ``are_rows``:
+    whether tokens are the rows of a batch."""
     found = {}
     for at, columns in sequences.columns.items():
         given = placed[sequences.first[at]]

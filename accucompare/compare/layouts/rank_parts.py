@@ -36,12 +36,8 @@ class RankParts:
 
 
 def rank_parts(bundle: Bundle) -> RankParts:
-    """What the ranks of a bundle compute apart.
-
-    Raises:
-        BundleError: if what it says of layouts makes no sense.
-        UsageError: if it is of one rank, or its ranks compute nothing apart.
-    """
+    """What the ranks of a bundle compute apart. Raises BundleError if what it says of layouts makes
+    no sense; UsageError if it is of one rank, or its ranks compute nothing apart."""
     manifests, path = bundle.manifests, bundle.path
     first = next(iter(manifests.values()))
     if first.ranks == 1:

@@ -61,11 +61,7 @@ def _numbers(value: NDArray[Any]) -> Tokens:
 def joined_parts(tokens: Mapping[Holder, Tokens], length: int | None = None) -> Iterator[Sequences]:
     """The ways in which ranks' tokens may be parts of whole sequences, the likeliest first: one
     chunk for each rank; one from the front and its mirror from the back (zigzag); every so many
-    tokens.
-
-    Args:
-        length: of the whole sequences, if it is known.
-    """
+    tokens. ``length``: of the whole sequences, if it is known."""
     for groups in _groups(tokens):
         if length not in (None, sum(tokens[holder].shape[1] for holder in groups[0])):
             continue

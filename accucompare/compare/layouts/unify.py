@@ -258,11 +258,8 @@ def _both_sides(
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
-    Golden of several ranks is trusted: its replicas are equal, or terms of a mean.
-
-    Args:
-        known: the global tensors' shapes; a gradient has that of its value.
-    """
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean. ``known``: the
+    global tensors' shapes; a gradient has that of its value."""
     groups = [
         None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
         for record, ranks in ((ours, golden), (theirs, candidate))

@@ -75,10 +75,7 @@ class Expected:
 
     def of_sums_over(self, ranks: int, dtype: str, size: float = 1.0) -> Expected:
         """As large as where so many ranks' partial sums are rounded to a type and added up.
-
-        Args:
-            size: how many times as large as the sum these are.
-        """
+        ``size``: how many times as large as the sum these are."""
         if (ranks == 1 and size == 1.0) or not is_half(dtype):
             return self
         first, power = SUMS_OF_RANKS
@@ -238,12 +235,8 @@ def check_feed(golden: Bundle, candidate: Bundle) -> None:
 
 
 def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
-    """Refuse a baseline that cannot judge the candidate.
-
-    Raises:
-        UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or
-            is the candidate or golden itself.
-    """
+    """Refuse a baseline that cannot judge the candidate. Raises UsageError if it holds statistics
+    only, is incomplete, was not fed as the candidate was, or is the candidate or golden itself."""
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline, too; capture another")

@@ -155,11 +155,7 @@ BASELINE_ERRORS = "errors"
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
-    """Read ``float32,bfloat16``.
-
-    Raises:
-        UsageError: if one of them is unknown, or there is none.
-    """
+    """Read ``float32,bfloat16``. Raises UsageError if one of them is unknown, or there is none."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or not names:

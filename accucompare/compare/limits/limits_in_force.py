@@ -141,11 +141,8 @@ class LimitsInForce:
     recurrent: frozenset[str] = frozenset()
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
-        """The limits for a pair of floating or complex records.
-
-        Args:
-            coarsest: the dtype with the fewest digits so far in its step; by default the pair's.
-        """
+        """The limits for a pair of floating or complex records. ``coarsest``: the dtype with the
+        fewest digits so far in its step; by default the pair's."""
         coarsest = coarsest or min(
             (golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits
         )

@@ -101,11 +101,8 @@ def over_limits(
 
 
 def keys_seen(mask: Array, dtype: str) -> NDArray[np.int64] | None:
-    """How many keys each query may see; ``None`` if it is no mask.
-
-    Args:
-        mask: stored bits; the last axis is that of keys.
-    """
+    """How many keys each query may see; ``None`` if it is no mask. ``mask``: stored bits; the last
+    axis is that of keys."""
     kind = DTYPES[dtype]
     if kind.kind is Kind.BOOL:
         return np.asarray(np.asarray(mask, bool).sum(-1))

@@ -97,11 +97,8 @@ class StepPair:
 
 
 def settings_of(pairs: Iterable[StepPair], by_rank: Manifests) -> list[OtherSetting]:
-    """The settings that differ, ordered by their first steps.
-
-    Args:
-        by_rank: the candidate's manifests, if its ranks are compared as one.
-    """
+    """The settings that differ, ordered by their first steps. ``by_rank``: the candidate's
+    manifests, if its ranks are compared as one."""
     found: dict[tuple[Setting, str], OtherSetting] = {}
     for pair in pairs:
         for setting, name, ours, theirs in _told(pair):

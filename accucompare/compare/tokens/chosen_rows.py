@@ -31,11 +31,8 @@ class TokensOfRows(NamedTuple):
     def rows_of(
         self, bundle: Bundle, records: Mapping[Key, Record], rows: Numbers
     ) -> Numbers | None:
-        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere.
-
-        Args:
-            rows: golden's.
-        """
+        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere. ``rows``:
+        golden's."""
         given, around = records.get(self.given.key), records.get(self.around.key)
         if given is None or around is None or None in (given.member, around.member):
             return None
@@ -60,11 +57,8 @@ class ChosenRows(NamedTuple):
     tokens: TokensOfRows | None = None
 
     def of(self, bundle: Bundle, records: Mapping[Key, Record]) -> Record | None:
-        """The same rows of another run of golden's code; ``None`` if it lacks some.
-
-        Args:
-            records: the run's, by golden's keys.
-        """
+        """The same rows of another run of golden's code; ``None`` if it lacks some. ``records``:
+        the run's, by golden's keys."""
         record = records.get(self.golden.key)
         if record is None or record.member is None or bundle.manifest.ranks > 1:
             return None

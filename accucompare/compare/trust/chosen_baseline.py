@@ -52,11 +52,8 @@ class ChosenBaseline:
     records: dict[Key, Record] | None = None
 
     def on_one_device(self) -> ChosenBaseline:
-        """Without a bundle of several ranks, whose tensors are not put together.
-
-        Raises:
-            UsageError: if the user named it.
-        """
+        """Without a bundle of several ranks, whose tensors are not put together. Raises UsageError
+        if the user named it."""
         try:
             _check_one_device(self.bundle)
         except UsageError as error:
@@ -154,10 +151,7 @@ def choose_baseline(
     stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None
 ) -> ChosenBaseline:
     """The user's baseline, or else golden's own for the candidate's precision, if there is one.
-
-    Raises:
-        BundleError, UsageError: if the user's cannot be read, or cannot judge.
-    """
+    Raises BundleError, UsageError if the user's cannot be read, or cannot judge."""
     chosen = ChosenBaseline(asked is not None)
     try:
         path = own_baseline(golden, candidate) if asked is None else asked

@@ -177,7 +177,7 @@ class LoadedBatch(NamedTuple):
 
 
 class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_defaults=True):
-    """The numbers of one step. Norms are L2, and losses and gradients are without the loss scale."""
+    """The numbers of one step. Norms are L2; losses and gradients are without the loss scale."""
 
     step: int
     backwards: int = 0

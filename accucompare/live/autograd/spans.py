@@ -120,7 +120,7 @@ def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
 
 @dataclass
 class Span(Generic[_C]):
-    """The nodes that one call has made, numbered from ``first`` up to but not including ``last``."""
+    """The nodes that one call has made: numbers from ``first`` up to but not including ``last``."""
 
     call: _C
     first: int

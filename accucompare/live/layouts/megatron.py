@@ -138,11 +138,8 @@ def cut_values(
 ) -> dict[tuple[Any, Role], CutValue]:
     """What layers make and take that is cut as their weight is, or is a term.
 
-    The layers of experts leave the sum over ranks to the one that holds them all.
-
-    Args:
-        parts: of parameters, by their ids.
-    """
+    The layers of experts leave the sum over ranks to the one that holds them all. ``parts``: of
+    parameters, by their ids."""
     found: dict[tuple[Any, Role], CutValue] = {}
     for name, module in modules.named.items():
         kind, weight = type(module).__name__, module._parameters.get("weight")

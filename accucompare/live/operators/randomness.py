@@ -174,10 +174,7 @@ def _generator_for(
     """The generator to draw from; ``None`` if the plain numbers stay.
 
     They stay for a user's own CPU generator, which agrees on every device, and without plain data.
-
-    Args:
-        in_parts: whether ``_of_part`` is asked, so that a DTensor can be drawn for.
-    """
+    ``in_parts``: whether ``_of_part`` is asked, so that a DTensor can be drawn for."""
     draws = of_this_thread(_active)
     if draws is None or (given is not None and given.device.type == "cpu"):
         return None

@@ -402,11 +402,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _in_place(tensor: torch.Tensor) -> Array | None:
     """A tensor's bits in place, if they are contiguous in host memory; else ``None``.
 
-    Makes few calls that release the GIL: getting it back takes longer than the call.
-
-    Raises:
-        RuntimeError: if its memory was given back.
-    """
+    Makes few calls that release the GIL: getting it back takes longer than the call. Raises
+    RuntimeError if its memory was given back."""
     plain = (
         type(tensor) in _PLAIN  # else its data may be anywhere
         and tensor.is_cpu

@@ -235,11 +235,8 @@ class Updates:
 
     def _note_changed(self, when: str = "") -> None:
         """Record what anything but an update changed since the last one, here or in golden.
-
-        Args:
-            when: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
-                in this step.
-        """
+        ``when``: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
+        in this step."""
         changed = self._between.changed()
         self._series.rewritten(changed)
         for key, each in self.parameters.items():

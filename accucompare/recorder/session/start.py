@@ -71,11 +71,8 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
-        """Look at a model; ``device`` defaults to that of its first parameter or buffer.
-
-        Raises:
-            UsageError: if it is not a module, or an optimizer holds none of its parameters.
-        """
+        """Look at a model; ``device`` defaults to that of its first parameter or buffer. Raises
+        UsageError if it is not a module, or an optimizer holds none of its parameters."""
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
@@ -141,10 +138,7 @@ class Start:
         within: Within = ALONE,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
-
-        Raises:
-            UsageError: if one of them does not fit the model or the options.
-        """
+        Raises UsageError if one of them does not fit the model or the options."""
         modules = subject.modules
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
         start = cls(
@@ -352,10 +346,7 @@ def _layout_of(
     options: CaptureOptions, golden: Bundle, subject: Subject, stack: contextlib.ExitStack
 ) -> Bundle | None:
     """The bundle that tells how the ranks of this capture share golden, which is of one device.
-
-    Raises:
-        UsageError: if it cannot tell, or is needed and was not named.
-    """
+    Raises UsageError if it cannot tell, or is needed and was not named."""
     if golden.manifest.ranks > 1 or subject.ranks == 1:
         if options.layout_of is not None:
             raise UsageError(
@@ -389,10 +380,7 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
     """The steps of a run that begins with the state of ``like``: a count from there, or a list.
-
-    Raises:
-        UsageError: if the list has an earlier step.
-    """
+    Raises UsageError if the list has an earlier step."""
     if steps is None or not first:
         return steps
     if steps.chosen is None:

@@ -35,11 +35,8 @@ if LXML:  # openpyxl then writes with lxml and raises its errors
 
 
 def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
-    """Write the sheets, and return ``path``; missing directories are created.
-
-    Raises:
-        ReportError: if the path is a directory or a terminal, or the file cannot be written.
-    """
+    """Write the sheets, and return ``path``; missing directories are created. Raises ReportError if
+    the path is a directory or a terminal, or the file cannot be written."""
 
     def write(temporary: Path) -> None:
         if is_stdout(path) and sys.stdout.isatty():

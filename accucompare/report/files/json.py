@@ -40,11 +40,8 @@ def write_json(comparison: Result, path: Path) -> Path:
     ``"inf"``, ``"-inf"``.
 
     A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: first everything but the rows,
-    with their number as ``row_count``, then a row each. One row is in memory at a time.
-
-    Raises:
-        ReportError: if the path has another ending, or the file cannot be written.
-    """
+    with their number as ``row_count``, then a row each. One row is in memory at a time. Raises
+    ReportError if the path has another ending, or the file cannot be written."""
     COMPARISON_FILE.refuse_other(path)
     parts = _lines if is_lines(path) else _document
 

@@ -86,11 +86,8 @@ class _Node:
 
 
 def write_model_explorer(written: Written, path: Path) -> list[Path]:
-    """Write the graph and, beside it, a file for each kind of node data; return their paths.
-
-    Raises:
-        ReportError: if one cannot be written.
-    """
+    """Write the graph and, beside it, a file for each kind of node data; return their paths. Raises
+    ReportError if one cannot be written."""
     graphs, results = [], []
     for each in passes(written.rows):
         nodes = _nodes(each)

@@ -102,11 +102,8 @@ _T = TypeVar("_T")
 
 
 def read_written(path: Path) -> Written:
-    """Read what ``accucompare diff --json`` wrote.
-
-    Raises:
-        UsageError: if it cannot be read, or is something else.
-    """
+    """Read what ``accucompare diff --json`` wrote. Raises UsageError if it cannot be read, or is
+    something else."""
     content = bounded(path, _MOST_BYTES)
     try:
         written = _of_lines(content) if is_lines(path) else _decoded(content, Written)

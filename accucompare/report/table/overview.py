@@ -85,7 +85,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Points:
-    """The measured outputs in execution order; in a fed capture also inputs that glue made wrong."""
+    """The measured outputs in execution order; fed, also inputs that glue made wrong."""
 
     places: Array
     errors: Array  # relative L2; NaN where nothing is finite

@@ -142,10 +142,7 @@ def print_analysis(
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     """After a run, print verdict, first answer, warnings, paths; only the verdict if quiet.
-
-    Args:
-        health: the checklist's result, if judged.
-    """
+    ``health``: the checklist's result, if judged."""
     console = open_console()
     console.say(verdict_line(ranks, health, quiet))
     if quiet:

@@ -180,12 +180,9 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> WatchR
 def origins_again(
     context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits
 ) -> list[Finding] | None:
-    """Run a forward again and find the origins in a finding's module, by its operators.
-
-    Returns:
-        Nothing for an Inf that something was only filled with; ``None`` if the call cannot be run
-        again, or its output is now finite.
-    """
+    """Run a forward again and find the origins in a finding's module, by its operators. Returns
+    Nothing for an Inf that something was only filled with; ``None`` if the call cannot be run
+    again, or its output is now finite."""
     if context.talks is not None or _obstacle(context, modules, versions) is not None:
         return None
     try:
