@@ -1,5 +1,4 @@
 """Several runs of one model in their order: since when does each layer fail?"""
 
-from accucompare.trending.trends import Trend, trend
-
-__all__ = ["Trend", "trend"]
+from accucompare.trending.trends import Trend as Trend
+from accucompare.trending.trends import trend as trend

@@ -1,5 +1,3 @@
 """What the checklist judges by, collected step by step."""
 
-from accucompare.watcher.vitals.vitals import VitalSigns
-
-__all__ = ["VitalSigns"]
+from accucompare.watcher.vitals.vitals import VitalSigns as VitalSigns
