@@ -15,13 +15,12 @@ from accucompare.bundle.format.shards import Shard
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Count, Statistics
 from accucompare.selection import RoleGroup
-from accucompare.text import printable, storable
+from accucompare.text import Word, printable, storable
 
 
-class Role(str, Enum):
+class Role(Word):
     """What a record was to its module call."""
 
-    __str__ = str.__str__
     __hash__ = str.__hash__  # Enum's own is Python code, and roles are keys in every hook
 
     INPUT = "input"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import msgspec
 
 from accucompare.numbers import Count
+from accucompare.text import Word
 
 
-class Component(str, Enum):
+class Component(Word):
     """A part of the state that a training step starts from, beside parameters and buffers."""
-
-    __str__ = str.__str__
 
     OPTIMIZER = "optimizer"
     SCALER = "gradient scaler"

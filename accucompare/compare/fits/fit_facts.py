@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+
+from accucompare.text import Word
 
 
-class FitAnswer(str, Enum):
-    __str__ = str.__str__
-
+class FitAnswer(Word):
     NOTHING_TO_KEEP = "nothing to keep"
     FITS = "fits"
     BEST_FOR_BUDGET = "best for the budget"
     UNREACHABLE = "out of reach"
 
 
-class Switched(str, Enum):
+class Switched(Word):
     """What a device was told as a whole."""
-
-    __str__ = str.__str__
 
     NO_HF32 = "hf32 off"
     NO_TF32 = "tf32 off"

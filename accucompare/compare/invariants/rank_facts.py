@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from accucompare.places import Place
+from accucompare.text import Word
 
 
-class RankCheck(str, Enum):
+class RankCheck(Word):
     """What must hold between the ranks of one run, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     COMPLETE = "ranks-and-steps"
     SETTINGS = "settings"
@@ -33,10 +32,8 @@ class RankCheck(str, Enum):
     PADDING = "vocabulary-padding"
 
 
-class RankStatus(str, Enum):
+class RankStatus(Word):
     """A check's result, the worst first."""
-
-    __str__ = str.__str__
 
     FAIL = "FAIL"
     NOT_LOOKED_AT = "NOT LOOKED AT"
@@ -70,10 +67,8 @@ class NotSeenWhy(str, Enum):
     NOTHING_TELLS = "nothing tells"
 
 
-class LoopNumber(str, Enum):
+class LoopNumber(Word):
     """A number of a training's loop."""
-
-    __str__ = str.__str__
 
     LEARNING_RATE = "the learning rate of"
     LOSS_SCALE = "the loss scale"

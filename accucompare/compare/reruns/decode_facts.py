@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.text import Word
 
 
-class DecodeWay(str, Enum):
+class DecodeWay(Word):
     """How the tokens were given to the model, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     TOKENS = "token by token"
     CHUNKED = "prefill in chunks"
@@ -22,10 +21,8 @@ class DecodeWay(str, Enum):
     GENERATE_UNEQUAL = "by generate(), unequal lengths"
 
 
-class NotDecodedWhy(str, Enum):
+class NotDecodedWhy(Word):
     """Why a way was not looked at."""
-
-    __str__ = str.__str__
 
     NO_MASK = "no mask"
     NO_POSITIONS = "no positions"
@@ -106,10 +103,8 @@ class DecodeOutcome:
         return not self.raised and not self.unseen and self.looked > 0
 
 
-class DecodeAnswer(str, Enum):
+class DecodeAnswer(Word):
     """What all runs together say."""
-
-    __str__ = str.__str__
 
     ROUNDING = "rounding"
     BROKEN = "more than rounding"

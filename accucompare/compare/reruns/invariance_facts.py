@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.text import Word
 
 
-class Variation(str, Enum):
+class Variation(Word):
     """How a run differs from that of the whole batch, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     AGAIN = "again"
     LATER = "after another batch"
@@ -24,10 +23,8 @@ class Variation(str, Enum):
     THREADS = "threads"
 
 
-class NotVariedWhy(str, Enum):
+class NotVariedWhy(Word):
     """Why a variation was not looked at."""
-
-    __str__ = str.__str__
 
     NO_MASK = "no mask"
     NO_POSITIONS = "no positions"
@@ -105,10 +102,8 @@ class VariantOutcome:
         return self.more > 0
 
 
-class InvarianceAnswer(str, Enum):
+class InvarianceAnswer(Word):
     """What all runs together say."""
-
-    __str__ = str.__str__
 
     INVARIANT = "invariant"
     ROUNDING = "rounding"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.text import Word
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class Disagreements:
     layers: Mapping[str, int] = field(default_factory=dict)
 
 
-class NotReplayedWhy(str, Enum):
+class NotReplayedWhy(Word):
     """Why no step was replayed."""
-
-    __str__ = str.__str__
 
     AGREED = "agreed"
     OF_SCRIPT = "of a script"
@@ -57,10 +56,8 @@ class Replays:
     found: Disagreements  # of the replays
 
 
-class RepeatedAnswer(str, Enum):
+class RepeatedAnswer(Word):
     """Whether the runs agree."""
-
-    __str__ = str.__str__
 
     AGREES = "agrees"
     DISAGREES = "disagrees"

@@ -10,18 +10,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals, WatchRemark
+from accucompare.text import Word
 
 
-class CheckStatus(str, Enum):
+class CheckStatus(Word):
     """A check's result, the worst first."""
-
-    __str__ = str.__str__
 
     FAIL = "FAIL"
     WARN = "WARN"
@@ -29,10 +27,8 @@ class CheckStatus(str, Enum):
     PASS = "PASS"
 
 
-class Layer(str, Enum):
+class Layer(Word):
     """What a check is about."""
-
-    __str__ = str.__str__
 
     DATA = "data"
     RANDOMNESS = "randomness"
@@ -163,10 +159,8 @@ def _at(values: list[Number | None] | None, index: int) -> Number | None:
 Judge = Callable[[Evidence], CheckOutcome]
 
 
-class Need(str, Enum):
+class Need(Word):
     """What a run must have for a check; the value is the remark if it is missing."""
-
-    __str__ = str.__str__
 
     VITALS = "no-vitals"
     BEGUN = "not-begun"

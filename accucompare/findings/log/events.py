@@ -9,7 +9,6 @@ the process was killed."""
 from __future__ import annotations
 
 import math
-from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,12 +16,12 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.vital_events import Number, TrainingSetup, Vitals
 from accucompare.findings.log.watch_remark import WatchRemark
+from accucompare.text import Word
 
 
-class Site(str, Enum):
+class Site(Word):
     """Where a value that is not finite was made; ``aside`` is what a place's name adds for it."""
 
-    __str__ = str.__str__
     aside: str
 
     def __new__(cls, value: str, aside: str = "") -> Site:
@@ -48,17 +47,13 @@ class Site(str, Enum):
     SUM = "sum", "sum of gradients"
 
 
-class Direction(str, Enum):
-    __str__ = str.__str__
-
+class Direction(Word):
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
-class Cause(str, Enum):
+class Cause(Word):
     """What is known of the inputs of a call whose output is not finite."""
-
-    __str__ = str.__str__
 
     # its inputs were finite, but it has talked to other ranks
     RANKS = "made inside, or given by another rank"
@@ -67,10 +62,8 @@ class Cause(str, Enum):
     INPUTS = "inputs already bad"
 
 
-class AlertKind(str, Enum):
+class AlertKind(Word):
     """What a watch warns of before it is wrong."""
-
-    __str__ = str.__str__
 
     NEAR = "near the limit"
     UNDERFLOW = "underflow"
@@ -79,10 +72,8 @@ class AlertKind(str, Enum):
     NOTE = "note"
 
 
-class Ending(str, Enum):
+class Ending(Word):
     """How a run ended."""
-
-    __str__ = str.__str__
 
     FINISHED = "finished"
     FINDING = "a finding"

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
 from accucompare.report.files.written_comparison import WrittenRow
 from accucompare.selection import RoleGroup
+from accucompare.text import Word
 
 
-class CallStage(str, Enum):
+class CallStage(Word):
     """A part of a step."""
-
-    __str__ = str.__str__
 
     FORWARD = "forward"
     BACKWARD = "backward"
