@@ -203,11 +203,9 @@ def answered(
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:
-    return (
-        tuple(path for path in log.glob("rank*") if path.is_file())
-        if os.path.isdir(log)
-        else (log,)
-    )
+    if os.path.isdir(log):
+        return tuple(path for path in log.glob("rank*") if path.is_file())
+    return (log,)
 
 
 def stem(path: Place) -> str:

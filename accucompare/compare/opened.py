@@ -219,11 +219,9 @@ REPEAT = "repeat1"
 
 
 def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
-    return (
-        stack.enter_context(open_bundle(first / REPEAT))
-        if is_file(first / REPEAT / "manifest.json")
-        else None
-    )
+    if is_file(first / REPEAT / "manifest.json"):
+        return stack.enter_context(open_bundle(first / REPEAT))
+    return None
 
 
 def records_of(
@@ -255,8 +253,6 @@ def records_of(
 
 
 def by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
-    return (
-        {}
-        if run is None
-        else {record.key: record for record in records_of(run, keep_going, damage)}
-    )
+    if run is None:
+        return {}
+    return {record.key: record for record in records_of(run, keep_going, damage)}

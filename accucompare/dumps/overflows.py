@@ -95,11 +95,9 @@ class Overflow:
     @property
     def name(self) -> str:
         """The operator, as far as it is known."""
-        return (
-            "an operator without a dump"
-            if self.operator is None
-            else f"{self.operator.type} {self.operator.name}"
-        )
+        if self.operator is None:
+            return "an operator without a dump"
+        return f"{self.operator.type} {self.operator.name}"
 
     @property
     def what(self) -> str:

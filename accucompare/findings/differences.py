@@ -35,8 +35,6 @@ class GradientCheck:
         """FAIL where one fails; PASS only if there is one and all were checked."""
         if self.of(CheckStatus.FAIL):
             return CheckStatus.FAIL
-        return (
-            CheckStatus.NOT_LOOKED_AT
-            if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions
-            else CheckStatus.PASS
-        )
+        if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions:
+            return CheckStatus.NOT_LOOKED_AT
+        return CheckStatus.PASS

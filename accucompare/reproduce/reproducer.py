@@ -431,11 +431,9 @@ class Reproducer:
         site = self.found.site
         if self.found.direction is Direction.BACKWARD:
             given = [row for row in outcome.inputs if row[0] == "output's gradient"]
-            return (
-                given
-                if site is Site.LOSS
-                else [*outcome.gradients, *(given if site is Site.SUM else [])]
-            )
+            if site is Site.LOSS:
+                return given
+            return [*outcome.gradients, *(given if site is Site.SUM else [])]
         if site is Site.INPUT:
             return outcome.inputs
         bad = {

@@ -109,8 +109,6 @@ def bundle_name(test: str, name: str = "") -> str:
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]
-    return (
-        safe
-        if safe == plain
-        else f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-    )
+    if safe == plain:
+        return safe
+    return f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -328,11 +328,9 @@ class Manifest:
         entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.run_steps
         held = {entry.step for entry in entries}
         if asked.chosen is None:
-            return (
-                f"the run ended after {len(held)} of {asked.count} step(s)"
-                if len(held) < asked.count
-                else ""
-            )
+            if len(held) < asked.count:
+                return f"the run ended after {len(held)} of {asked.count} step(s)"
+            return ""
         late = [number for number in asked.chosen if number not in held]
         missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
         return (

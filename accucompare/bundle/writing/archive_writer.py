@@ -243,8 +243,6 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _zip64_field(values: list[int]) -> bytes:
     """The extra field for values that 32 bits cannot hold; empty without any."""
-    return (
-        struct.pack(f"<2H{len(values)}Q", zips.ZIP64_FIELD, 8 * len(values), *values)
-        if values
-        else b""
-    )
+    if values:
+        return struct.pack(f"<2H{len(values)}Q", zips.ZIP64_FIELD, 8 * len(values), *values)
+    return b""

@@ -190,11 +190,9 @@ class Doubt:
     def settle(self, verdict: Verdict) -> Verdict:
         """The verdict on a pair that was judged by ``expected``."""
         if self.apart is not None:
-            return (
-                replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(self.remark,))
-                if verdict.status is Status.FAIL
-                else verdict
-            )
+            if verdict.status is Status.FAIL:
+                return replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(self.remark,))
+            return verdict
         return replace(verdict, unproved=True, remarks=(*verdict.remarks, self.remark))
 
 

@@ -363,8 +363,6 @@ def own_clipping(
 
 
 def _factor(entry: StepSeries) -> float | None:
-    return (
-        None
-        if entry.clipped_norm is None or not entry.grad_norm
-        else (entry.clipped_norm / entry.grad_norm)
-    )
+    if entry.clipped_norm is None or not entry.grad_norm:
+        return None
+    return entry.clipped_norm / entry.grad_norm

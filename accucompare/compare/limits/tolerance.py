@@ -48,11 +48,9 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
             case "cosine":
                 return _cosine(self.error)
             case "excess":
-                return (
-                    f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
-                    if math.isfinite(self.error)
-                    else ""
-                )
+                if math.isfinite(self.error):
+                    return f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
+                return ""
             case "different":
                 return f"{self.error:.0f}"
         if not self.error:

@@ -118,11 +118,9 @@ def with_parameters(tasks: list[Task]) -> list[Task]:
 
 def because(tolerance: Tolerance, why: PairRemark) -> Tolerance:
     """A default limit that says why no baseline judges."""
-    return (
-        replace(tolerance, unjudged=(*tolerance.unjudged, why))
-        if tolerance.by_default
-        else tolerance
-    )
+    if tolerance.by_default:
+        return replace(tolerance, unjudged=(*tolerance.unjudged, why))
+    return tolerance
 
 
 def same_bits(golden: Record | None, candidate: Record | None) -> bool:

@@ -75,11 +75,9 @@ class StepObservation:
     @property
     def parameter_name(self) -> str:
         """The qualified name of the parameter; empty without one."""
-        return (
-            f"{self.place.name}.{self.parameter}"
-            if self.place.name and self.parameter
-            else self.parameter
-        )
+        if self.place.name and self.parameter:
+            return f"{self.place.name}.{self.parameter}"
+        return self.parameter
 
     def of(self, role: str) -> list[TensorRange]:
         return [tensor for tensor in self.tensors if tensor.role == role]

@@ -34,11 +34,9 @@ def edge_of(tensor: torch.Tensor) -> Edge | None:
     """Where a tensor's gradient goes; ``None`` if it has none, or is inside ``torch.func``."""
     if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    return (
-        (-1, id(tensor))
-        if tensor.grad_fn is None
-        else (tensor.grad_fn._sequence_nr(), tensor.output_nr)
-    )
+    if tensor.grad_fn is None:
+        return -1, id(tensor)
+    return tensor.grad_fn._sequence_nr(), tensor.output_nr
 
 
 def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:

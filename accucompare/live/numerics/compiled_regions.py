@@ -443,11 +443,9 @@ def _metrics_after(last: Any) -> list[Any]:
 def _reason(error: Exception) -> str:
     inner = getattr(error, "inner_exception", None) or error
     text = _one_line(str(inner)) or type(inner).__name__
-    return (
-        text
-        if isinstance(inner, (DrawsError, OverwritesError))
-        else f"{type(inner).__name__}: {text}"
-    )
+    if isinstance(inner, (DrawsError, OverwritesError)):
+        return text
+    return f"{type(inner).__name__}: {text}"
 
 
 def _condition(reason: str) -> str:

@@ -389,11 +389,9 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
     without_dispatch(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return (
-        out
-        if ours is None
-        else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
-    )
+    if ours is None:
+        return out
+    return _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:

@@ -346,11 +346,9 @@ def from_bits(raw: Array, dtype: str) -> torch.Tensor:
     """The inverse of the copy: a CPU tensor of the true type over the bits."""
     tensor = torch.from_numpy(raw)
     true = getattr(torch, dtype)
-    return (
-        tensor
-        if tensor.dtype == true
-        else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
-    )
+    if tensor.dtype == true:
+        return tensor
+    return torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -150,11 +150,9 @@ def _other_shape(row: Row) -> str:
     """The candidate's shape: ``same`` if it equals golden's."""
     if row.candidate is None:
         return ""
-    return (
-        SAME
-        if row.golden is not None and row.golden.shape == row.candidate.shape
-        else bracketed(row.candidate.shape)
-    )
+    if row.golden is not None and row.golden.shape == row.candidate.shape:
+        return SAME
+    return bracketed(row.candidate.shape)
 
 
 def _other_name(row: Row) -> str:
@@ -165,11 +163,9 @@ def _other_name(row: Row) -> str:
 
 
 def _where(row: Row) -> str:
-    return (
-        bracketed(row.metrics.max_abs_index)
-        if row.metrics and row.metrics.max_abs_index is not None
-        else ""
-    )
+    if row.metrics and row.metrics.max_abs_index is not None:
+        return bracketed(row.metrics.max_abs_index)
+    return ""
 
 
 COLUMNS: tuple[Column, ...] = (

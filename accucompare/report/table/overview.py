@@ -138,11 +138,9 @@ class Overview:
 
     @cached_property
     def _positions(self) -> dict[int, int]:
-        return (
-            {}
-            if self.places is None
-            else {place: position for position, place in enumerate(self.places.tolist())}
-        )
+        if self.places is None:
+            return {}
+        return {place: position for position, place in enumerate(self.places.tolist())}
 
     def position(self, place: int) -> int | None:
         """A row's position among those held, by its place; ``None`` if it is not held."""

@@ -252,11 +252,9 @@ def _rows(trail: Trail) -> list[FindingRow]:
 
 def inputs_of(finding: Finding) -> str:
     """A finding's inputs in a word or two."""
-    return (
-        "not all looked at"
-        if finding.unseen and finding.cause is not Cause.INPUTS
-        else _INPUTS[finding.cause]
-    )
+    if finding.unseen and finding.cause is not Cause.INPUTS:
+        return "not all looked at"
+    return _INPUTS[finding.cause]
 
 
 def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:

@@ -455,8 +455,6 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _rms(values: Sequence[float]) -> float:
-    return (
-        math.sqrt(math.fsum(each * each for each in values) / len(values))
-        if all(map(math.isfinite, values))
-        else math.inf
-    )
+    if all(map(math.isfinite, values)):
+        return math.sqrt(math.fsum(each * each for each in values) / len(values))
+    return math.inf

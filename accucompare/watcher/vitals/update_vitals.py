@@ -196,11 +196,9 @@ def steps_taken(optimizer: Any) -> int | None:
     ]
     if known:
         return max(known)
-    return (
-        0
-        if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam"))
-        else None
-    )
+    if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam")):
+        return 0
+    return None
 
 
 def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:

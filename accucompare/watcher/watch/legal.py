@@ -72,11 +72,9 @@ class Legal:
             else None
         )
         self._again[id(finding)] = finding, again
-        return (
-            all((finding.name, kind) in known for kind in finding.kinds)
-            if again is None
-            else not again
-        )
+        if again is None:
+            return all((finding.name, kind) in known for kind in finding.kinds)
+        return not again
 
     def _find_harmless(self, saturates: bool) -> None:
         """Remove what comes to nothing, if that holds for everything that began in this step."""
