@@ -380,7 +380,7 @@ class BundleWriter:
             item.record,
             item.array,
             None if item.sketched is None else item.sketched(),
-            helped=item.ready is not None,
+            item.ready is not None,  # helped, while the device computes
         )
         needs = (
             NEEDS.get(record.role, FORMAT_VERSION),
