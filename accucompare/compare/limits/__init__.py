@@ -32,6 +32,7 @@ from accucompare.compare.limits.limits_in_force import COPIES as COPIES
 from accucompare.compare.limits.limits_in_force import DEFAULT_REL_L2 as DEFAULT_REL_L2
 from accucompare.compare.limits.limits_in_force import LimitsInForce as LimitsInForce
 from accucompare.compare.limits.limits_in_force import Rule as Rule
+from accucompare.compare.limits.limits_in_force import kernels_of as kernels_of
 from accucompare.compare.limits.limits_in_force import read_rules as read_rules
 from accucompare.compare.limits.provenance import OtherCode as OtherCode
 from accucompare.compare.limits.provenance import Surrounding as Surrounding

@@ -16,6 +16,7 @@ from accucompare.compare.origins.scaled import FactorCause as FactorCause
 from accucompare.compare.origins.scaled import ScaledGradients as ScaledGradients
 from accucompare.compare.origins.sites import Culprit as Culprit
 from accucompare.compare.origins.sites import Stage as Stage
+from accucompare.compare.origins.terms import OF_SUMS as OF_SUMS
 from accucompare.compare.origins.terms import PARAMETER_GRADIENTS as PARAMETER_GRADIENTS
 from accucompare.compare.origins.terms import Terms as Terms
 from accucompare.compare.origins.trace import NotFed as NotFed
