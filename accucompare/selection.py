@@ -6,9 +6,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 
-from accucompare.text import Word
+
+class Word(str, Enum):
+    """A member is its value in every text that is made of it."""
+
+    __str__ = str.__str__
 
 
 class Mode(Word):

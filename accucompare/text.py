@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
-
-
-class Word(str, Enum):
-    """A member is its value in every text that is made of it."""
-
-    __str__ = str.__str__
 
 
 def printable(text: str) -> str:

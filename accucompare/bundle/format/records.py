@@ -14,8 +14,8 @@ import msgspec
 from accucompare.bundle.format.shards import Shard
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Count, Statistics
-from accucompare.selection import RoleGroup
-from accucompare.text import Word, printable, storable
+from accucompare.selection import RoleGroup, Word
+from accucompare.text import printable, storable
 
 
 class Role(Word):

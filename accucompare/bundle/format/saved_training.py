@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from accucompare.numbers import Count
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class Component(Word):

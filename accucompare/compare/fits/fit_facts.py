@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class FitAnswer(Word):

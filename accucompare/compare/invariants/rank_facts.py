@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from accucompare.places import Place
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class RankCheck(Word):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class Variation(Word):

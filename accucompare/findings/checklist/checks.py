@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals, WatchRemark
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class CheckStatus(Word):

@@ -16,7 +16,7 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.vital_events import Number, TrainingSetup, Vitals
 from accucompare.findings.log.watch_remark import WatchRemark
-from accucompare.text import Word
+from accucompare.selection import Word
 
 
 class Site(Word):

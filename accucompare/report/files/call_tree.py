@@ -10,8 +10,7 @@ from typing import Any
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
 from accucompare.report.files.written_comparison import WrittenRow
-from accucompare.selection import RoleGroup
-from accucompare.text import Word
+from accucompare.selection import RoleGroup, Word
 
 
 class CallStage(Word):
