@@ -7,7 +7,7 @@ import math
 import sys
 from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -455,12 +455,4 @@ _MOST_ELEMENTS = (1 << 63) - 1
 @lru_cache(maxsize=1 << 16)
 def _shared(value: _Shared) -> _Shared:
     """The first of equal values, so that records share one object."""
-    return value
-
-
-def checked_count(value: Any) -> int:
-    """The value, if it is an integer from 0 to 2**63 - 1. Raises TypeError if it is anything
-    else."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value
