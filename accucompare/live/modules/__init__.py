@@ -1,6 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
+from accucompare.live.modules.attribute_walk import MOST_ITEMS, AttributeWalk, Inner, containers_of
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -38,11 +39,14 @@ from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
+    "MOST_ITEMS",
     "OF_EVERY_MODULE",
     "AroundSecondRun",
+    "AttributeWalk",
     "Attributes",
     "Call",
     "Hook",
+    "Inner",
     "Listener",
     "Mark",
     "Modules",
@@ -52,6 +56,7 @@ __all__ = [
     "attributes_of",
     "check_finite",
     "class_of",
+    "containers_of",
     "function_name",
     "generators_of",
     "has_setup",
