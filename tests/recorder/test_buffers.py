@@ -4,6 +4,7 @@ error its writer's own.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -364,6 +365,50 @@ def test_an_attribute_in_which_one_side_keeps_nothing_is_no_bug(fed: bool, tmp_p
             feed = {"feed": golden} if fed and out is candidate else {}
             train(model, out, overwrite=True, **feed)
         assert ac.diff(golden, candidate).answer is answer
+
+
+class Counts(nn.Module):
+    """Changes numbers of its own; ``wrong`` names the one that it changes otherwise."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.calls, self._hidden, self.mean, self.when = 0, 0, 0.0, 0.0
+        self.sums = {"n": 0}
+        self.state = SimpleNamespace(held={})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1 + (self.wrong == "calls")
+        self._hidden += self.wrong != "_hidden"
+        self.mean = 0.5 * self.mean + x.abs().mean().item() * (1 + (self.wrong == "mean"))
+        self.sums["n"] += 1 + (self.wrong == "sums.n")
+        self.when = time.time()
+        self.state.held = {"x": x.detach()}
+        self.training = self.wrong != "training"
+        return x * 2
+
+    def forget(self) -> None:
+        if self.wrong != "state.held.x":
+            self.state.held.clear()
+
+
+def test_numbers_that_the_steps_leave_are_compared(tmp_path: Path) -> None:
+    def run(wrong: str, out: str, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+        model = net("lerp")
+        model[1] = Counts(wrong)
+        return train(
+            model.to(dtype), tmp_path / out, loop=lambda model: model[1].forget(), **options
+        )
+
+    golden = run("", "golden")
+    assert ac.diff(golden, run("", "same")).answer is Answer.IDENTICAL
+    for options in ({}, {"feed": golden, "force": True}):  # a mean is rounded, too
+        found = ac.diff(golden, run("", "rounded", torch.bfloat16, overwrite=True, **options))
+        assert "left otherwise" not in found.conclusion
+    for wrong in ("calls", "_hidden", "mean", "sums.n", "state.held.x", "training"):
+        found = ac.diff(golden, run(wrong, "wrong", overwrite=True))
+        assert found.answer is Answer.NOT_SURE
+        assert f"left otherwise: 1.{wrong}" in found.conclusion
 
 
 @pytest.mark.parametrize("when", ["loop", "between"])

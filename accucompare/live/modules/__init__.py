@@ -26,6 +26,7 @@ from accucompare.live.modules.hooks import (
     listens,
     only_holds_modules,
 )
+from accucompare.live.modules.left_numbers import NumbersKept
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import (
@@ -50,6 +51,7 @@ __all__ = [
     "Listener",
     "Mark",
     "Modules",
+    "NumbersKept",
     "Unsaved",
     "Witness",
     "arguments_of",

@@ -38,6 +38,7 @@ class _Slot:
         registered: whether it is a buffer.
         seen, version: the tensor at the last look, and its count of writes (-1: not counted).
         digest: of the bytes at the last look between calls; ``None`` if a call has written since.
+        held: whether it held a tensor at some look.
         shared: slots that held the same tensor when the capture began.
     """
 
@@ -49,6 +50,7 @@ class _Slot:
     seen: Callable[[], torch.Tensor | None] = lambda: None
     version: int = -1
     digest: str | None = None
+    held: bool = False
     shared: list[_Slot] = field(default_factory=list)
 
     @property
@@ -66,6 +68,7 @@ class _Slot:
 
     def looked_at(self) -> None:
         tensor = self.now
+        self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
         self.version = (
@@ -121,16 +124,20 @@ class Buffers:
                 self._lazy.append(slot)
 
     @property
-    def kept(self) -> list[str]:
-        """The plain attributes that hold a tensor, or did between two calls, themselves or in a
-        container: qualified names."""
-        return sorted(
-            {
-                f"{slot.owner}.{slot.own}".removeprefix(".")
-                for slot in self._slots
-                if not slot.registered and (slot.digest is not None or slot.now is not None)
-            }.union(self._inner.kept)
-        )
+    def kept(self) -> dict[str, bool]:
+        """The plain attributes that hold a tensor or did, themselves or in a container: by
+        qualified name, whether they still do."""
+        plain = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.now is not None
+            for slot in self._slots
+            if not slot.registered and (slot.held or slot.now is not None)
+        }
+        return plain | self._inner.kept
+
+    @property
+    def beyond(self) -> list[str]:
+        """Containers with more items than are looked at."""
+        return sorted(self._inner.beyond)
 
     def next_step(self) -> None:
         self._times.clear()

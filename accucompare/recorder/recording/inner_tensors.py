@@ -61,7 +61,7 @@ class InnerTensors:
     """The containers' part of ``Buffers``. With a feed, golden's values replace what was recorded.
 
     Attributes:
-        unlooked: attributes that hold more than is looked at.
+        beyond: containers with more items than are looked at.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class InnerTensors:
         # by module: the index of its last call
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
-        self.unlooked: set[str] = set()
+        self.beyond: set[str] = set()
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -142,13 +142,16 @@ class InnerTensors:
             module = named[name]
             for attribute in attributes:
                 before, found = inside.met, False
+                beyond = len(inside.too_many)
                 for inner in inside.of(module, attribute):
                     if _is_readable(inner.value) and id(inner.value) not in self._names:
                         found = True
                         yield name, inner
+                self.beyond.update(
+                    f"{name}.{path}".removeprefix(".") for path in inside.too_many[beyond:]
+                )
                 if everything and (found or _may_fill(module, attribute, inside.met - before)):
                     self._watched.setdefault(name, []).append(attribute)
-        self.unlooked.update(inside.too_many)
 
     def _changed(self, every: bool = False, last: bool = False) -> list[tuple[str, Inner]]:
         """What is not as it was at the last look. ``every``, ``last``: as of ``Buffers``."""
