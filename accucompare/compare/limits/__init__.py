@@ -37,6 +37,7 @@ from accucompare.compare.limits.limits_in_force import (
     DEFAULT_REL_L2,
     LimitsInForce,
     Rule,
+    kernels_of,
     read_rules,
 )
 from accucompare.compare.limits.provenance import (
@@ -88,6 +89,7 @@ __all__ = [
     "held_otherwise",
     "is_half",
     "keep_errors",
+    "kernels_of",
     "left_otherwise",
     "other_code",
     "other_configuration",

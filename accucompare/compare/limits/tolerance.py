@@ -102,6 +102,7 @@ class Tolerance:
         fed: whether the candidate was fed, so that an error over the ceiling was made here.
         summing: the relative L2 error of another order of long sums; a baseline has only one order.
         composed: that of a recurrent module composed of operators; a fused baseline rounds less.
+        kernels: how many times as far off as others a device's kernel may be.
         noise: the relative L2 error that rounding makes of a gradient whose terms cancel, or that
             is made of such a one; 0 for others.
         unjudged: why no baseline judges.
@@ -118,6 +119,7 @@ class Tolerance:
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
+    kernels: float = 1.0
     noise: float = 0.0
     unjudged: tuple[PairRemark, ...] = ()
 
@@ -177,6 +179,12 @@ class Tolerance:
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
+
+    def of_kernels(self, times: float) -> Tolerance:
+        """The same where a device's kernel is so many times as far off; the user's limits stay."""
+        if times == 1.0 or not self.by_default or self.rel_l2 is None:
+            return self
+        return replace(self, rel_l2=self.rel_l2 * times, kernels=times)
 
     def of_spacing(self, dtype: str, rmse: float, rel_l2: float) -> Tolerance:
         """The same with room for rounding to the numbers nearest to zero; the user's limits stay.
