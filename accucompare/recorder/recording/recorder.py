@@ -209,9 +209,13 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     @property
-    def kept(self) -> list[str] | None:
-        """The plain attributes in which modules keep tensors; ``None`` if none were looked at."""
-        return None if self._buffers is None else self._buffers.kept
+    def kept(self) -> dict[str, Any]:
+        """For the manifest: the plain attributes in which modules keep tensors, or kept."""
+        if self._buffers is None:  # none were looked at
+            return {"kept": None, "left": {}}
+        kept, beyond = self._buffers.kept, self._buffers.beyond
+        dropped = [name for name, holds in kept.items() if not holds]
+        return {"kept": sorted(kept), "left": {"dropped": dropped, "beyond": beyond}}
 
     @property
     def closing(self) -> int | None:
