@@ -308,7 +308,9 @@ def _judge(
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
     # its workers know records as they were captured
-    as_captured = not (several or opened.fusions or paired.carried or opened.scales)
+    as_captured = not (
+        several or opened.fusions or opened.in_parts or paired.carried or opened.scales
+    )
     on = cluster if as_captured else None
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
@@ -327,7 +329,7 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = runs.by_envelope(tasks, outcomes, runs.after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins.rewritten = bool(opened.fusions or paired.carried)
+    origins.rewritten = bool(opened.fusions or opened.in_parts or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -359,7 +361,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
-    findings += on_fusions(opened.fusions, paired.carried)
+    findings += on_fusions(opened.fusions, paired.carried, opened.in_parts)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 

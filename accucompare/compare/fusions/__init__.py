@@ -1,5 +1,6 @@
 """Layers that one side has fused: found by the rows of their weights, split or put together."""
 
+from accucompare.compare.fusions.calls_in_parts import as_golden_calls, calls_of, next_start
 from accucompare.compare.fusions.carried_apart import added_like, is_sum, with_carried_sums
 from accucompare.compare.fusions.flat_tokens import is_view, viewed
 from accucompare.compare.fusions.fused_weights import find_fused
@@ -8,9 +9,12 @@ from accucompare.compare.fusions.fusions import Fusions, on_fusions
 __all__ = [
     "Fusions",
     "added_like",
+    "as_golden_calls",
+    "calls_of",
     "find_fused",
     "is_sum",
     "is_view",
+    "next_start",
     "on_fusions",
     "viewed",
     "with_carried_sums",

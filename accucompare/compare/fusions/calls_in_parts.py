@@ -1,0 +1,415 @@
+"""Calls that one side makes in parts, such as a feed-forward in chunks of the sequence: as golden
+makes them.
+
+The shapes tell: one call's tensors are filled by those of several calls, side by side. The calls
+that they make inside are then in parts too, one for one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from accucompare.bundle.format import (
+    OPERATOR_ROLES,
+    Box,
+    GlobalRecord,
+    Layout,
+    LayoutEvidence,
+    Record,
+    Role,
+)
+from accucompare.compare.fusions.carried_apart import added_up, made_of_calls
+from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
+from accucompare.compare.pairing import Renaming, rename
+
+_Shape = tuple[int, ...]
+#: (name, call index).
+_Call = tuple[str, int]
+#: What a call takes and gives: shapes by role and path.
+_Shapes = dict[tuple[Role, str], _Shape]
+
+_VALUES = (Role.INPUT, Role.OUTPUT)
+_SUMS = (Role.GRAD_INPUT, Role.CALL_GRAD)
+#: What is put together, or cut.
+_OF_CALLS = (*_VALUES, *_SUMS, Role.GRAD_OUTPUT, Role.ARGUMENT_UPDATE)
+#: What each call has whole, such as keys and values.
+_SHARED = (*_VALUES, Role.GRAD_OUTPUT)
+
+
+def next_start(
+    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
+) -> _Shape | None:
+    """Where the next part of a tensor begins: at the first element that no part before has;
+    ``None`` if it does not fit there.
+
+    Args:
+        before: the start and the shape of each part before.
+    """
+    if len(part) != len(whole) or any(own > all_ for own, all_ in zip(part, whole, strict=True)):
+        return None
+    cut = [axis for axis, own in enumerate(part) if own < whole[axis]]
+    start: _Shape | None
+    if len(cut) == 1 and all(
+        each[:axis] + each[axis + 1 :] == whole[:axis] + whole[axis + 1 :]
+        for axis in cut
+        for _, each in before
+    ):
+        at = sum(each[cut[0]] for _, each in before)
+        start = tuple(at if axis == cut[0] else 0 for axis in range(len(whole)))
+    else:
+        edges = [
+            sorted({0, *(begin[axis] + each[axis] for begin, each in before)})
+            for axis in range(len(whole))
+        ]
+        corners = (each for each in itertools.product(*edges) if not _taken(before, each))
+        start = next(corners, None)
+    if start is None or any(
+        begin + own > all_ for begin, own, all_ in zip(start, part, whole, strict=True)
+    ):
+        return None
+    return start
+
+
+def _taken(before: Iterable[tuple[_Shape, _Shape]], at: _Shape) -> bool:
+    return any(
+        all(begin <= own < begin + length for own, begin, length in zip(at, *each, strict=True))
+        for each in before
+    )
+
+
+def starts_of(whole: _Shape, parts: Iterable[_Shape | None]) -> list[_Shape] | None:
+    """Where the parts of a tensor begin, of as many as fill it; ``None`` if they do not."""
+    before: list[tuple[_Shape, _Shape]] = []
+    left = math.prod(whole)
+    for part in parts:
+        start = None if part is None or not left else next_start(whole, before, part)
+        if part is None or start is None:
+            return None
+        before.append((start, part))
+        left -= math.prod(part)
+        if not left:
+            return [start for start, _ in before]
+    return None
+
+
+class _Unit(NamedTuple):
+    """Calls of one module that make up the same: one of golden's, or one of the candidate's."""
+
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+
+    @property
+    def many(self) -> tuple[int, int]:
+        return len(self.ours), len(self.theirs)
+
+
+class _Side:
+    """A side's calls of a step, under the candidate's names.
+
+    Attributes:
+        shapes: of the tensors, by call, role and path.
+        parents: of each call.
+    """
+
+    def __init__(self, records: Iterable[Record], names: Mapping[str, str]) -> None:
+        self.shapes: dict[_Call, _Shapes] = defaultdict(dict)
+        self.parents: dict[_Call, _Call | None] = {}
+        self._inside: dict[_Call | None, dict[str, list[int]]] = {}
+        for record in records:
+            if record.role not in _OF_CALLS:
+                continue
+            call = names.get(record.name, record.name), record.call
+            parent = record.parent
+            self.parents[call] = parent and (names.get(parent[0], parent[0]), parent[1])
+            if record.layout is Layout.STRIDED:
+                self.shapes[call][record.role, record.path] = record.shape
+
+    def nest(self, common: Collection[str]) -> None:
+        """Note which calls each call makes, of modules that both sides have."""
+        for call, parent in self.parents.items():
+            if call[0] not in common:
+                continue
+            while parent is not None and (parent[0] not in common or parent not in self.parents):
+                parent = self.parents.get(parent)
+            self._inside.setdefault(parent, {}).setdefault(call[0], []).append(call[1])
+
+    def inside(self, call: _Call | None) -> dict[str, list[int]]:
+        """The calls that a call makes, by name."""
+        return self._inside.get(call, {})
+
+    def values(self, name: str, calls: Iterable[int]) -> list[_Shapes]:
+        """What each call takes and gives."""
+        return [
+            {key: shape for key, shape in self.shapes[name, call].items() if key[0] in _VALUES}
+            for call in calls
+        ]
+
+
+def _units(ours: _Side, theirs: _Side) -> dict[str, list[_Unit]]:
+    """Which calls of the two sides are the same, from the outermost to the innermost."""
+    common = {name for name, _ in ours.parents} & {name for name, _ in theirs.parents}
+    ours.nest(common)
+    theirs.nest(common)
+    found: dict[str, list[_Unit]] = defaultdict(list)
+    left: list[tuple[list[_Call | None], list[_Call | None]]] = [([None], [None])]
+    while left:
+        inside = [
+            [side.inside(parent) for parent in parents]
+            for side, parents in zip((ours, theirs), left.pop(0), strict=True)
+        ]
+        for name in inside[0][0]:
+            if name not in inside[1][0]:
+                continue
+            calls = [[each.get(name, []) for each in side] for side in inside]
+            for unit in _paired_calls(name, calls[0], calls[1], ours, theirs):
+                found[name].append(unit)
+                left.append(([(name, at) for at in unit.ours], [(name, at) for at in unit.theirs]))
+    return found
+
+
+def _paired_calls(
+    name: str,
+    ours: Sequence[Sequence[int]],
+    theirs: Sequence[Sequence[int]],
+    golden: _Side,
+    candidate: _Side,
+) -> list[_Unit]:
+    """The units of the calls that are made in one part of a call, or one for one in several."""
+    if {*map(len, ours)} == {*map(len, theirs)} == {len(ours[0])} and len(ours) + len(theirs) > 2:
+        return [
+            _Unit(*both)
+            for both in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
+        ]
+    if len(ours) + len(theirs) > 2:
+        return []
+    own, other = ours[0], theirs[0]
+    many = _grouped(golden.values(name, own), candidate.values(name, other))
+    if many is None:
+        alike = len(own) == len(other)
+        many = [(1, 1)] * len(own) if alike else []
+    found, at = [], [0, 0]
+    for golden_calls, candidate_calls in many:
+        stop = at[0] + golden_calls, at[1] + candidate_calls
+        found.append(_Unit(tuple(own[at[0] : stop[0]]), tuple(other[at[1] : stop[1]])))
+        at = [*stop]
+    return found
+
+
+def _grouped(ours: Sequence[_Shapes], theirs: Sequence[_Shapes]) -> list[tuple[int, int]] | None:
+    """How many calls of each side make up the same, in order; ``None`` if some are left."""
+    found, at = [], [0, 0]
+    while at[0] < len(ours) and at[1] < len(theirs):
+        own, other = ours[at[0]], theirs[at[1]]
+        key = next((each for each, shape in own.items() if other.get(each, shape) != shape), None)
+        many = 1, 1
+        if key is not None:
+            is_whole = math.prod(own[key]) > math.prod(other[key])
+            parts = theirs[at[1] :] if is_whole else ours[at[0] :]
+            starts = starts_of((own if is_whole else other)[key], (each.get(key) for each in parts))
+            if starts is None:
+                return None
+            many = (1, len(starts)) if is_whole else (len(starts), 1)
+        found.append(many)
+        at = [one + more for one, more in zip(at, many, strict=True)]
+    return found if at == [len(ours), len(theirs)] else None
+
+
+def as_golden_calls(
+    golden: list[Record], candidate: list[Record], renamings: Sequence[Renaming] = ()
+) -> tuple[list[Record], list[Record], dict[str, tuple[int, int]]]:
+    """Both sides' records, the candidate's as golden's calls would have them, and golden's of what
+    calls add up as one; and by the candidate's names how many calls of the two make up the same."""
+    counts = _counts(golden), _counts(candidate)
+    names = {name: rename(name, renamings) or name for _, name in counts[0]}
+    odd = {
+        step
+        for (step, name), calls in counts[0].items()
+        if counts[1].get((step, names[name]), calls) != calls
+    }
+    told: dict[str, tuple[int, int]] = {}
+    for step in sorted(odd):
+        golden, candidate = _of_step(step, golden, candidate, names, told)
+    return golden, candidate, told
+
+
+def _of_step(
+    step: int,
+    golden: list[Record],
+    candidate: list[Record],
+    names: Mapping[str, str],
+    told: dict[str, tuple[int, int]],
+) -> tuple[list[Record], list[Record]]:
+    """The records with those of one step changed."""
+    own, other = ([each for each in side if each.step == step] for side in (golden, candidate))
+    sides = _Side(own, names), _Side(other, {})
+    units = _units(*sides)
+    in_parts = {
+        name: next(unit.many for unit in held if unit.many != (1, 1))
+        for name, held in units.items()
+        if any(unit.many != (1, 1) for unit in held)
+    }
+    if not in_parts:
+        return golden, candidate
+    told.update(in_parts)
+    made = _Translator(units, *sides, names)
+    return (
+        [*(each for each in golden if each.step != step), *made.golden(own)],
+        [*(each for each in candidate if each.step != step), *made.candidate(other)],
+    )
+
+
+def _counts(records: Iterable[Record]) -> dict[tuple[int, str], int]:
+    """How often each module is called, by step and name."""
+    found: dict[tuple[int, str], int] = {}
+    for record in records:
+        if record.role in _VALUES:
+            place = record.step, record.name
+            if found.get(place, 0) <= record.call:
+                found[place] = record.call + 1
+    return found
+
+
+class _Translator:
+    """Makes one step's records those of golden's calls."""
+
+    def __init__(
+        self,
+        units: Mapping[str, Sequence[_Unit]],
+        ours: _Side,
+        theirs: _Side,
+        names: Mapping[str, str],
+    ) -> None:
+        self._ours, self._theirs, self._names = ours, theirs, names
+        pairs = [(name, unit) for name, held in units.items() for unit in held]
+        self._by_golden = {(name, at): unit for name, unit in pairs for at in unit.ours}
+        self._by_candidate = {(name, at): unit for name, unit in pairs for at in unit.theirs}
+
+    def golden(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Golden's records; what its calls add up to, where the candidate has one call, as one."""
+        held: dict[tuple[str, _Unit, Role, str], dict[int, Record]] = defaultdict(dict)
+        for record in records:
+            name = self._names.get(record.name, record.name)
+            unit = self._by_golden.get((name, record.call))
+            if unit is None or len(unit.ours) == 1 or not self._is_of_all(name, unit, record):
+                yield record
+                continue
+            parts = held[name, unit, record.role, record.path]
+            parts[record.call] = record
+            if len(parts) == len(unit.ours):
+                yield _summed([parts[at] for at in unit.ours])
+
+    def _is_of_all(self, name: str, unit: _Unit, record: Record) -> bool:
+        """Whether all of golden's calls have something of the candidate's one call, which it is the
+        sum of, or the last of them has it."""
+        key = record.role, record.path
+        shapes = {self._ours.shapes[name, at].get(key) for at in unit.ours}
+        shapes.add(self._theirs.shapes[name, unit.theirs[0]].get(key))
+        return record.role in (*_SUMS, Role.ARGUMENT_UPDATE) and len(shapes) == 1
+
+    def candidate(self, records: Iterable[Record]) -> Iterator[Record]:
+        held: dict[tuple[str, _Unit, Role, str], dict[int, Record]] = defaultdict(dict)
+        for record in records:
+            unit = self._by_candidate.get((record.name, record.call))
+            if unit is None or record.role not in _OF_CALLS:
+                yield self._renumbered(record, unit)
+            elif len(unit.theirs) == 1:
+                yield from self._cut(record, unit)
+            else:
+                parts = held[record.name, unit, record.role, record.path]
+                parts[record.call] = record
+                if len(parts) == len(unit.theirs):
+                    yield from self._joined([parts[at] for at in unit.theirs], unit)
+        for (_, unit, *_), parts in held.items():
+            if len(parts) < len(unit.theirs):
+                yield from parts.values()
+
+    def _renumbered(self, record: Record, unit: _Unit | None) -> Record:
+        """A record that is of no call, or of one that golden has not."""
+        if unit is not None and unit.many == (1, 1) and record.role in OPERATOR_ROLES:
+            return self._placed(record, unit.ours[0])
+        around = self._by_candidate.get(record.parent) if record.parent else None
+        if record.parent is None or around is None or len(around.ours) > 1:
+            return record
+        return replace(record, parent=(record.parent[0], around.ours[0]))
+
+    def _placed(self, record: Record, call: int) -> Record:
+        """The record as one of golden's call."""
+        return replace(record, call=call, parent=self._parent(record, call))
+
+    def _parent(self, record: Record, call: int) -> _Call | None:
+        own, parent = record.parent, self._ours.parents.get((record.name, call))
+        if own is None or (parent is not None and parent[0] == own[0]):
+            return own and parent
+        around = self._by_candidate.get(own)
+        return own if around is None else (own[0], around.ours[0])
+
+    def _joined(self, parts: Sequence[Record], unit: _Unit) -> Iterator[Record]:
+        """What several calls have of one of golden's; each as it is if that does not fit."""
+        (first, *_), call = parts, unit.ours[0]
+        whole = self._ours.shapes[first.name, call].get((first.role, first.path))
+        place = {"call": call, "parent": self._parent(first, call)}
+        plain = whole is not None and all(map(is_plain, parts))
+        if plain and {each.shape for each in parts} == {whole}:
+            if first.role in (*_SUMS, Role.ARGUMENT_UPDATE):
+                yield replace(_summed(parts), **place)
+                return
+            if first.digest is not None and len({each.digest for each in parts}) == 1:
+                yield replace(first, **place)
+                return
+        elif plain and whole is not None:
+            starts = starts_of(whole, [each.shape for each in parts])
+            if starts is not None and len(starts) == len(parts):
+                boxes = [_box(each, at, each) for each, at in zip(parts, starts, strict=True)]
+                yield made_of_calls(first, boxes, shape=whole, **place)
+                return
+        yield from parts
+
+    def _cut(self, record: Record, unit: _Unit) -> Iterator[Record]:
+        """What a call has of each of golden's; as it is if that does not fit."""
+        if len(unit.ours) == 1:
+            yield self._placed(record, unit.ours[0])
+            return
+        key = record.role, record.path
+        shapes = [self._ours.shapes[record.name, at].get(key) for at in unit.ours]
+        if not is_plain(record) or None in shapes or {*shapes} == {record.shape}:
+            again = unit.ours if record.role in _SHARED else unit.ours[:1]
+            if record.role is Role.ARGUMENT_UPDATE:  # the last one's shows what all have written
+                again = unit.ours[-1:]
+            yield from (self._placed(record, at) for at in again)
+            return
+        starts = starts_of(record.shape, shapes)
+        if starts is None or len(starts) < len(shapes):
+            yield self._placed(record, unit.ours[0])
+            return
+        for call, start, shape in zip(unit.ours, starts, shapes, strict=True):
+            assert shape is not None
+            where = tuple((at, at + own) for at, own in zip(start, shape, strict=True))
+            (term,), form = plain_terms(record)
+            box = Box((0,) * len(shape), (term,), where=where, form=form)
+            placed = {"call": call, "parent": self._parent(record, call)}
+            yield made_of_calls(record, [box], shape=shape, **placed)
+
+
+def calls_of(record: Record) -> Iterator[Record]:
+    """What the calls have, one by one, of a record that several of them make up."""
+    if isinstance(record, GlobalRecord) and record.evidence is LayoutEvidence.CALLS:
+        yield from (term for box in record.boxes for term in box.terms)
+
+
+def is_plain(record: Record) -> bool:
+    return record.layout is Layout.STRIDED and record.shard is None and is_as_captured(record)
+
+
+def _summed(parts: Sequence[Record]) -> Record:
+    """What calls add up to; of what they write one after the other, the last one's."""
+    return parts[-1] if parts[0].role is Role.ARGUMENT_UPDATE else added_up(parts)
+
+
+def _box(record: Record, start: _Shape, part: Record) -> Box:
+    (term,), form = plain_terms(record)
+    return Box(start, (term,), where=tuple((0, each) for each in part.shape), form=form)
