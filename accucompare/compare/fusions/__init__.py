@@ -1,7 +1,17 @@
 """Layers that one side has fused: found by the rows of their weights, split or put together."""
 
-from accucompare.compare.fusions.calls_in_parts import as_golden_calls, calls_of, next_start
-from accucompare.compare.fusions.carried_apart import added_like, is_sum, with_carried_sums
+from accucompare.compare.fusions.calls_in_parts import (
+    as_golden_calls,
+    calls_of,
+    next_start,
+    starts_of,
+)
+from accucompare.compare.fusions.carried_apart import (
+    added_like,
+    is_sum,
+    made_of_calls,
+    with_carried_sums,
+)
 from accucompare.compare.fusions.flat_tokens import is_view, viewed
 from accucompare.compare.fusions.fused_weights import find_fused
 from accucompare.compare.fusions.fusions import Fusions, on_fusions
@@ -14,8 +24,10 @@ __all__ = [
     "find_fused",
     "is_sum",
     "is_view",
+    "made_of_calls",
     "next_start",
     "on_fusions",
+    "starts_of",
     "viewed",
     "with_carried_sums",
 ]
