@@ -27,7 +27,7 @@ from accucompare.compare.across_ranks import (
 )
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
-from accucompare.compare.fusions import on_fusions, with_carried_sums
+from accucompare.compare.fusions import added_like, on_fusions, with_carried_sums
 from accucompare.compare.judging import Beside, DiffRows, Sides, but_plain, plain_count
 from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
@@ -423,11 +423,15 @@ def _with_second_runs(
     """The tasks with the records of the candidate's and golden's second runs."""
     if not theirs and not ours:
         return tasks
+
+    def of_run(run: Mapping[Key, Record], record: Record | None) -> Record | None:
+        return None if record is None else added_like(run.get(record.key), record, run)
+
     return [
         msgspec.structs.replace(
             task,
-            repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
-            golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
+            repeat=of_run(theirs, task.pair.candidate),
+            golden_repeat=of_run(ours, task.pair.golden),
         )
         for task in tasks
     ]

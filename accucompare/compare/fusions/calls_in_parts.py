@@ -6,7 +6,6 @@ that they make inside are then in parts too, one for one."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,18 +13,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import (
-    OPERATOR_ROLES,
-    Box,
-    GlobalRecord,
-    Layout,
-    LayoutEvidence,
-    Record,
-    Role,
+from accucompare.bundle.format import OPERATOR_ROLES, GlobalRecord, Layout, Record, Role
+from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.fusions.flat_tokens import is_as_captured
+from accucompare.compare.fusions.parts_of_calls import (
+    added_up,
+    box_of_part,
+    made_of_calls,
+    one_by_one,
+    starts_of,
 )
-from accucompare.compare.fusions.carried_apart import added_up, made_of_calls
-from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
 from accucompare.compare.pairing import Renaming, rename
+from accucompare.numbers import DTYPES
 
 _Shape = tuple[int, ...]
 #: (name, call index).
@@ -37,64 +36,6 @@ _VALUES = (Role.INPUT, Role.OUTPUT)
 _SUMS = (Role.GRAD_INPUT, Role.CALL_GRAD)
 #: What is put together, or cut.
 _OF_CALLS = (*_VALUES, *_SUMS, Role.GRAD_OUTPUT, Role.ARGUMENT_UPDATE)
-#: What each call has whole, such as keys and values.
-_SHARED = (*_VALUES, Role.GRAD_OUTPUT)
-
-
-def next_start(
-    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
-) -> _Shape | None:
-    """Where the next part of a tensor begins: at the first element that no part before has;
-    ``None`` if it does not fit there.
-
-    Args:
-        before: the start and the shape of each part before.
-    """
-    if len(part) != len(whole) or any(own > all_ for own, all_ in zip(part, whole, strict=True)):
-        return None
-    cut = [axis for axis, own in enumerate(part) if own < whole[axis]]
-    start: _Shape | None
-    if len(cut) == 1 and all(
-        each[:axis] + each[axis + 1 :] == whole[:axis] + whole[axis + 1 :]
-        for axis in cut
-        for _, each in before
-    ):
-        at = sum(each[cut[0]] for _, each in before)
-        start = tuple(at if axis == cut[0] else 0 for axis in range(len(whole)))
-    else:
-        edges = [
-            sorted({0, *(begin[axis] + each[axis] for begin, each in before)})
-            for axis in range(len(whole))
-        ]
-        corners = (each for each in itertools.product(*edges) if not _taken(before, each))
-        start = next(corners, None)
-    if start is None or any(
-        begin + own > all_ for begin, own, all_ in zip(start, part, whole, strict=True)
-    ):
-        return None
-    return start
-
-
-def _taken(before: Iterable[tuple[_Shape, _Shape]], at: _Shape) -> bool:
-    return any(
-        all(begin <= own < begin + length for own, begin, length in zip(at, *each, strict=True))
-        for each in before
-    )
-
-
-def starts_of(whole: _Shape, parts: Iterable[_Shape | None]) -> list[_Shape] | None:
-    """Where the parts of a tensor begin, of as many as fill it; ``None`` if they do not."""
-    before: list[tuple[_Shape, _Shape]] = []
-    left = math.prod(whole)
-    for part in parts:
-        start = None if part is None or not left else next_start(whole, before, part)
-        if part is None or start is None:
-            return None
-        before.append((start, part))
-        left -= math.prod(part)
-        if not left:
-            return [start for start, _ in before]
-    return None
 
 
 class _Unit(NamedTuple):
@@ -112,12 +53,12 @@ class _Side:
     """A side's calls of a step, under the candidate's names.
 
     Attributes:
-        shapes: of the tensors, by call, role and path.
+        held: the tensors, by call, role and path.
         parents: of each call.
     """
 
     def __init__(self, records: Iterable[Record], names: Mapping[str, str]) -> None:
-        self.shapes: dict[_Call, _Shapes] = defaultdict(dict)
+        self.held: dict[_Call, dict[tuple[Role, str], Record]] = defaultdict(dict)
         self.parents: dict[_Call, _Call | None] = {}
         self._inside: dict[_Call | None, dict[str, list[int]]] = {}
         for record in records:
@@ -127,7 +68,11 @@ class _Side:
             parent = record.parent
             self.parents[call] = parent and (names.get(parent[0], parent[0]), parent[1])
             if record.layout is Layout.STRIDED:
-                self.shapes[call][record.role, record.path] = record.shape
+                self.held[call][record.role, record.path] = record
+
+    def of(self, name: str, calls: Iterable[int], record: Record) -> list[Record | None]:
+        """What calls have of a value."""
+        return [self.held[name, call].get((record.role, record.path)) for call in calls]
 
     def nest(self, common: Collection[str]) -> None:
         """Note which calls each call makes, of modules that both sides have."""
@@ -145,7 +90,7 @@ class _Side:
     def values(self, name: str, calls: Iterable[int]) -> list[_Shapes]:
         """What each call takes and gives."""
         return [
-            {key: shape for key, shape in self.shapes[name, call].items() if key[0] in _VALUES}
+            {key: each.shape for key, each in self.held[name, call].items() if key[0] in _VALUES}
             for call in calls
         ]
 
@@ -257,9 +202,10 @@ def _of_step(
         return golden, candidate
     told.update(in_parts)
     made = _Translator(units, *sides, names)
+    changed = [*made.candidate(other)]  # first, see ``golden``
     return (
         [*(each for each in golden if each.step != step), *made.golden(own)],
-        [*(each for each in candidate if each.step != step), *made.candidate(other)],
+        [*(each for each in candidate if each.step != step), *changed],
     )
 
 
@@ -286,30 +232,33 @@ class _Translator:
     ) -> None:
         self._ours, self._theirs, self._names = ours, theirs, names
         pairs = [(name, unit) for name, held in units.items() for unit in held]
+        self._one_by_one: set[tuple[str, int, Role, str]] = set()
         self._by_golden = {(name, at): unit for name, unit in pairs for at in unit.ours}
         self._by_candidate = {(name, at): unit for name, unit in pairs for at in unit.theirs}
 
     def golden(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Golden's records; what its calls add up to, where the candidate has one call, as one."""
-        held: dict[tuple[str, _Unit, Role, str], dict[int, Record]] = defaultdict(dict)
+        """Golden's records, after ``candidate``: what its calls add up to, where the candidate has
+        one call, as one; and those that the candidate's calls have one by one."""
         for record in records:
             name = self._names.get(record.name, record.name)
             unit = self._by_golden.get((name, record.call))
-            if unit is None or len(unit.ours) == 1 or not self._is_of_all(name, unit, record):
+            if unit is None or unit.many == (1, 1) or record.role not in _OF_CALLS:
                 yield record
-                continue
-            parts = held[name, unit, record.role, record.path]
-            parts[record.call] = record
-            if len(parts) == len(unit.ours):
-                yield _summed([parts[at] for at in unit.ours])
-
-    def _is_of_all(self, name: str, unit: _Unit, record: Record) -> bool:
-        """Whether all of golden's calls have something of the candidate's one call, which it is the
-        sum of, or the last of them has it."""
-        key = record.role, record.path
-        shapes = {self._ours.shapes[name, at].get(key) for at in unit.ours}
-        shapes.add(self._theirs.shapes[name, unit.theirs[0]].get(key))
-        return record.role in (*_SUMS, Role.ARGUMENT_UPDATE) and len(shapes) == 1
+            elif (name, record.call, record.role, record.path) in self._one_by_one:
+                yield one_by_one([record] * len(unit.theirs))
+            elif len(unit.ours) == 1:
+                yield record
+            else:
+                held = self._ours.of(name, unit.ours, record)
+                parts = [each for each in held if each is not None]
+                (one,) = self._theirs.of(name, unit.theirs, record)
+                added = None
+                if one is not None and len(parts) == len(held):
+                    added = _added_up(parts, one)
+                if added is None:
+                    yield record
+                elif record is parts[-1]:
+                    yield added
 
     def candidate(self, records: Iterable[Record]) -> Iterator[Record]:
         held: dict[tuple[str, _Unit, Role, str], dict[int, Record]] = defaultdict(dict)
@@ -351,65 +300,85 @@ class _Translator:
     def _joined(self, parts: Sequence[Record], unit: _Unit) -> Iterator[Record]:
         """What several calls have of one of golden's; each as it is if that does not fit."""
         (first, *_), call = parts, unit.ours[0]
-        whole = self._ours.shapes[first.name, call].get((first.role, first.path))
-        place = {"call": call, "parent": self._parent(first, call)}
-        plain = whole is not None and all(map(is_plain, parts))
-        if plain and {each.shape for each in parts} == {whole}:
-            if first.role in (*_SUMS, Role.ARGUMENT_UPDATE):
-                yield replace(_summed(parts), **place)
-                return
-            if first.digest is not None and len({each.digest for each in parts}) == 1:
-                yield replace(first, **place)
-                return
-        elif plain and whole is not None:
-            starts = starts_of(whole, [each.shape for each in parts])
-            if starts is not None and len(starts) == len(parts):
-                boxes = [_box(each, at, each) for each, at in zip(parts, starts, strict=True)]
-                yield made_of_calls(first, boxes, shape=whole, **place)
-                return
-        yield from parts
+        (whole,) = self._ours.of(first.name, [call], first)
+        made: Record | None = None
+        if whole is not None and all(map(is_plain, (whole, *parts))):
+            made = _added_up(parts, whole) or _side_by_side(parts, whole)
+            if made is None and {each.shape for each in parts} == {whole.shape}:
+                if first.digest is not None and len({each.digest for each in parts}) == 1:
+                    made = first
+                else:
+                    made = one_by_one(parts)
+                    self._one_by_one.add((first.name, call, first.role, first.path))
+        if made is None:
+            yield from parts
+        else:
+            yield self._placed(made, call)
 
     def _cut(self, record: Record, unit: _Unit) -> Iterator[Record]:
         """What a call has of each of golden's; as it is if that does not fit."""
-        if len(unit.ours) == 1:
+        held = self._ours.of(record.name, unit.ours, record)
+        parts = [each for each in held if each is not None]
+        if len(unit.ours) == 1 or len(parts) < len(held) or not is_plain(record):
             yield self._placed(record, unit.ours[0])
             return
-        key = record.role, record.path
-        shapes = [self._ours.shapes[record.name, at].get(key) for at in unit.ours]
-        if not is_plain(record) or None in shapes or {*shapes} == {record.shape}:
-            again = unit.ours if record.role in _SHARED else unit.ours[:1]
-            if record.role is Role.ARGUMENT_UPDATE:  # the last one's shows what all have written
-                again = unit.ours[-1:]
-            yield from (self._placed(record, at) for at in again)
+        if (added := _added_up(parts, record)) is not None:
+            yield self._placed(record, added.call)
             return
-        starts = starts_of(record.shape, shapes)
-        if starts is None or len(starts) < len(shapes):
+        if {each.shape for each in parts} == {record.shape}:
+            yield from (self._placed(record, at) for at in unit.ours)
+            return
+        starts = starts_of(record.shape, [each.shape for each in parts])
+        if starts is None or len(starts) < len(parts):
             yield self._placed(record, unit.ours[0])
             return
-        for call, start, shape in zip(unit.ours, starts, shapes, strict=True):
-            assert shape is not None
-            where = tuple((at, at + own) for at, own in zip(start, shape, strict=True))
-            (term,), form = plain_terms(record)
-            box = Box((0,) * len(shape), (term,), where=where, form=form)
-            placed = {"call": call, "parent": self._parent(record, call)}
-            yield made_of_calls(record, [box], shape=shape, **placed)
+        for start, part in zip(starts, parts, strict=True):
+            if (box := box_of_part(record, start, part, False)) is not None:
+                made = made_of_calls(record, [box], shape=part.shape)
+                yield self._placed(made, part.call)
 
 
-def calls_of(record: Record) -> Iterator[Record]:
-    """What the calls have, one by one, of a record that several of them make up."""
-    if isinstance(record, GlobalRecord) and record.evidence is LayoutEvidence.CALLS:
-        yield from (term for box in record.boxes for term in box.terms)
+def _side_by_side(parts: Sequence[Record], whole: Record) -> GlobalRecord | None:
+    """The whole that parts fill; ``None`` if they do not."""
+    starts = starts_of(whole.shape, [each.shape for each in parts])
+    if starts is None or len(starts) < len(parts):
+        return None
+    held = [box_of_part(whole, at, each, True) for each, at in zip(parts, starts, strict=True)]
+    boxes = [each for each in held if each is not None]
+    if len(boxes) < len(parts):
+        return None
+    return made_of_calls(parts[0], boxes, shape=whole.shape)
+
+
+def _added_up(parts: Sequence[Record], whole: Record) -> Record | None:
+    """What calls add up to; of what they write one after the other, the last one's. ``None`` if
+    they are no terms of the whole.
+
+    Of the loss of some tokens, sum or mean is what is nearer."""
+    if {each.shape for each in parts} != {whole.shape}:
+        return None
+    if whole.role is Role.ARGUMENT_UPDATE:
+        return parts[-1]
+    if whole.role in _SUMS:
+        return added_up(parts)
+    values = [_number(each) for each in (whole, *parts)]
+    known = [each for each in values if each is not None]
+    if whole.role is Role.INPUT or len(known) < len(values):
+        return None
+    total, off = sum(known[1:]), {}
+    for times in (1.0, 1.0 / len(parts)):
+        off[times] = abs(times * total - known[0])
+    nearest = min(off, key=lambda each: off[each])
+    return added_up(parts, nearest) if off[nearest] <= TELLS_LAYOUT * abs(known[0]) else None
+
+
+def _number(record: Record) -> float | None:
+    """A floating-point number; ``None`` for anything else."""
+    known = record.statistics
+    if record.shape or known is None or known.min is None or not DTYPES[record.dtype].digits:
+        return None
+    return float(known.min)
 
 
 def is_plain(record: Record) -> bool:
     return record.layout is Layout.STRIDED and record.shard is None and is_as_captured(record)
-
-
-def _summed(parts: Sequence[Record]) -> Record:
-    """What calls add up to; of what they write one after the other, the last one's."""
-    return parts[-1] if parts[0].role is Role.ARGUMENT_UPDATE else added_up(parts)
-
-
-def _box(record: Record, start: _Shape, part: Record) -> Box:
-    (term,), form = plain_terms(record)
-    return Box(start, (term,), where=tuple((0, each) for each in part.shape), form=form)

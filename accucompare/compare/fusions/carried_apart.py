@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from accucompare.bundle.format import (
     UNKNOWN_CONTENT,
-    Box,
     GlobalRecord,
     Key,
     Layout,
@@ -24,6 +23,7 @@ from accucompare.bundle.format import (
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
 from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, viewed
+from accucompare.compare.fusions.parts_of_calls import of_calls_like
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
@@ -164,13 +164,12 @@ def _sums(pairs: Sequence[Pair], of_golden: bool) -> dict[int, _Sum]:
 def added_like(
     record: Record | None, golden: Record, records: Mapping[Key, Record]
 ) -> Record | None:
-    """A baseline's record, added up as golden's terms were. ``records``: the baseline's."""
+    """Another run's record, added up as these terms were. ``records``: that run's."""
     if not isinstance(golden, GlobalRecord):
         return record
-    terms = [records.get(each.key) for each in golden.boxes[0].terms]
     if golden.evidence is LayoutEvidence.CALLS:
-        held = [each for each in terms if each is not None]
-        return added_up(held) if len(held) == len(terms) else None
+        return of_calls_like(golden, records)
+    terms = [records.get(each.key) for each in golden.boxes[0].terms]
     if golden.evidence is not LayoutEvidence.VALUES:
         return record
     if len(terms) == 1 and record is None:  # the gradient of a term
@@ -193,25 +192,6 @@ def _may_be_term(record: Record) -> bool:
 
 def _values(record: Record) -> _Values:
     return record.step, record.name, record.call, record.role
-
-
-def added_up(calls: Sequence[Record]) -> GlobalRecord:
-    """What a module's calls add up to."""
-    terms, form = plain_terms(*calls)
-    return made_of_calls(calls[0], [whole_box(terms, calls[0].shape, form)])
-
-
-def made_of_calls(first: Record, boxes: Sequence[Box], **changes: Any) -> GlobalRecord:
-    """What a module's calls make up."""
-    held = all(term.member is not None for box in boxes for term in box.terms)
-    return GlobalRecord.of(
-        first,
-        boxes,
-        member=first.member if held else None,
-        evidence=LayoutEvidence.CALLS,
-        **UNKNOWN_CONTENT,
-        **changes,
-    )
 
 
 def sum_of_terms(one: Record, other: Record) -> GlobalRecord:

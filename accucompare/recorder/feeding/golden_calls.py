@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from accucompare.bundle.format import GRADIENT_ROLES, Box, GlobalRecord, Layout, Record, Role
-from accucompare.compare.fusions import made_of_calls, next_start, starts_of
+from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Layout, Record, Role
+from accucompare.compare.fusions import box_of_part, made_of_calls, next_start, rows, starts_of
 
 _Shape = tuple[int, ...]
 #: (name, call index).
@@ -124,9 +124,9 @@ class GoldenCalls:
             )
             path, whole = next(other, ("", ()))
             shape = shapes.get(path, ()) if whole else ()
-            start = next_start(whole, cursor.taken, shape) if whole else None
+            start = _next_start(whole, cursor.taken, shape)
             if start is not None and math.prod(shape) < math.prod(whole):
-                cursor.taken.append((start, shape))
+                cursor.taken.append((start, rows(shape, len(start))))
                 if sum(math.prod(part) for _, part in cursor.taken) == math.prod(whole):
                     cursor.at, cursor.taken = cursor.at + 1, []
                 return CallsOfGolden((golden,), True)
@@ -157,29 +157,42 @@ class GoldenCalls:
         first = records[0]
         role = _FORWARD.get(first.role, first.role)
         if {each.shape for each in records} == {shape}:
-            summed = first.role is Role.GRAD_INPUT and (of.is_part or len(of.calls) > 1)
-            return None if summed else first
+            # such as the loss of some tokens
+            adds_up = not shape and first.role in (Role.OUTPUT, Role.GRAD_OUTPUT)
+            adds_up = adds_up or first.role is Role.GRAD_INPUT
+            return None if adds_up and (of.is_part or len(of.calls) > 1) else first
         if len(records) > 1:
             starts = starts_of(shape, (each.shape for each in records))
             if starts is None or len(starts) < len(records):
                 return None
-            boxes = [_whole(each, at) for each, at in zip(records, starts, strict=True)]
+            whole = replace(first, shape=shape)
+            made = [
+                box_of_part(whole, at, each, True) for each, at in zip(records, starts, strict=True)
+            ]
+            boxes = [each for each in made if each is not None]
+            if len(boxes) < len(records):
+                return None
             return _named(made_of_calls(first, boxes, shape=shape))
         path = first.path.partition("#")[0] if first.role in GRADIENT_ROLES else first.path
         held = self._starts.setdefault(((name, of.calls[0]), role, path), {})
         if call not in held and role is first.role:
-            start = next_start(first.shape, [*held.values()], shape)
+            start = _next_start(first.shape, [*held.values()], shape)
             if start is not None:
-                held[call] = start, shape
-        if call not in held or held[call][1] != shape:
+                held[call] = start, rows(shape, len(start))
+        if call not in held or math.prod(held[call][1]) != math.prod(shape):
             return None
-        where = tuple((at, at + own) for at, own in zip(held[call][0], shape, strict=True))
-        box = Box((0,) * len(shape), (first,), where=where)
-        return _named(made_of_calls(first, [box], shape=shape))
+        box = box_of_part(first, held[call][0], replace(first, shape=shape), False)
+        return None if box is None else _named(made_of_calls(first, [box], shape=shape))
 
 
-def _whole(record: Record, start: _Shape) -> Box:
-    return Box(start, (record,), where=tuple((0, each) for each in record.shape))
+def _next_start(
+    whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
+) -> _Shape | None:
+    """As ``next_start``, of tokens in a row too."""
+    few = min(len(whole), len(part))
+    if not few or any(len(start) != few for start, _ in before):
+        return None
+    return next_start(rows(whole, few), before, rows(part, few))
 
 
 def _named(record: GlobalRecord) -> GlobalRecord:
