@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
-from accucompare.compare.fusions import Fusions, as_golden_calls
+from accucompare.compare.fusions import Fusions, as_golden_calls, given_as_golden
 from accucompare.compare.judging import Sides
 from accucompare.compare.layouts import (
     RankRecords,
@@ -150,9 +150,11 @@ def open_sides(
         )
     in_parts: dict[str, tuple[int, int]] = {}
     if alone:
-        golden_records, candidate_records, in_parts = as_golden_calls(
+        golden_records, candidate_records, in_parts, batches = as_golden_calls(
             golden_records, candidate_records, options.renamings
         )
+        if batches:
+            theirs = given_as_golden(theirs, ours.manifest, batches)
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:

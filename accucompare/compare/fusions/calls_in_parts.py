@@ -6,6 +6,8 @@ that they make inside are then in parts too, one for one."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +15,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from accucompare.bundle.format import OPERATOR_ROLES, GlobalRecord, Layout, Record, Role
+from accucompare.bundle.format import OPERATOR_ROLES, GlobalRecord, Layout, Manifest, Record, Role
+from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions.flat_tokens import is_as_captured
 from accucompare.compare.fusions.parts_of_calls import (
@@ -164,11 +167,26 @@ def _grouped(ours: Sequence[_Shapes], theirs: Sequence[_Shapes]) -> list[tuple[i
     return found if at == [len(ours), len(theirs)] else None
 
 
+class InParts(NamedTuple):
+    """Both sides' records, the candidate's as golden's calls would have them, and golden's of what
+    calls add up to as one.
+
+    Attributes:
+        many: how many calls of golden's and of the candidate's make up the same, by the candidate's
+            names.
+        batches: the steps in which the model itself is called in parts.
+    """
+
+    golden: list[Record]
+    candidate: list[Record]
+    many: dict[str, tuple[int, int]]
+    batches: list[int]
+
+
 def as_golden_calls(
     golden: list[Record], candidate: list[Record], renamings: Sequence[Renaming] = ()
-) -> tuple[list[Record], list[Record], dict[str, tuple[int, int]]]:
-    """Both sides' records, the candidate's as golden's calls would have them, and golden's of what
-    calls add up as one; and by the candidate's names how many calls of the two make up the same."""
+) -> InParts:
+    """The records, those of calls in parts put together or cut."""
     counts = _counts(golden), _counts(candidate)
     names = {name: rename(name, renamings) or name for _, name in counts[0]}
     odd = {
@@ -176,37 +194,48 @@ def as_golden_calls(
         for (step, name), calls in counts[0].items()
         if counts[1].get((step, names[name]), calls) != calls
     }
-    told: dict[str, tuple[int, int]] = {}
+    found = InParts(golden, candidate, {}, [])
     for step in sorted(odd):
-        golden, candidate = _of_step(step, golden, candidate, names, told)
-    return golden, candidate, told
+        found = _of_step(step, found, names)
+    return found
 
 
-def _of_step(
-    step: int,
-    golden: list[Record],
-    candidate: list[Record],
-    names: Mapping[str, str],
-    told: dict[str, tuple[int, int]],
-) -> tuple[list[Record], list[Record]]:
+def _of_step(step: int, found: InParts, names: Mapping[str, str]) -> InParts:
     """The records with those of one step changed."""
-    own, other = ([each for each in side if each.step == step] for side in (golden, candidate))
+    own, other = ([each for each in side if each.step == step] for side in found[:2])
     sides = _Side(own, names), _Side(other, {})
     units = _units(*sides)
-    in_parts = {
+    many = {
         name: next(unit.many for unit in held if unit.many != (1, 1))
         for name, held in units.items()
         if any(unit.many != (1, 1) for unit in held)
     }
-    if not in_parts:
-        return golden, candidate
-    told.update(in_parts)
+    if not many:
+        return found
     made = _Translator(units, *sides, names)
     changed = [*made.candidate(other)]  # first, see ``golden``
-    return (
-        [*(each for each in golden if each.step != step), *made.golden(own)],
-        [*(each for each in candidate if each.step != step), *changed],
+    return InParts(
+        [*(each for each in found.golden if each.step != step), *made.golden(own)],
+        [*(each for each in found.candidate if each.step != step), *changed],
+        {**many, **found.many},
+        [*found.batches, *([step] if "" in many else [])],
     )
+
+
+def given_as_golden(bundle: Bundle, golden: Manifest, steps: Collection[int]) -> Bundle:
+    """The bundle as if its model was called as golden's in these steps: rows compare what it was
+    given, part by part."""
+    manifest = bundle.manifest
+    inputs = {str(step): golden.inputs.get(str(step), {}) for step in steps}
+    batches = {entry.step: entry.batch for entry in golden.series if entry.step in steps}
+    series = [
+        replace(each, batch=batches[each.step]) if each.step in batches else each
+        for each in manifest.series
+    ]
+    described = dataclasses.replace(manifest, inputs={**manifest.inputs, **inputs}, series=series)
+    one = copy.copy(bundle)
+    one.manifest, one.manifests = described, {**bundle.manifests, 0: described}
+    return one
 
 
 def _counts(records: Iterable[Record]) -> dict[tuple[int, str], int]:

@@ -157,10 +157,9 @@ class GoldenCalls:
         first = records[0]
         role = _FORWARD.get(first.role, first.role)
         if {each.shape for each in records} == {shape}:
-            # such as the loss of some tokens
-            adds_up = not shape and first.role in (Role.OUTPUT, Role.GRAD_OUTPUT)
-            adds_up = adds_up or first.role is Role.GRAD_INPUT
-            return None if adds_up and (of.is_part or len(of.calls) > 1) else first
+            # numbers, such as the loss of some tokens, are the part's own
+            in_parts = of.is_part or len(of.calls) > 1
+            return None if in_parts and (not shape or first.role is Role.GRAD_INPUT) else first
         if len(records) > 1:
             starts = starts_of(shape, (each.shape for each in records))
             if starts is None or len(starts) < len(records):

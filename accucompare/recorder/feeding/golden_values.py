@@ -278,7 +278,10 @@ class GoldenValues:
             missing = f"golden has no such {'value' if self.has(place) else 'call'}"
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
-            return self._golden_number(record, value)
+            number = self._golden_number(record, value)
+            if number is not None and place.golden is not None:
+                return "each part of golden's call has a number of its own"
+            return number
         record = self._own_part(place, record, value)
         if record is None:
             return "golden's call makes this in other parts"
