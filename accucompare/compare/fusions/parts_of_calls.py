@@ -44,10 +44,8 @@ def next_start(
         at = sum(each[cut[0]] for _, each in before)
         start = tuple(at if axis == cut[0] else 0 for axis in range(len(whole)))
     else:
-        edges = [
-            sorted({0, *(begin[axis] + each[axis] for begin, each in before)})
-            for axis in range(len(whole))
-        ]
+        ends = [{0, *(at[axis] + own[axis] for at, own in before)} for axis in range(len(whole))]
+        edges = [sorted(held - {most}) for held, most in zip(ends, whole, strict=True)]
         corners = (each for each in itertools.product(*edges) if not _taken(before, each))
         start = next(corners, None)
     if start is None or any(
@@ -104,10 +102,10 @@ def box_of_part(whole: Record, start: _Shape, part: Record, is_part: bool) -> Bo
         return Box(place, (term,), where=where, form=form)
     if own[1:] != rows(whole.shape, few)[1:]:
         return None
-    begin, many = start[0] * math.prod(own[1:]), math.prod(own)
+    first, many = start[0] * math.prod(own[1:]), math.prod(own)
     if is_part:
-        return Box((begin,), (term,), where=((0, many),), flat=True, form=form)
-    return Box((0,), (term,), where=((begin, begin + many),), flat=True, form=form)
+        return Box((first,), (term,), where=((0, many),), flat=True, form=form)
+    return Box((0,), (term,), where=((first, first + many),), flat=True, form=form)
 
 
 def calls_of(record: Record) -> Iterator[Record]:
@@ -123,6 +121,7 @@ def made_of_calls(first: Record, boxes: Sequence[Box], **changes: Any) -> Global
         first,
         boxes,
         member=first.member if held else None,
+        error=None,
         evidence=LayoutEvidence.CALLS,
         **UNKNOWN_CONTENT,
         **changes,
