@@ -120,6 +120,7 @@ class OneSideWhy(str, Enum):
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
     KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
+    NO_UPDATE_TELLS = "no update tells"  # no update in these steps tells whether it is used
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 
