@@ -287,6 +287,13 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
     yield from _near_otherwise(result)
     if result.unseen:
         yield BareFact.OPTIMIZERS_DIFFER
+    yield from _left_otherwise(result)
+
+
+def _left_otherwise(result: Result) -> Iterator[Fact]:
+    """What the steps left in attributes, which no row shows."""
+    if left := tuple(each for each in result.preflight if each.about is About.LEFT):
+        yield facts.MadeOtherwise(facts.Otherwise.LEFT, left)
 
 
 def _near_otherwise(result: Result) -> Iterator[Fact]:

@@ -153,6 +153,7 @@ class Otherwise(Enum):
     CONFIGURED = auto()
     RUN = auto()
     GIVEN = auto()
+    LEFT = auto()  # as it is at the end
 
 
 class MadeOtherwise(_Said, frozen=True):

@@ -9,6 +9,7 @@ from accucompare.bundle.format.capture_facts import AsLayout as AsLayout
 from accucompare.bundle.format.capture_facts import Compiled as Compiled
 from accucompare.bundle.format.capture_facts import DumpFacts as DumpFacts
 from accucompare.bundle.format.capture_facts import Imported as Imported
+from accucompare.bundle.format.capture_facts import Left as Left
 from accucompare.bundle.format.capture_facts import Options as Options
 from accucompare.bundle.format.capture_facts import RegionFacts as RegionFacts
 from accucompare.bundle.format.capture_facts import SketchFacts as SketchFacts

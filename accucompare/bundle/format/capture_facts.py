@@ -113,6 +113,15 @@ class Compiled(msgspec.Struct, frozen=True):
         return False
 
 
+class Left(msgspec.Struct, frozen=True):
+    """What the steps have left in the attributes of modules, beside records of tensors."""
+
+    # numbers and texts that are not what they were, by module and place in it
+    numbers: dict[str, dict[str, bool | int | float | str]] = {}
+    dropped: tuple[str, ...] = ()  # those of ``Options.kept`` that hold no tensor any more
+    beyond: tuple[str, ...] = ()  # containers with more items than were looked at
+
+
 class Options(msgspec.Struct, frozen=True):
     """The options of a capture that a comparison decides by. Older bundles lack some."""
 
@@ -137,6 +146,7 @@ class Options(msgspec.Struct, frozen=True):
     # the plain attributes in which modules kept tensors; ``None`` in older bundles, which do not
     # record those that held nothing at the start
     kept: tuple[str, ...] | None = None
+    left: Left | None = None  # what else its steps left in attributes; not in older bundles
     # whether it holds gradients that no update took; of several ranks, and in older bundles, it
     # does not
     left_grads: bool = False

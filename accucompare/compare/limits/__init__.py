@@ -36,6 +36,8 @@ from accucompare.compare.limits.limits_in_force import kernels_of as kernels_of
 from accucompare.compare.limits.limits_in_force import read_rules as read_rules
 from accucompare.compare.limits.provenance import OtherCode as OtherCode
 from accucompare.compare.limits.provenance import Surrounding as Surrounding
+from accucompare.compare.limits.provenance import held_otherwise as held_otherwise
+from accucompare.compare.limits.provenance import left_otherwise as left_otherwise
 from accucompare.compare.limits.provenance import other_code as other_code
 from accucompare.compare.limits.provenance import other_configuration as other_configuration
 from accucompare.compare.limits.provenance import other_optimizer as other_optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,14 @@ class Routing(NamedTuple):
     scores: tuple[int, ...]
     tokens: Numbers  # those that were sent elsewhere
     remark: RoutedOtherwise  # what there is to say
+    inner: bool = False  # whether an operator in the call's own code chose
+    decides: bool = True  # whether what follows may be other work
+    right: bool = False  # whether the candidate's own scores lead to what it chose
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in golden's order it is: step, and order in that."""
+        return self.call[0], self.order
 
 
 def routings(sides: PairedSides) -> list[Routing]:
@@ -62,7 +71,7 @@ def routings(sides: PairedSides) -> list[Routing]:
         routing = _routing(sides, call, differing, _scores_of(sides, call, places))
         if routing is not None:
             found.append(routing)
-    return sorted(found, key=lambda each: (each.call[0], each.order))
+    return sorted(found, key=attrgetter("place"))
 
 
 def _by_call(sides: PairedSides) -> dict[CallOfStep, list[int]]:

@@ -1,6 +1,10 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points as points
+from accucompare.live.modules.attribute_walk import MOST_ITEMS as MOST_ITEMS
+from accucompare.live.modules.attribute_walk import AttributeWalk as AttributeWalk
+from accucompare.live.modules.attribute_walk import Inner as Inner
+from accucompare.live.modules.attribute_walk import containers_of as containers_of
 from accucompare.live.modules.attributes import OF_EVERY_MODULE as OF_EVERY_MODULE
 from accucompare.live.modules.attributes import Attributes as Attributes
 from accucompare.live.modules.attributes import attributes_of as attributes_of
@@ -19,6 +23,7 @@ from accucompare.live.modules.hooks import arguments_of as arguments_of
 from accucompare.live.modules.hooks import in_backward as in_backward
 from accucompare.live.modules.hooks import listens as listens
 from accucompare.live.modules.hooks import only_holds_modules as only_holds_modules
+from accucompare.live.modules.left_numbers import NumbersKept as NumbersKept
 from accucompare.live.modules.names import Modules as Modules
 from accucompare.live.modules.names import class_of as class_of
 from accucompare.live.modules.names import name_modules as name_modules

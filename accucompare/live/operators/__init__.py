@@ -1,6 +1,8 @@
 """Operators as they are called, their schemas, and random ones."""
 
 from accucompare.live.operators import entrances as entrances
+from accucompare.live.operators.choosing import OperatorChoice as OperatorChoice
+from accucompare.live.operators.choosing import choosing as choosing
 from accucompare.live.operators.dispatch import Inside as Inside
 from accucompare.live.operators.dispatch import without_dispatch as without_dispatch
 from accucompare.live.operators.entrances import running_steps as running_steps

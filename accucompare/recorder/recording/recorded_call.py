@@ -13,21 +13,25 @@ from accucompare.live.autograd import Span
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import Lent
+from accucompare.recorder.feeding import CallsOfGolden, Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import ChoicesOfCall
 
 
 @dataclass(eq=False)
 class RecordedCall(Call):
     """A module call with defaults in the class, not in ``__init__``: every hook makes one."""
 
+    # of a fed capture: golden's calls in its place, if one side makes it in parts
+    golden: CallsOfGolden | None = field(default=None, init=False)
     lent: Lent | None = field(default=None, init=False)  # of a fed capture
     # set if writes into arguments are recorded
     arguments: Arguments | None = field(default=None, init=False)
     # what the forward returned, before any other hook saw it
     returned: tuple[Any, ...] = field(default=(), init=False)
     operators: Operators | None = field(default=None, init=False)  # set if operators are recorded
+    choices: ChoicesOfCall | None = field(default=None, init=False)  # what its own code chose
     # the nodes that the call makes in autograd's graph, if the backward is recorded
     span: Span[RecordedCall] | None = field(default=None, init=False)
     # whether the source lines of these nodes are noted

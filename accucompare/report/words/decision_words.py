@@ -406,6 +406,7 @@ _OTHERWISE = {
     Otherwise.CONFIGURED: "configured otherwise",
     Otherwise.RUN: "run otherwise",
     Otherwise.GIVEN: "given otherwise",
+    Otherwise.LEFT: "left otherwise",
 }
 
 
