@@ -30,11 +30,7 @@ def excuse_later(
 ) -> None:
     """What fails after rounding chose otherwise shows nothing, if that explains as much; except in
     experts' calls, where the tokens that were routed otherwise are left out. ``outcomes`` is
-    changed.
-
-    Args:
-        excused: whether rounding explains each of the ``tokens.routings``.
-    """
+    changed. ``excused``: whether rounding explains each of the ``tokens.routings``."""
     explained = [
         (routing, own)
         for routing, own, fine in zip(tokens.routings, tokens.forward, excused, strict=True)

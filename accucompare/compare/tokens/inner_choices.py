@@ -29,20 +29,13 @@ _OF_VALUES = ("aten.max.", "aten.min.")
 
 
 class _Flips(NamedTuple):
-    """Choices that differ.
+    """Choices that differ."""
 
-    Attributes:
-        right: whether the candidate's own scores lead to its choices.
-        margins: in golden's scores, by which each was decided.
-        apart: how far the two sides' scores are apart, there and on average.
-        rounding: of these scores, there.
-    """
-
-    right: bool
-    margins: _Floats
-    apart: _Floats
+    right: bool  # whether the candidate's own scores lead to its choices
+    margins: _Floats  # in golden's scores, by which each was decided
+    apart: _Floats  # how far the two sides' scores are apart, there and on average
     usual: float
-    rounding: _Floats
+    rounding: _Floats  # of these scores, there
 
 
 def inner_choices(sides: PairedSides) -> list[Routing]:

@@ -26,14 +26,10 @@ _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 
 
 class CallsOfGolden(NamedTuple):
-    """The calls of golden's that are in place of a call.
-
-    Attributes:
-        is_part: whether the call is one of several that make up these.
-    """
+    """The calls of golden's that are in place of a call."""
 
     calls: tuple[int, ...]
-    is_part: bool
+    is_part: bool  # whether the call is one of several that make up these
 
 
 @dataclass

@@ -34,19 +34,12 @@ _SMALL = 1 << 16
 
 @dataclass(eq=False)
 class _Leaf:
-    """What was found in a place, by the module's name and the path in it.
+    """What was found in a place, by the module's name and the path in it."""
 
-    Attributes:
-        value: the tensor or array at the last look, referred to weakly.
-        version: its count of writes then; -1 if there is none.
-        digest: of its bytes then.
-        moved: whether another place held it when it was recorded.
-    """
-
-    value: Callable[[], Any]
-    version: int
-    digest: str | None
-    moved: bool = False
+    value: Callable[[], Any]  # the tensor or array at the last look, referred to weakly
+    version: int  # its count of writes then; -1 if there is none
+    digest: str | None  # of its bytes then
+    moved: bool = False  # whether another place held it when it was recorded
 
     def holds(self, value: Any) -> bool:
         """Whether it was this value, and no write into it was counted since."""
@@ -58,11 +51,7 @@ class _Leaf:
 
 
 class InnerTensors:
-    """The containers' part of ``Buffers``. With a feed, golden's values replace what was recorded.
-
-    Attributes:
-        beyond: containers with more items than are looked at.
-    """
+    """The containers' part of ``Buffers``. With a feed, golden's values replace recorded ones."""
 
     def __init__(
         self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
@@ -80,7 +69,7 @@ class InnerTensors:
         # by module: the index of its last call
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
-        self.beyond: set[str] = set()
+        self.beyond: set[str] = set()  # containers with more items than are looked at
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:

@@ -28,16 +28,12 @@ class OwnChoices:
     """Records each choice with the scores that it was made by, and hands on golden's.
 
     A choice among nearly equal scores falls by rounding. Fed, the code goes on with golden's, so
-    that its other errors show, and the candidate's own choice is judged by its scores.
-
-    Attributes:
-        record: is given the call, role, path, value, operator and source line.
-        allows: whether a module is recorded.
-    """
+    that its other errors show, and the candidate's own choice is judged by its scores."""
 
     listener: Listener[Any]
+    # is given the call, role, path, value, operator and source line
     record: Callable[[Any, Role, str, Any, str, str], None]
-    allows: Callable[[str], bool]
+    allows: Callable[[str], bool]  # whether a module is recorded
     feed: Feeding | None
 
     def __call__(self, choice: OperatorChoice) -> torch.Tensor | None:
