@@ -53,7 +53,7 @@ def rows_of_ranks(
         microbatches: whether the candidate is a pipeline: a call with rows that another call of its
             rank had, or that golden lacks, has the next rows that no call had.
     """
-    inputs = _inputs(*golden), _inputs(*candidate)
+    inputs = _inputs(golden[1]), _inputs(candidate[1])
     several = golden[0].manifest.ranks > 1
     found: tuple[RowsOfRanks, RowsOfRanks] = {}, {}
     for step in inputs[0].keys() & inputs[1].keys():
@@ -189,9 +189,7 @@ def _parts(placed: _Placed, sequences: Sequences, are_rows: bool) -> _Placed:
     return found
 
 
-def _inputs(
-    bundle: Bundle, records: Iterable[Record]
-) -> dict[int, dict[Holder, dict[str, Record]]]:
+def _inputs(records: Iterable[Record]) -> dict[int, dict[Holder, dict[str, Record]]]:
     """The tensors with rows that the model was given, by step, call and path."""
     found: dict[int, dict[Holder, dict[str, Record]]] = {}
     for record in records:

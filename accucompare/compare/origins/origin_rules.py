@@ -189,10 +189,6 @@ def _unrecorded_updates(seen: RowsSoFar, record: Record) -> bool:
     return (record.rank, record.step - 1) not in seen.updated and before(seen, record)
 
 
-def _always(seen: RowsSoFar, record: Record) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class OriginRule:
     """How errors of a role are traced."""
@@ -203,7 +199,7 @@ class OriginRule:
     # NaN and Inf begin here unless one of these is wrong; ``None`` for ``source``
     nan_source: tuple[Test, ...] | None = None
     # if on one side only, it begins here unless one of these is wrong
-    alone_source: tuple[Test, ...] = (_always,)
+    alone_source: tuple[Test, ...] = (lambda seen, record: True,)
     shape_source: tuple[Test, ...] = ()  # another shape is inherited if one of these is wrong
     wanders: tuple[Test, ...] = ()  # over its limit, it is not judged if one of these is wrong
 

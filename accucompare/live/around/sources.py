@@ -197,7 +197,7 @@ def version_of(package: str) -> str | None:
         return str(version)  # torch's has a class of its own
     installed = _installed_version(package)
     if installed is None and _is_installed(package):
-        names = _distributions().get(package, ())
+        names = importlib.metadata.packages_distributions().get(package, ())
         return next((version for each in names if (version := _installed_version(each))), None)
     return installed
 
@@ -243,7 +243,3 @@ def _is_foreign(file: str) -> bool:
 def _is_installed(package: str) -> bool:
     file = _file_of(package) or ""
     return "site-packages" in file or "dist-packages" in file
-
-
-def _distributions() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()

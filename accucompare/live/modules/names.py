@@ -97,7 +97,7 @@ def name_modules(model: nn.Module) -> Modules:
     names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str) -> None:
-        modules.wrappers += wrappers_of(module)
+        modules.wrappers += [module, *_insides(module)][:-1]  # the outermost first
         module = unwrapped(module)
         if module in names:
             modules.aliases[name] = names[module]
@@ -123,11 +123,6 @@ def class_of(module: nn.Module) -> type:
 def unwrapped(module: nn.Module) -> nn.Module:
     """What is inside all wrappers."""
     return [module, *_insides(module)][-1]
-
-
-def wrappers_of(module: nn.Module) -> list[nn.Module]:
-    """The wrappers around a module, the outermost first."""
-    return [module, *_insides(module)][:-1]
 
 
 def _insides(module: nn.Module) -> Iterator[nn.Module]:
