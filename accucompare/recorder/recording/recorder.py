@@ -28,6 +28,7 @@ from accucompare.live.modules import (
     witness,
     witness_no_more,
 )
+from accucompare.live.operators import choosing
 from accucompare.live.values import leaves
 from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
@@ -37,6 +38,7 @@ from accucompare.recorder.recording.buffers import Buffers
 from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import OwnChoices
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
@@ -158,6 +160,13 @@ class Recorder(Listener[RecordedCall]):
         with self.functions.paused():
             return super().run(act, name, arguments)
 
+    def seeing_choices(self) -> contextlib.AbstractContextManager[None]:
+        """What the model's own code chooses within is recorded, as far as values are."""
+        whole = self._writer.mode is Mode.TENSORS and self._layouts is None
+        if not whole or self._operators:
+            return contextlib.nullcontext()
+        return choosing(OwnChoices(self, self.add_operator, self._allows, self._feed))
+
     def install(self, steps: Steps | None = None) -> None:
         """Put the hooks on; they listen in the given steps."""
         super().install()
@@ -209,9 +218,13 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     @property
-    def kept(self) -> list[str] | None:
-        """The plain attributes in which modules keep tensors; ``None`` if none were looked at."""
-        return None if self._buffers is None else self._buffers.kept
+    def kept(self) -> dict[str, Any]:
+        """For the manifest: the plain attributes in which modules keep tensors, or kept."""
+        if self._buffers is None:  # none were looked at
+            return {"kept": None, "left": {}}
+        kept, beyond = self._buffers.kept, self._buffers.beyond
+        dropped = [name for name, holds in kept.items() if not holds]
+        return {"kept": sorted(kept), "left": {"dropped": dropped, "beyond": beyond}}
 
     @property
     def closing(self) -> int | None:
