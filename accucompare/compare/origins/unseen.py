@@ -104,8 +104,10 @@ def _of_one_side(rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         why = {getattr(each, "why", None) for each in row.verdict.remarks}
         role = None if row.record is None else row.record.role
-        if (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE) or (
-            OneSideWhy.KEPT_NOTHING in why and row.golden is not None
+        if (
+            (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE)
+            or (OneSideWhy.KEPT_NOTHING in why and row.golden is not None)
+            or OneSideWhy.HELD_OTHER in why
         ):
             yield row
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from accucompare.live.modules.attributes import OF_EVERY_MODULE
+from accucompare.live.modules.names import class_of
 from accucompare.live.values import dtype_name
 from accucompare.text import cut, storable
 
@@ -59,6 +60,11 @@ def containers_of(module: nn.Module) -> list[str]:
         if name not in OF_EVERY_MODULE
         and (value is None or _way(value) in ("dict", "list", "object", "array"))
     ]
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether a module's class is one of PyTorch's."""
+    return class_of(module).__module__.startswith("torch.")
 
 
 class AttributeWalk:

@@ -215,7 +215,8 @@ class Recorder(Listener[RecordedCall]):
             return {"kept": None, "left": {}}
         kept, beyond = self._buffers.kept, self._buffers.beyond
         dropped = [name for name, holds in kept.items() if not holds]
-        return {"kept": sorted(kept), "left": {"dropped": dropped, "beyond": beyond}}
+        left = {"dropped": dropped, "beyond": beyond, "held": self._buffers.held}
+        return {"kept": sorted(kept), "left": left}
 
     @property
     def closing(self) -> int | None:
