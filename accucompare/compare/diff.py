@@ -27,7 +27,7 @@ from accucompare.compare.across_ranks import (
 )
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
-from accucompare.compare.fusions import on_fusions, with_carried_sums
+from accucompare.compare.fusions import added_like, on_fusions, with_carried_sums
 from accucompare.compare.judging import Beside, DiffRows, Sides, but_plain, plain_count
 from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
@@ -308,7 +308,9 @@ def _judge(
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
     # its workers know records as they were captured
-    as_captured = not (several or opened.fusions or paired.carried or opened.scales)
+    as_captured = not (
+        several or opened.fusions or opened.in_parts or paired.carried or opened.scales
+    )
     on = cluster if as_captured else None
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
@@ -327,7 +329,7 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = runs.by_envelope(tasks, outcomes, runs.after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins.rewritten = bool(opened.fusions or paired.carried)
+    origins.rewritten = bool(opened.fusions or opened.in_parts or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -359,7 +361,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
-    findings += on_fusions(opened.fusions, paired.carried)
+    findings += on_fusions(opened.fusions, paired.carried, opened.in_parts)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -421,11 +423,15 @@ def _with_second_runs(
     """The tasks with the records of the candidate's and golden's second runs."""
     if not theirs and not ours:
         return tasks
+
+    def of_run(run: Mapping[Key, Record], record: Record | None) -> Record | None:
+        return None if record is None else added_like(run.get(record.key), record, run)
+
     return [
         msgspec.structs.replace(
             task,
-            repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
-            golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
+            repeat=of_run(theirs, task.pair.candidate),
+            golden_repeat=of_run(ours, task.pair.golden),
         )
         for task in tasks
     ]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, SUMMED
+from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
@@ -62,6 +62,9 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
     )
 
 
+_STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
+#: What optimizers call a mean of squared gradients.
+_MEANS_OF_SQUARES = ("exp_avg_sq", "square_avg")
 _OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
 #: What an update is given.
 _GIVEN = frozenset((Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE))
@@ -133,6 +136,8 @@ class PairLimits:
             tolerance = tolerance.of_kernels(self._of_kernels(golden, in_force.fed))
         if in_force.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
+        if golden.role in _STATES and golden.path.endswith(_MEANS_OF_SQUARES):
+            tolerance = tolerance.of_another_order(ROUNDED_DECAY)
         return self._with_terms(golden, tolerance, in_force.fed, coarsest)
 
     def _with_terms(

@@ -470,6 +470,14 @@ class CarriedApart(FindingFact, frozen=True):
     classes: tuple[str, ...]
 
 
+class CallsInParts(FindingFact, frozen=True):
+    """Modules of which so many calls of golden's make up so many of the candidate's."""
+
+    names: tuple[str, ...]
+    golden: int
+    candidate: int
+
+
 class OddMicrobatches(FindingFact, frozen=True):
     """The calls of ranks' stages did not have each microbatch once, in order.
 

@@ -30,7 +30,7 @@ from accucompare.compare.origins.terms import Terms
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.remarks import RoutedOtherwise
-from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.rows.rows import Reason, Row, Status, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
 from accucompare.compare.runs.step_pairs import StepPair, settings_of
 from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
@@ -421,6 +421,16 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
         )
         == "last place"
     )
+
+
+@decides("constants.ROUNDED_DECAY", 2.86e-5, 3.1e-5)
+def another_mean_of_squares(off: float, folder: Path) -> bool:
+    """Adam's second moment, of a kernel that rounds 1 - beta2."""
+    golden, candidate, baseline = (
+        [item("fc", values, role="state_after", path="weight.exp_avg_sq", parent=None)]
+        for values in (np.ones(400, np.float32), np.full(400, 1 + off, np.float32), np.ones(400))
+    )
+    return fed(folder, golden, candidate, baseline)[-1].status is Status.FAIL
 
 
 # what something other than an update changes

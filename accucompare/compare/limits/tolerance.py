@@ -164,15 +164,18 @@ class Tolerance:
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
         """The same with room for another order of summing so many terms; the user's limits stay."""
-        if not terms or not self.by_default or self.rel_l2 is None:
+        if not terms:
             return self
-        summing = min(
-            ORDERS_OF_SUMS
-            * math.sqrt(terms)
-            * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding),
-            MOST_OF_SUMS,
+        rounding = min(DTYPES[dtype].rounding, DTYPES["float32"].rounding)
+        return self.of_another_order(
+            min(ORDERS_OF_SUMS * math.sqrt(terms) * rounding, MOST_OF_SUMS)
         )
-        return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
+
+    def of_another_order(self, error: float) -> Tolerance:
+        """The same with room for another order's error, or formula's; the user's limits stay."""
+        if not self.by_default or self.rel_l2 is None:
+            return self
+        return replace(self, rel_l2=max(self.rel_l2, error), summing=error)
 
     def of_roundings(self, error: float) -> Tolerance:
         """The same with room for roundings of this relative L2 error; the user's limits stay."""

@@ -21,6 +21,7 @@ from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.feeding.call_order import CallOrder
 from accucompare.recorder.feeding.copies import copy_like, in_place_of
+from accucompare.recorder.feeding.golden_calls import CallsOfGolden
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
@@ -87,6 +88,18 @@ class Feeding(GoldenValues):
         self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
+
+    def calls_of(
+        self,
+        step: int,
+        name: str,
+        call: int,
+        parent: tuple[str, int] | None,
+        given: Sequence[tuple[str, Any]],
+    ) -> CallsOfGolden | None:
+        """Golden's calls in place of one that one side makes in parts; raises as ``inputs``."""
+        self.load(step)
+        return self.calls.begins(name, call, parent, given)
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -13,7 +13,7 @@ from accucompare.live.autograd import Span
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import Lent
+from accucompare.recorder.feeding import CallsOfGolden, Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
 
@@ -23,6 +23,7 @@ class RecordedCall(Call):
     """A module call with defaults in the class, not in ``__init__``: every hook makes one.
 
     Attributes:
+        golden: of a fed capture: golden's calls in its place, if one side makes it in parts.
         lent: of a fed capture.
         arguments: set if writes into arguments are recorded.
         returned: what the forward returned, before any other hook saw it.
@@ -35,6 +36,7 @@ class RecordedCall(Call):
             path, where that is known.
     """
 
+    golden: CallsOfGolden | None = field(default=None, init=False)
     lent: Lent | None = field(default=None, init=False)
     arguments: Arguments | None = field(default=None, init=False)
     returned: tuple[Any, ...] = field(default=(), init=False)

@@ -254,7 +254,9 @@ class Recorder(Listener[RecordedCall]):
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
         if self._feed is not None and not self._feed.in_parts:
-            call.index = self._feed.order.number(self.step, call.name, call.index, given)
+            call.golden = self._feed.calls_of(self.step, call.name, call.index, call.parent, given)
+            if call.golden is None:
+                call.index = self._feed.order.number(self.step, call.name, call.index, given)
         if self._layouts is not None and self._backward is not None:
             call.note_gradients(self._layouts, Role.GRAD_INPUT, given)
         if not call.in_second_run:
@@ -270,7 +272,7 @@ class Recorder(Listener[RecordedCall]):
             self._note_arguments(call, args, kwargs, given)
             return None
         args, kwargs, call.lent = self._feed.inputs(
-            FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
+            FedPlace(self.step, call.name, call.index, Role.INPUT, call.golden), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
         self._observe(call, given)
@@ -313,7 +315,7 @@ class Recorder(Listener[RecordedCall]):
                 f"a forward hook on {name} replaces what the module returns, as feeding does; take"
                 " the hook off"
             )
-        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)
+        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT, call.golden)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
         handed_on, own = self._feed.outputs(
             place, output, call.lent, given, functools.partial(self._from_outside, span, exchange)

@@ -106,6 +106,7 @@ _TOPICS = {
     facts.NamesPutBack: "names",
     facts.FusedNames: "names",
     facts.CarriedApart: "names",
+    facts.CallsInParts: "names",
     facts.OddMicrobatches: "microbatches",
     facts.RuleJudgesNothing: "tolerances",
 }
