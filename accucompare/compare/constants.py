@@ -121,6 +121,10 @@ DEVIATIONS = 3.0
 #: hardly ever larger than 7.
 FLIPPED = 8.0
 
+#: Times the root of the share of rows that were chosen otherwise that a later value may be off,
+#: relative to its norm: rows that become others of the same norm make 1.4.
+OF_CHOSEN = 2.0
+
 #: Relative L2 distance of golden's two captures beyond which nothing is compared with golden.
 UNSTEADY = 0.1
 

@@ -26,6 +26,7 @@ class LayoutEvidence(str, Enum):
     VALUES = "by its values"
     LOSS_SCALE = "by the loss scales"
     CALLS = "by the shapes of the calls"
+    BACKWARDS = "of several backwards"
 
 
 def row_width(shape: tuple[int, ...]) -> int:

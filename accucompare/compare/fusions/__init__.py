@@ -5,6 +5,7 @@ from accucompare.compare.fusions.carried_apart import added_like, is_sum, with_c
 from accucompare.compare.fusions.flat_tokens import is_view, viewed
 from accucompare.compare.fusions.fused_weights import find_fused
 from accucompare.compare.fusions.fusions import Fusions, on_fusions
+from accucompare.compare.fusions.gradient_pieces import in_pieces_like, with_sums_of_pieces
 from accucompare.compare.fusions.parts_of_calls import (
     box_of_part,
     calls_of,
@@ -22,6 +23,7 @@ __all__ = [
     "calls_of",
     "find_fused",
     "given_as_golden",
+    "in_pieces_like",
     "is_sum",
     "is_view",
     "made_of_calls",
@@ -31,4 +33,5 @@ __all__ = [
     "starts_of",
     "viewed",
     "with_carried_sums",
+    "with_sums_of_pieces",
 ]

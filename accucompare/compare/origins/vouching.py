@@ -15,6 +15,7 @@ fails nothing.
   is computed of it must be bit for bit golden's.
 - If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
   weight is used by a module of its own, or by the code around it.
+- Gradients that *no update takes* are those of ``unused_gradients``.
 - If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
 For a tensor that is handed on, all receiving calls vouch, or none does. A call's own backward
@@ -48,7 +49,8 @@ from accucompare.compare.origins.module_calls import (
     parameter_of,
     receiver_of,
 )
-from accucompare.compare.remarks import BareRemark
+from accucompare.compare.origins.unused_gradients import unused_gradients
+from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: The role of the value that a gradient belongs to.
@@ -74,6 +76,24 @@ def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[
         rows: in execution order, each with its reason.
         parameters: golden's names to the candidate's other first names.
     """
+    rows = _vouched_for(rows, parameters)
+    if not any(row.status is Status.FAIL for row in but_plain(rows)):
+        return rows
+    unused = unused_gradients(rows, parameters)
+    return with_changed(
+        rows, lambda row: _unused(row, unused[id(row)]) if id(row) in unused else row
+    )
+
+
+def _unused(row: Row, harmless: bool) -> Row:
+    if harmless:
+        return _listed(row)
+    why = NotOnSide(OneSideWhy.NO_UPDATE_TELLS, golden=row.golden is None)
+    remarks = (*row.verdict.remarks, why)
+    return replace(row, verdict=replace(row.verdict, reason=Reason.ONE_SIDED, remarks=remarks))
+
+
+def _vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[Row]:
     asked = [
         row
         for row in but_plain(rows)

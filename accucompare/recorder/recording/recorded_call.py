@@ -16,6 +16,7 @@ from accucompare.live.values import leaves
 from accucompare.recorder.feeding import CallsOfGolden, Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import ChoicesOfCall
 
 
 @dataclass(eq=False)
@@ -28,6 +29,7 @@ class RecordedCall(Call):
         arguments: set if writes into arguments are recorded.
         returned: what the forward returned, before any other hook saw it.
         operators: set if operators are recorded.
+        choices: what its own code chose.
         span: the nodes that the call makes in autograd's graph, if the backward is recorded.
         notes_lines: whether the source lines of these nodes are noted.
         in_second_run: whether activation checkpointing runs it again, after a recorded first run.
@@ -41,6 +43,7 @@ class RecordedCall(Call):
     arguments: Arguments | None = field(default=None, init=False)
     returned: tuple[Any, ...] = field(default=(), init=False)
     operators: Operators | None = field(default=None, init=False)
+    choices: ChoicesOfCall | None = field(default=None, init=False)
     span: Span[RecordedCall] | None = field(default=None, init=False)
     notes_lines: bool = field(default=False, init=False)
     in_second_run: bool = field(default=False, init=False)

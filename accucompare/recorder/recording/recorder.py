@@ -28,6 +28,7 @@ from accucompare.live.modules import (
     witness,
     witness_no_more,
 )
+from accucompare.live.operators import choosing
 from accucompare.live.values import leaves
 from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
@@ -37,6 +38,7 @@ from accucompare.recorder.recording.buffers import Buffers
 from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import OwnChoices
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
@@ -157,6 +159,13 @@ class Recorder(Listener[RecordedCall]):
             return super().run(act, name, arguments)
         with self.functions.paused():
             return super().run(act, name, arguments)
+
+    def seeing_choices(self) -> contextlib.AbstractContextManager[None]:
+        """What the model's own code chooses within is recorded, as far as values are."""
+        whole = self._writer.mode is Mode.TENSORS and self._layouts is None
+        if not whole or self._operators:
+            return contextlib.nullcontext()
+        return choosing(OwnChoices(self, self.add_operator, self._allows, self._feed))
 
     def install(self, steps: Steps | None = None) -> None:
         """Put the hooks on; they listen in the given steps."""

@@ -16,6 +16,7 @@ _OF_ONE_RANK = (
     LayoutEvidence.VALUES,
     LayoutEvidence.LOSS_SCALE,
     LayoutEvidence.CALLS,
+    LayoutEvidence.BACKWARDS,
 )
 
 
@@ -50,6 +51,8 @@ def _of_one_rank(record: GlobalRecord) -> str:
         return f"times {record.boxes[0].factor:g}; {record.evidence.value}"
     if record.evidence is LayoutEvidence.CALLS:
         return f"{_of_calls(record)}; {record.evidence.value}"
+    if record.evidence is LayoutEvidence.BACKWARDS:
+        return f"sum {record.evidence.value} ({len(record.boxes[0].terms)})"
     names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
     if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
         paths = [term.path or "its value" for term in record.boxes[0].terms]
