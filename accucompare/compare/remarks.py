@@ -118,6 +118,8 @@ class OneSideWhy(str, Enum):
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     IN_FLAT = "in flat"  # FSDP1 has one tensor of all parameters of a module
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    HELD_SAME = "held the same"  # what the other's steps made, as its model had run before
+    HELD_OTHER = "held another"  # likewise, but other values
     KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
     NO_UPDATE_TELLS = "no update tells"  # no update in these steps tells whether it is used

@@ -133,16 +133,25 @@ class Compiled(msgspec.Struct, frozen=True):
         return False
 
 
+#: A number or a text among a module's attributes.
+PlainValue = bool | int | float | str
+
+
 class Left(msgspec.Struct, frozen=True):
     """What the steps have left in the attributes of modules, beside records of tensors.
 
     Attributes:
-        numbers: numbers and texts that are not what they were, by module and place in it.
+        numbers: numbers and texts that are not what they were, by module and place in it: before
+            (``None`` if not there) and after.
+        unchanged: private numbers, and those in containers, that are.
+        held: what attributes that are no buffers held at the start: types and digests.
         dropped: those of ``Options.kept`` that hold no tensor any more.
         beyond: containers with more items than were looked at.
     """
 
-    numbers: dict[str, dict[str, bool | int | float | str]] = {}
+    numbers: dict[str, dict[str, tuple[PlainValue | None, PlainValue | None]]] = {}
+    unchanged: dict[str, dict[str, PlainValue]] = {}
+    held: dict[str, str] = {}
     dropped: tuple[str, ...] = ()
     beyond: tuple[str, ...] = ()
 

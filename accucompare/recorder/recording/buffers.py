@@ -122,6 +122,11 @@ class Buffers:
             slot.digest = digest_now(slot.now)
             if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
+        self._held = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.digest
+            for slot in self._slots
+            if slot.digest is not None and not slot.registered
+        }
 
     @property
     def kept(self) -> dict[str, bool]:
@@ -133,6 +138,11 @@ class Buffers:
             if not slot.registered and (slot.held or slot.now is not None)
         }
         return plain | self._inner.kept
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What these held at the start: digests, by qualified name."""
+        return self._held | self._inner.held
 
     @property
     def beyond(self) -> list[str]:

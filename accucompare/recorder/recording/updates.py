@@ -32,6 +32,7 @@ from accucompare.live.values import Bits, copy_of, difference, leaves, local_par
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
+from accucompare.recorder.recording.left_optimizers import LeftOptimizers
 from accucompare.recorder.recording.main_grad import MAIN_GRAD, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
@@ -106,6 +107,7 @@ class Updates:
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
         self._clipping = Clipping(self, sink, self._series, training.scaler)
+        self.left = LeftOptimizers(self._clipping)
 
     @property
     def loss_scale(self) -> float:
@@ -172,6 +174,8 @@ class Updates:
             self._note_changed(AT_THE_END)
         elif (self._count or last) and self._started != self._count:
             self._note_changed()
+        for each, path, value in self.left.changed() if last else ():
+            self._give(each, Role.STATE_BEFORE, path, value)
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -314,8 +318,10 @@ class Updates:
         else:
             self._just_stepped.clear()
             self._series.rates(optimizer)
-            for path, value in numbers_of_groups(optimizer):
-                self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
+            numbers = [*numbers_of_groups(optimizer)]
+            for path, value in numbers:
+                self._give(None, Role.STATE_BEFORE, path, value)
+            self.left.begins(optimizer, numbers)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
@@ -358,6 +364,8 @@ class Updates:
                 )
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
+        if self._sink.wants("", Role.STATE_AFTER):
+            self.left.stepped(optimizer, parameters)
         self._between.leave(
             each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
         )
@@ -511,15 +519,16 @@ class Updates:
 
     def _give(
         self,
-        parameter: Parameter,
+        parameter: Parameter | None,
         role: Role,
         path: str,
         value: Any,
         how: How = PLAINLY,
         update: int | None = None,
     ) -> None:
-        """Record a value of a parameter's update, which is the running one if none is named."""
-        if self._layouts is not None and isinstance(value, torch.Tensor):
+        """Record a value of an update, which is the running one if none is named."""
+        if parameter and self._layouts is not None and isinstance(value, torch.Tensor):
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
-        self._sink.add_update(parameter.owner, number, role, path, value, how)
+        owner = parameter.owner if parameter else ""
+        self._sink.add_update(owner, number, role, path, value, how)
