@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
-from accucompare.live.values import dtype_name, to_host
+from accucompare.live.values import dtype_name, to_host, writes_into
 from accucompare.numbers import digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 
@@ -71,9 +71,7 @@ class _Slot:
         tensor = self.now
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = (
-            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
-        )
+        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""
