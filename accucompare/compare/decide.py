@@ -9,8 +9,10 @@ from enum import Enum
 
 from accucompare.bundle.format import SERIES_ROLES
 from accucompare.compare import facts
+from accucompare.compare.constants import NEAR
 from accucompare.compare.facts import BareFact, Fact
 from accucompare.compare.judging import but_plain
+from accucompare.compare.limits import other_configuration
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.remarks import TermsCancel
@@ -285,8 +287,28 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield BareFact.NO_OUTPUT
     if result.refused is not None and by_baseline:
         yield BareFact.WITHIN_REFUSED
+    yield from _near_otherwise(result)
     if result.unseen:
         yield BareFact.OPTIMIZERS_DIFFER
+    yield from _left_otherwise(result)
+
+
+def _left_otherwise(result: Result) -> Iterator[Fact]:
+    """What the steps left in attributes, which no row shows."""
+    if left := tuple(each for each in result.preflight if each.about is About.LEFT):
+        yield facts.MadeOtherwise(facts.Otherwise.LEFT, left)
+
+
+def _near_otherwise(result: Result) -> Iterator[Fact]:
+    """Rows near fixed limits of modules that are configured otherwise: one may be why."""
+    if result.by_user or result.baseline is not None:
+        return
+    manifests = result.golden.manifest, result.candidate.manifest
+    options = {each[0]: each for each in other_configuration(*manifests)}
+    for row in result.rows if options else ():
+        option = None if row.golden is None else options.get(row.golden.name)
+        if option is not None and (row.verdict.over_limit or 0.0) > NEAR:
+            yield facts.NearOtherwise(row, option)
 
 
 def _judged_by_few(result: Result) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
-from accucompare.compare.fusions import Fusions
+from accucompare.compare.fusions import Fusions, as_golden_calls, given_as_golden
 from accucompare.compare.judging import Sides
 from accucompare.compare.layouts import (
     RankRecords,
@@ -52,6 +52,8 @@ class Opened:
         at_once: the other steps.
         named: the candidate's ranks under golden's names.
         fusions: what one side has fused and the other in parts; the candidate is as golden is.
+        in_parts: how many calls of golden's and of the candidate's make up the same, by the
+            candidate's names.
         scales: golden's loss scale over the candidate's, by step, where they differ.
     """
 
@@ -69,6 +71,7 @@ class Opened:
     candidate_ranks: RankRecords | None
     named: UnderGoldenNames
     fusions: Fusions
+    in_parts: Mapping[str, tuple[int, int]]
     scales: Mapping[int, float]
 
     @property
@@ -145,6 +148,13 @@ def open_sides(
         theirs, candidate_records = fusions.under_golden_names(
             theirs, candidate_records, ours.manifest
         )
+    in_parts: dict[str, tuple[int, int]] = {}
+    if alone:
+        golden_records, candidate_records, in_parts, batches = as_golden_calls(
+            golden_records, candidate_records, options.renamings
+        )
+        if batches:
+            theirs = given_as_golden(theirs, ours.manifest, batches)
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
@@ -164,6 +174,7 @@ def open_sides(
         ranks[1],
         named,
         fusions,
+        in_parts,
         scales,
     )
 

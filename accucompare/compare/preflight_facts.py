@@ -24,6 +24,7 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
+    LEFT = "left"  # attributes that the steps have changed, as they are at the end
     # missing parts of the state that a capture started from; a module that feeding changed
     UNVERIFIED = "unverified"
     OTHER = "other"
@@ -236,6 +237,32 @@ class MoreAttributes(FindingFact, frozen=True):
     attribute: str
 
 
+class LeftDiffers(FindingFact, frozen=True):
+    """An attribute of a module as the steps leave it, as each side's ``repr``; ``None`` if they do
+    not change it."""
+
+    module: str
+    attribute: str
+    golden: str | None
+    other: str | None
+    side: BesideGolden
+
+
+class OneHolds(FindingFact, frozen=True):
+    """An attribute that holds a tensor at the end on one side only, and did on both."""
+
+    name: str
+    golden: bool
+    side: BesideGolden
+
+
+class LeftUnlooked(FindingFact, frozen=True):
+    """A container that holds more than a capture looks at."""
+
+    name: str
+    side: BesideGolden
+
+
 class FlagDiffers(FindingFact, frozen=True):
     """A flag that changes numbers."""
 
@@ -441,6 +468,14 @@ class CarriedApart(FindingFact, frozen=True):
 
     of_golden: bool
     classes: tuple[str, ...]
+
+
+class CallsInParts(FindingFact, frozen=True):
+    """Modules of which so many calls of golden's make up so many of the candidate's."""
+
+    names: tuple[str, ...]
+    golden: int
+    candidate: int
 
 
 class OddMicrobatches(FindingFact, frozen=True):

@@ -120,6 +120,7 @@ class OneSideWhy(str, Enum):
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
     KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
+    NO_UPDATE_TELLS = "no update tells"  # no update in these steps tells whether it is used
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 
@@ -187,7 +188,7 @@ class RowsAlike(_Fact, frozen=True):
 
 
 class RoutedOtherwise(_Fact, frozen=True):
-    """A router chose other experts than golden's.
+    """A router, or an operator in a module's own code, chose otherwise than golden's.
 
     Attributes:
         tokens, of: for how many tokens, of how many; 0 if it only chose in another order.
@@ -195,6 +196,7 @@ class RoutedOtherwise(_Fact, frozen=True):
             if the scores are not known.
         apart: how far the two sides' scores are apart there.
         by_rounding: whether that explains it.
+        of_operator: the operator's name; ``""`` for a router.
     """
 
     tokens: int
@@ -202,16 +204,18 @@ class RoutedOtherwise(_Fact, frozen=True):
     margin: float | None
     apart: float | None
     by_rounding: bool
+    of_operator: str = ""
 
 
 class AfterRouting(_Fact, frozen=True):
     """It was computed after so many tokens were routed otherwise by the module ``router``; or, if
-    it is of that module's own backward, of them, too."""
+    it is of that module's own backward, of them, too. ``of_operator``: in its own code, by that."""
 
     tokens: int
     of: int
     router: str
     own: bool = False
+    of_operator: str = ""
 
 
 class CalledInParts(_Fact, frozen=True):

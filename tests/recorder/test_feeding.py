@@ -405,6 +405,32 @@ def test_what_a_module_writes_into_its_input_its_caller_sees(
     assert fed.load("").tolist() == [5.0, -2.0]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.mul_(2).squeeze_(1),
+        lambda x: x.transpose_(0, 2),
+        lambda x: x.resize_(2, 1, 2),
+        lambda x: x.resize_(6, 1, 3).fill_(1.0),
+    ],
+    ids=["unsqueeze_", "squeeze_", "transpose_", "smaller", "larger"],
+)
+def test_the_shape_that_a_module_gives_its_input_its_caller_sees(
+    change: Any, feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        self.m(y)
+        out: torch.Tensor = self.l(y)
+        return out
+
+    model = Glue(forward, m=Glue(lambda self, x: change(x).sum()), l=Scale(3.0))
+    fed = feed_into(model, torch.arange(12.0).reshape(4, 1, 3))
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
+
+
 def test_what_a_module_adds_to_a_list_or_a_dict_its_caller_sees(
     feed_into: FeedInto, opened: Opened, tmp_path: Path
 ) -> None:

@@ -133,6 +133,20 @@ class Compiled(msgspec.Struct, frozen=True):
         return False
 
 
+class Left(msgspec.Struct, frozen=True):
+    """What the steps have left in the attributes of modules, beside records of tensors.
+
+    Attributes:
+        numbers: numbers and texts that are not what they were, by module and place in it.
+        dropped: those of ``Options.kept`` that hold no tensor any more.
+        beyond: containers with more items than were looked at.
+    """
+
+    numbers: dict[str, dict[str, bool | int | float | str]] = {}
+    dropped: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
+
+
 class Options(msgspec.Struct, frozen=True):
     """The options of a capture that a comparison decides by. Older bundles lack some.
 
@@ -150,6 +164,7 @@ class Options(msgspec.Struct, frozen=True):
             not.
         kept: the plain attributes in which modules kept tensors; ``None`` in older bundles, which
             do not record those that held nothing at the start.
+        left: what else its steps left in attributes; not in older bundles.
         left_grads: whether it holds gradients that no update took; of several ranks, and in older
             bundles, it does not.
         call_grads: whether it holds what single calls add to parameters' gradients, if any.
@@ -193,6 +208,7 @@ class Options(msgspec.Struct, frozen=True):
     round_weights: str | None = None
     written: bool = False
     kept: tuple[str, ...] | None = None
+    left: Left | None = None
     left_grads: bool = False
     call_grads: bool = True
     round_feed: str | None = None

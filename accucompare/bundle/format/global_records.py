@@ -25,6 +25,8 @@ class LayoutEvidence(str, Enum):
     WEIGHTS = "by the rows of its weight"
     VALUES = "by its values"
     LOSS_SCALE = "by the loss scales"
+    CALLS = "by the shapes of the calls"
+    BACKWARDS = "of several backwards"
 
 
 def row_width(shape: tuple[int, ...]) -> int:
@@ -135,6 +137,11 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
 
     def holders(self, index: tuple[int, ...]) -> list[int]:
         """The ranks whose values make up an element."""
+        box = self.box_at(index)
+        return [] if box is None else [record.rank for record in box.terms]
+
+    def box_at(self, index: tuple[int, ...]) -> Box | None:
+        """The part that has an element."""
         flat = 0
         for at, length in zip(index, self.shape, strict=False):
             flat = flat * length + at
@@ -142,5 +149,5 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
             place = (flat,) if box.flat else index
             edges = zip(place, box.start, box.shape, strict=False)
             if all(first <= at < first + length for at, first, length in edges):
-                return [record.rank for record in box.terms]
-        return []
+                return box
+        return None

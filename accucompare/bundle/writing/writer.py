@@ -379,7 +379,10 @@ class BundleWriter:
         if item.ready is not None:
             item.ready()
         record = self._file.add(
-            item.record, item.array, None if item.sketched is None else item.sketched()
+            item.record,
+            item.array,
+            None if item.sketched is None else item.sketched(),
+            item.ready is not None,  # helped, while the device computes
         )
         needs = (
             NEEDS.get(record.role, FORMAT_VERSION),

@@ -27,7 +27,12 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms, with_own_form
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
-from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
+from accucompare.compare.preflight_facts import (
+    CallsInParts,
+    CarriedApart,
+    FusedNames,
+    PreflightFinding,
+)
 from accucompare.compare.remarks import OtherFunction, PairRemark, ShareOfSum
 
 _OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
@@ -408,8 +413,10 @@ def _made(
     )
 
 
-def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterator[PreflightFinding]:
-    """Findings about fused layers, and about values carried as two terms of a sum."""
+def on_fusions(
+    fusions: Fusions, carried: Sequence[tuple[bool, str]], in_parts: Mapping[str, tuple[int, int]]
+) -> Iterator[PreflightFinding]:
+    """Findings about fused layers, values carried as two terms of a sum, and calls in parts."""
     for of_golden in (True, False):
         held = [each for each in fusions.weights if each.of_golden is of_golden]
         alike: dict[tuple[str, ...], list[FusedWeight]] = defaultdict(list)
@@ -424,6 +431,17 @@ def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterato
     for of_golden in (True, False):
         if classes := tuple(name for golden, name in carried if golden is of_golden):
             yield PreflightFinding(CarriedApart(of_golden, classes), serious=False)
+    outermost = [each for each in in_parts if not any(map(in_parts.__contains__, _around(each)))]
+    for many in dict.fromkeys(in_parts[each] for each in outermost):
+        names = tuple(each for each in outermost if in_parts[each] == many)
+        yield PreflightFinding(CallsInParts(names, *many), serious=False)
+
+
+def _around(name: str) -> Iterator[str]:
+    """The names of the modules around one."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _form(weight: FusedWeight) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
+from accucompare.compare.fusions import added_like, in_pieces_like
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
     BASELINE_ERRORS,
@@ -154,7 +155,10 @@ def with_proofs(
         ours = task.pair.golden
         if ours is None:
             return task
-        found, other = proof.get(ours.key), rounded.get(ours.key)
+        found, second, other = (
+            in_pieces_like(added_like(run.get(ours.key), ours, run), ours, run)
+            for run in (proof, again, rounded)
+        )
         # of every pair, for limits of gradients depend on earlier ones
         limits = fixed(Pair(ours, found))
         doubtful = (
@@ -165,13 +169,7 @@ def with_proofs(
         return replace(
             task,
             proof=(
-                Proof(
-                    found,
-                    again.get(ours.key),
-                    limits.rel_l2 or 0.0,
-                    limits.ceiling or 0.0,
-                    beside.share,
-                )
+                Proof(found, second, limits.rel_l2 or 0.0, limits.ceiling or 0.0, beside.share)
                 if doubtful
                 else None
             ),

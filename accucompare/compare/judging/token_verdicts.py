@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare import remarks
+from accucompare.compare.judging.after_choices import excuse_later
 from accucompare.compare.limits import EXACT, why_not
 from accucompare.compare.remarks import PairRemark
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
@@ -33,15 +34,8 @@ def settle_tokens(
     excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
     for routing, fine in zip(tokens.routings, excused, strict=True):
         for place in routing.choices:
-            _judge_choices(outcomes, place, replace(routing.remark, by_rounding=fine))
-    first = next(
-        (
-            (routing, own)
-            for routing, own, fine in zip(tokens.routings, tokens.forward, excused, strict=True)
-            if fine and len(routing.tokens)
-        ),
-        None,
-    )
+            chosen = replace(routing.remark, by_rounding=fine)
+            _judge_choices(outcomes, place, chosen, routing.inner)
     faulty = {
         place
         for own, fine in zip(tokens.forward, excused, strict=True)
@@ -55,10 +49,10 @@ def settle_tokens(
                 explained = remark.by_rounding and place not in faulty
                 remark = replace(remark, by_rounding=explained)
             outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
-    if first is not None and not fed:
-        _excuse_later(tasks, outcomes, *first)
+    if not fed:
+        excuse_later(tasks, outcomes, tokens, excused)
     for routing, fine in zip(tokens.routings, excused, strict=True):
-        if fed and fine and len(routing.tokens):
+        if fed and fine and len(routing.tokens) and not routing.inner:
             _excuse_backward(tasks, outcomes, routing)
 
 
@@ -72,15 +66,23 @@ def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
     )
 
 
-def _judge_choices(outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherwise) -> None:
+def _judge_choices(
+    outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherwise, inner: bool
+) -> None:
+    """``inner``: whether the scores alone tell, however many choices the baseline changed."""
     outcome = outcomes[place]
-    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
+    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is Status.NOT_COMPARED:
         return
-    verdict = (
-        Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
-        if remark.by_rounding
-        else _remarked(outcome.verdict, remark)
-    )
+    passed = outcome.verdict.status is Status.PASS
+    if passed and not inner:
+        return
+    if remark.by_rounding:
+        verdict = Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
+    elif passed:
+        over = Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, evident=True)
+        verdict = _remarked(over, remark)
+    else:
+        verdict = _remarked(outcome.verdict, remark)
     outcomes[place] = replace(outcome, verdict=verdict)
 
 
@@ -106,27 +108,6 @@ def _remarked(verdict: Verdict, remark: PairRemark) -> Verdict:
     return replace(verdict, remarks=(remark, *others))
 
 
-def _excuse_later(
-    tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing, own: frozenset[int]
-) -> None:
-    """What fails after tokens were routed otherwise shows nothing, except in their experts' calls,
-    where these tokens are left out."""
-    remark = remarks.AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
-    after = routing.call[0], routing.order
-    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
-        record = task.pair.record
-        if (
-            place in own
-            or (record.step, record.order) <= after
-            or not isinstance(outcome, PairOutcome)
-            or outcome.verdict.status is not Status.FAIL
-            or _beside(record.step, record.name, record.role, routing)
-        ):
-            continue
-        verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
-        outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
-
-
 def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing) -> None:
     """A fed router's own backward goes through its own choices, so what it gives shows nothing."""
     remark = remarks.AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1], own=True)
@@ -143,11 +124,6 @@ def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routin
         ):
             verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
             outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
-
-
-def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
-    """Whether a value is of the router's own call: what it gave does not come after it."""
-    return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
 
 
 def where_fed_alike(tasks: list[Task], unlike: Collection[tuple[int, str]]) -> list[Task]:

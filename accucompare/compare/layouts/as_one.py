@@ -16,6 +16,7 @@ import numpy as np
 from accucompare.bundle.format import (
     UPDATE_ROLES,
     GlobalRecord,
+    Left,
     Manifest,
     Record,
     Role,
@@ -76,7 +77,11 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         ranks=1,
         mesh=first.mesh or {UNKNOWN: (0, bundle.ranks)},
         model=model,
-        capture={**first.capture, "kept": _kept(manifests.values())},
+        capture={
+            **first.capture,
+            "kept": _kept(manifests.values()),
+            "left": _left([each.options.left for each in manifests.values()]),
+        },
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
             _series(bundle, entry, unified, golden, entry.step in steps, whole)
@@ -96,6 +101,17 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
     """The plain attributes in which any rank keeps a tensor, such as a pipeline stage its input."""
     kept = [each.options.kept for each in manifests]
     return None if None in kept else sorted({name for own in kept for name in own or ()})
+
+
+def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
+    """What the ranks left in attributes; of numbers in one module, what its first rank left."""
+    left = [each for each in sides if each is not None]
+    numbers = {name: table for each in reversed(left) for name, table in each.numbers.items()}
+    names = {
+        kind: sorted({name for each in left for name in getattr(each, kind)})
+        for kind in ("dropped", "beyond")
+    }
+    return {"numbers": numbers, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:

@@ -174,9 +174,13 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
         stage = names.stages.get(own)
         return names.module(own) if stage is None else stage.name
 
+    modules = manifest.model.get("modules") or ()
+
     def attribute(own: str) -> str:
-        around, _, leaf = own.rpartition(".")
-        return f"{module(around)}.{leaf}".removeprefix(".")
+        around = own.rpartition(".")[0]
+        while around and around not in modules:  # it is inside of an attribute
+            around = around.rpartition(".")[0]
+        return f"{module(around)}.{own[len(around) :].lstrip('.')}".removeprefix(".")
 
     def parameter(own: str) -> str:
         name = attribute(own)
@@ -204,8 +208,14 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     model["aliases"] = {
         module(own): module(first) for own, first in (model.get("aliases") or {}).items()
     }
-    kept = manifest.options.kept
-    own = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    kept, left = manifest.options.kept, manifest.options.left
+    own: dict[str, Any] = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    if left is not None:
+        own["left"] = {
+            "numbers": {module(name): table for name, table in left.numbers.items()},
+            "dropped": [attribute(each) for each in left.dropped],
+            "beyond": [attribute(each) for each in left.beyond],
+        }
     return replace(manifest, model=model, capture={**manifest.capture, **own})
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Record, Role
-from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS
+from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS, KERNELS_OF_DEVICES
 from accucompare.compare.limit_facts import DefaultOfDtype, LimitSource, RuleOfFile
 from accucompare.compare.limits.tolerance import Tolerance, fed_limit
 from accucompare.errors import UsageError
@@ -131,6 +132,7 @@ class LimitsInForce:
         copies: the classes in ``COPIES`` that are torch's own in this model.
         sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
+        on_device: whether the candidate ran on an accelerator.
         rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
     """
 
@@ -142,6 +144,7 @@ class LimitsInForce:
     copies: frozenset[str] = frozenset()
     sums: frozenset[str] = frozenset()
     recurrent: frozenset[str] = frozenset()
+    on_device: bool = False
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
         """The limits for a pair of floating or complex records.
@@ -168,6 +171,12 @@ class LimitsInForce:
         """The user's own limits for a record; ``None`` if there are none."""
         ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
         return ruled or (self.otherwise if self.otherwise.has_limit else None)
+
+
+@cache
+def kernels_of(type: str) -> float:
+    """How many times as far off as others a class's kernel on a device may be in float32."""
+    return next((times for name, times in KERNELS_OF_DEVICES.items() if re.search(name, type)), 1.0)
 
 
 @cache

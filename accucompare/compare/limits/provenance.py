@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.bundle.format import Manifest
+from accucompare.bundle.format import Left, Manifest
 from accucompare.compare.pairing import Renaming, rename
 from accucompare.launched import is_of_launcher
 
@@ -115,8 +116,7 @@ def other_configuration(
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
-    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
-    sizes = set() if golden.mesh == other.mesh else sizes - {1}
+    sizes = _other_sizes(golden, other)
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from (
@@ -127,6 +127,74 @@ def other_configuration(
             and not key.startswith(_OF_INPUT)
             and not (sizes and (key in _OF_LAYOUT or _is_share(value, others[key], sizes)))
         )
+
+
+def left_otherwise(
+    golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = (), limit: float = 0.0
+) -> Iterable[tuple[str, str, Any, Any]]:
+    """The same of attributes that the steps have changed, as they are at the end: ``None`` for one
+    that a side has not changed.
+
+    What golden alone has changed counts if the other has such a module; what the other alone has
+    changed, if golden tells its value. ``limit``: of the relative error of fractions.
+    """
+    pair = _both_left(golden, other)
+    if pair is None:
+        return
+    ours, theirs = pair
+    sizes = _other_sizes(golden, other)
+    classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
+    for name in dict.fromkeys([*ours.numbers, *(classes[0] if theirs.numbers else ())]):
+        partner = rename(name, renamings) or name
+        if classes[0].get(name) != classes[1].get(partner):
+            continue
+        one, two = ours.numbers.get(name, {}), theirs.numbers.get(partner, {})
+        for key in dict.fromkeys([*one, *two]):
+            value = one.get(key, _at_start(golden, name, key))
+            found = two.get(key, _at_start(other, partner, key))
+            if value is not None and not _agree(value, found, limit, sizes):
+                yield name, key, value, found
+
+
+def held_otherwise(
+    golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()
+) -> Iterable[tuple[str, bool]]:
+    """The places in which both have kept a tensor, and only one still holds it; whether golden."""
+    pair = _both_left(golden, other)
+    for name in (golden.options.kept or ()) if pair is not None else ():
+        partner = rename(name, renamings) or name
+        if pair is not None and partner in (other.options.kept or ()):
+            ours, theirs = name in pair[0].dropped, partner in pair[1].dropped
+            if ours is not theirs:
+                yield name, not ours
+
+
+def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
+    """What each side left in attributes after the same step; ``None`` if that is not known."""
+    ours, theirs = golden.options, other.options
+    if ours.left is None or theirs.left is None or ours.closing is None:
+        return None
+    return (ours.left, theirs.left) if ours.closing == theirs.closing else None
+
+
+def _at_start(manifest: Manifest, name: str, key: str) -> Any:
+    if key == "training":
+        return manifest.model.get(key) is not (name in (manifest.model.get("other_mode") or ()))
+    return (manifest.code.configuration or {}).get(name, {}).get(key)
+
+
+def _agree(golden: Any, other: Any, limit: float, sizes: Collection[int]) -> bool:
+    kinds = {type(golden), type(other)}
+    if float in kinds and kinds <= {float, int}:
+        # those of ranks are of their own batches
+        return bool(sizes) or math.isclose(golden, other, rel_tol=limit)
+    return repr(golden) == repr(other) or (bool(sizes) and _is_share(golden, other, sizes))
+
+
+def _other_sizes(golden: Manifest, other: Manifest) -> set[int]:
+    """The sizes of the meshes of two captures, if they are not the same."""
+    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
+    return set() if golden.mesh == other.mesh else sizes - {1}
 
 
 #: Attributes that say of what type a module's input is.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,9 @@ class Routing(NamedTuple):
             if they are not known.
         tokens: those that were sent elsewhere.
         remark: what there is to say.
+        inner: whether an operator in the call's own code chose.
+        decides: whether what follows may be other work.
+        right: whether the candidate's own scores lead to what it chose.
     """
 
     call: CallOfStep
@@ -50,6 +54,14 @@ class Routing(NamedTuple):
     scores: tuple[int, ...]
     tokens: Numbers
     remark: RoutedOtherwise
+    inner: bool = False
+    decides: bool = True
+    right: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in golden's order it is: step, and order in that."""
+        return self.call[0], self.order
 
 
 def routings(sides: PairedSides) -> list[Routing]:
@@ -71,7 +83,7 @@ def routings(sides: PairedSides) -> list[Routing]:
         routing = _routing(sides, call, differing, _scores_of(sides, call, places))
         if routing is not None:
             found.append(routing)
-    return sorted(found, key=lambda each: (each.call[0], each.order))
+    return sorted(found, key=attrgetter("place"))
 
 
 def _by_call(sides: PairedSides) -> dict[CallOfStep, list[int]]:

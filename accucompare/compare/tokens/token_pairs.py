@@ -15,6 +15,7 @@ from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
 from accucompare.compare.tokens.expert_calls import ExpertCall, expert_calls, may_have_experts
+from accucompare.compare.tokens.inner_choices import inner_choices
 from accucompare.compare.tokens.paired_sides import (
     PairedSides,
     call_of_pair,
@@ -56,9 +57,9 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
-    routed = routings(sides)
+    routed, inner = routings(sides), inner_choices(sides)
     if not routed and not may_have_experts(sides):
-        return PairedTokens(sides.unified)
+        return PairedTokens(sides.unified, forward=[frozenset()] * len(inner), routings=inner)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
     for place in sides.unified.unknown:
         if (odd := _other_number_of_choices(sides, place)) is not None:
@@ -89,8 +90,8 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
     return PairedTokens(
         sides.unified._replace(pairs=own, unknown=unknown, others=others),
         {place: told for place, each in found.items() if (told := each.elsewhere) is not None},
-        [frozenset(each) for each in forward],
-        routed,
+        [*([frozenset()] * len(inner)), *(frozenset(each) for each in forward)],
+        [*inner, *routed],
         frozenset(each.place for each in of_call.values()),
         {place: each.chosen for place, each in found.items() if each.chosen is not None},
     )

@@ -44,6 +44,13 @@ def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
     _libraries.append(library)
 
 
+def registered_name(op: Any) -> str:
+    """An operator's name as ``register`` takes it: ``bernoulli_.float``."""
+    return str(op._schema.name).removeprefix("aten::") + (
+        f".{op._schema.overload_name}" if op._schema.overload_name else ""
+    )
+
+
 @contextlib.contextmanager
 def intercepting() -> Iterator[None]:
     """Catch operators on this thread until the last of its contexts has ended, in any order.

@@ -29,6 +29,7 @@ from accucompare.live.operators.dispatch import (
     intercepting,
     of_this_thread,
     register,
+    registered_name,
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
@@ -139,10 +140,10 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
         yield name, _filling(getattr(_aten, name).default)
     for overload in ("default", "from", "to"):
         op = getattr(_aten.random_, overload)
-        yield _name_of(op), _filling(op)
+        yield registered_name(op), _filling(op)
     yield "bernoulli_.float", _bernoulli(_aten.bernoulli_.float, default=0.5)
     for op in (_aten.bernoulli_.Tensor, _aten.bernoulli.p, _aten.bernoulli.out):
-        yield _name_of(op), _bernoulli(op)
+        yield registered_name(op), _bernoulli(op)
     yield "native_dropout", _native_dropout
     yield "scaled_dot_product_attention", _scaled_dot_product_attention
     yield "randperm.generator_out", _randperm_out
@@ -156,20 +157,14 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
         _aten.normal.float_Tensor,
         _aten.normal.Tensor_Tensor,
     ):
-        yield _name_of(op), _on_cpu(op)
+        yield registered_name(op), _on_cpu(op)
     for op in (
         _aten._cudnn_rnn.default,
         _aten.rrelu_with_noise.default,
         _aten.rrelu_with_noise_.default,
         _aten._fused_dropout.default,
     ):
-        yield _name_of(op), _unmatched(op)
-
-
-def _name_of(op: Any) -> str:
-    return str(op._schema.name).removeprefix("aten::") + (
-        f".{op._schema.overload_name}" if op._schema.overload_name else ""
-    )
+        yield registered_name(op), _unmatched(op)
 
 
 def _generator_for(
@@ -434,9 +429,9 @@ def _unmatched(op: Any) -> Callable[..., Any]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         draws = of_this_thread(_active)
         if draws is not None and (
-            given.get("dropout") or given.get("training") or "dropout" in _name_of(op)
+            given.get("dropout") or given.get("training") or "dropout" in registered_name(op)
         ):
-            draws.unmatched.add(_name_of(op))
+            draws.unmatched.add(registered_name(op))
         return without_dispatch(op, *args, **kwargs)
 
     return kernel

@@ -21,6 +21,8 @@ from accucompare.live.modules import Modules
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.feeding.call_order import CallOrder
 from accucompare.recorder.feeding.copies import copy_like, in_place_of
+from accucompare.recorder.feeding.golden_calls import CallsOfGolden
+from accucompare.recorder.feeding.golden_pieces import GoldenPieces
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
 from accucompare.recorder.feeding.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
@@ -84,9 +86,21 @@ class Feeding(GoldenValues):
         self.written = golden.manifests[rank].options.written
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
-        self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
+        self._pieces = GoldenPieces(self)
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
+
+    def calls_of(
+        self,
+        step: int,
+        name: str,
+        call: int,
+        parent: tuple[str, int] | None,
+        given: Sequence[tuple[str, Any]],
+    ) -> CallsOfGolden | None:
+        """Golden's calls in place of one that one side makes in parts; raises as ``inputs``."""
+        self.load(step)
+        return self.calls.begins(name, call, parent, given)
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -189,20 +203,17 @@ class Feeding(GoldenValues):
         """
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
-        self._backwards[place, path] += 1
-        if (count := self._backwards[place, path]) > 1:  # a second backward through the same call
-            path = f"{path}#{count}"
-        golden = self.golden_value(place, path, grad, Memory())
+        golden = self._pieces.give(place, path, grad)
         if isinstance(golden, torch.Tensor):
             self.fed += 1
             return golden
-        self.pass_on(place, path, golden if isinstance(golden, str) else "it is no tensor")
+        self.pass_on(place, path, golden)
         return grad
 
     def end_step(self) -> None:
         super().end_step()
         self.order.end_step()
-        self._backwards.clear()
+        self._pieces.end_step()
 
     def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
         """Golden's values of what a call has written into its arguments, by the arguments' ids."""

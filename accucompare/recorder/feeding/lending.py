@@ -87,8 +87,11 @@ class Lent:
             written: the ids of the arguments that golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
-            if given._version != version or id(given) in written:
+            reshaped = not given.is_nested and given.shape != arrived.shape
+            if given._version != version or id(given) in written or reshaped:
                 values = exchanged.get(id(given), given)
+                if reshaped:
+                    _reshape(arrived, given)
                 if given.requires_grad and torch.is_grad_enabled():
                     _WrittenInto.apply(arrived, given, [values.detach()])  # type: ignore[no-untyped-call]
                 else:
@@ -158,6 +161,19 @@ class Lent:
             key: own if own is not None and is_about(own, golden) else None
             for key, (own, golden) in found.items()
         }
+
+
+def _reshape(arrived: torch.Tensor, given: torch.Tensor) -> None:
+    """Give what arrived the shape that a module gave its copy: ``unsqueeze_``, ``resize_``."""
+    with plainly():
+        try:
+            if arrived.numel() == given.numel():
+                arrived.as_strided_(given.shape, given.stride())
+            else:
+                with torch.no_grad():
+                    arrived.resize_(given.shape)
+        except RuntimeError:  # its memory does not hold that
+            arrived.data = given.detach().clone()
 
 
 class _WrittenInto(torch.autograd.Function):

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,8 +60,7 @@ class GoldenOperator:
         }
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """Which of golden's operators one is.
 
     Attributes:
@@ -104,6 +103,11 @@ class OperatorFeed:
             self._places.setdefault(each.operator, []).append(each.place)
         self._counts = Counter(each.operator for each in self._golden)
         self._lines = {(each.operator, _short(each.line)) for each in self._golden}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether golden has recorded operators of the call."""
+        return bool(self._golden)
 
     def place(self, role: Role) -> FedPlace:
         return FedPlace(*self._place, role)

@@ -13,9 +13,10 @@ from accucompare.live.autograd import Span
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import Lent
+from accucompare.recorder.feeding import CallsOfGolden, Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import ChoicesOfCall
 
 
 @dataclass(eq=False)
@@ -23,10 +24,12 @@ class RecordedCall(Call):
     """A module call with defaults in the class, not in ``__init__``: every hook makes one.
 
     Attributes:
+        golden: of a fed capture: golden's calls in its place, if one side makes it in parts.
         lent: of a fed capture.
         arguments: set if writes into arguments are recorded.
         returned: what the forward returned, before any other hook saw it.
         operators: set if operators are recorded.
+        choices: what its own code chose.
         span: the nodes that the call makes in autograd's graph, if the backward is recorded.
         notes_lines: whether the source lines of these nodes are noted.
         in_second_run: whether activation checkpointing runs it again, after a recorded first run.
@@ -35,10 +38,12 @@ class RecordedCall(Call):
             path, where that is known.
     """
 
+    golden: CallsOfGolden | None = field(default=None, init=False)
     lent: Lent | None = field(default=None, init=False)
     arguments: Arguments | None = field(default=None, init=False)
     returned: tuple[Any, ...] = field(default=(), init=False)
     operators: Operators | None = field(default=None, init=False)
+    choices: ChoicesOfCall | None = field(default=None, init=False)
     span: Span[RecordedCall] | None = field(default=None, init=False)
     notes_lines: bool = field(default=False, init=False)
     in_second_run: bool = field(default=False, init=False)

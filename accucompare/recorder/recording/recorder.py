@@ -28,6 +28,7 @@ from accucompare.live.modules import (
     witness,
     witness_no_more,
 )
+from accucompare.live.operators import choosing
 from accucompare.live.values import leaves
 from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
@@ -37,6 +38,7 @@ from accucompare.recorder.recording.buffers import Buffers
 from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import OwnChoices
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
@@ -158,6 +160,13 @@ class Recorder(Listener[RecordedCall]):
         with self.functions.paused():
             return super().run(act, name, arguments)
 
+    def seeing_choices(self) -> contextlib.AbstractContextManager[None]:
+        """What the model's own code chooses within is recorded, as far as values are."""
+        whole = self._writer.mode is Mode.TENSORS and self._layouts is None
+        if not whole or self._operators:
+            return contextlib.nullcontext()
+        return choosing(OwnChoices(self, self.add_operator, self._allows, self._feed))
+
     def install(self, steps: Steps | None = None) -> None:
         """Put the hooks on; they listen in the given steps."""
         super().install()
@@ -209,9 +218,13 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     @property
-    def kept(self) -> list[str] | None:
-        """The plain attributes in which modules keep tensors; ``None`` if none were looked at."""
-        return None if self._buffers is None else self._buffers.kept
+    def kept(self) -> dict[str, Any]:
+        """For the manifest: the plain attributes in which modules keep tensors, or kept."""
+        if self._buffers is None:  # none were looked at
+            return {"kept": None, "left": {}}
+        kept, beyond = self._buffers.kept, self._buffers.beyond
+        dropped = [name for name, holds in kept.items() if not holds]
+        return {"kept": sorted(kept), "left": {"dropped": dropped, "beyond": beyond}}
 
     @property
     def closing(self) -> int | None:
@@ -249,7 +262,9 @@ class Recorder(Listener[RecordedCall]):
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
         if self._feed is not None and not self._feed.in_parts:
-            call.index = self._feed.order.number(self.step, call.name, call.index, given)
+            call.golden = self._feed.calls_of(self.step, call.name, call.index, call.parent, given)
+            if call.golden is None:
+                call.index = self._feed.order.number(self.step, call.name, call.index, given)
         if self._layouts is not None and self._backward is not None:
             call.note_gradients(self._layouts, Role.GRAD_INPUT, given)
         if not call.in_second_run:
@@ -265,7 +280,7 @@ class Recorder(Listener[RecordedCall]):
             self._note_arguments(call, args, kwargs, given)
             return None
         args, kwargs, call.lent = self._feed.inputs(
-            FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
+            FedPlace(self.step, call.name, call.index, Role.INPUT, call.golden), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
         self._observe(call, given)
@@ -308,7 +323,7 @@ class Recorder(Listener[RecordedCall]):
                 f"a forward hook on {name} replaces what the module returns, as feeding does; take"
                 " the hook off"
             )
-        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)
+        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT, call.golden)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
         handed_on, own = self._feed.outputs(
             place, output, call.lent, given, functools.partial(self._from_outside, span, exchange)
