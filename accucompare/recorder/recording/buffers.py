@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
+from accucompare.live.values import writes_into
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 from accucompare.recorder.recording.inner_tensors import InnerTensors, RecordBuffer, digest_now
 
@@ -71,9 +72,7 @@ class _Slot:
         self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = (
-            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
-        )
+        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""

@@ -28,7 +28,7 @@ from accucompare.live.autograd import (
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, copy_of, difference, leaves, local_part
+from accucompare.live.values import Bits, copy_of, difference, leaves, local_part, writes_into
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
@@ -215,10 +215,7 @@ class Updates:
     def _written(self) -> list[int]:
         """Each parameter's count of writes; -1 if there is no count, or no value yet."""
         tensors = (each.tensor for each in self.parameters.values())
-        return [
-            -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
-            for tensor in tensors
-        ]
+        return [-1 if is_lazy(tensor) else writes_into(tensor) for tensor in tensors]
 
     def model_begins(self) -> None:
         """The model is called, first in a step or after an update: give it golden's weights."""
@@ -232,10 +229,16 @@ class Updates:
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.changed()  # these are no changes
         # parameters that change without an optimizer: averages, updates by hand, in the forward
-        for key, each in self.parameters.items():
-            if each not in self._between and self._sink.wants(each.owner, Role.PARAM_CHANGED):
-                sampled = key in self._held or not torch.is_grad_enabled()
-                self._between.leave([each], sampled)
+        known = self._between.known
+        new = [
+            each
+            for key, each in self.parameters.items()
+            if key not in known and self._sink.wants(each.owner, Role.PARAM_CHANGED)
+        ]
+        trains = torch.is_grad_enabled()
+        for whole in (True, False):
+            some = [each for each in new if whole is (trains and id(each.tensor) not in self._held)]
+            self._between.leave(some, sampled=not whole)
 
     def _note_changed(self, when: str = "") -> None:
         """Record what anything but an update changed since the last one, here or in golden.
@@ -244,14 +247,13 @@ class Updates:
             when: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
                 in this step.
         """
-        changed = self._between.changed()
+        changed, known = self._between.changed(), self._between.known
         self._series.rewritten(changed)
         for key, each in self.parameters.items():
-            place = each.owner, self._count, each.own + when
             if key in changed or (
                 self._golden is not None
-                and each in self._between
-                and self._golden.has_changed(*place)
+                and key in known
+                and self._golden.has_changed(each.owner, self._count, each.own + when)
             ):
                 self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
