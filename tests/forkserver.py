@@ -29,6 +29,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parent.parent
+#: Not that of the test which starts a server.
+FOLDER = tempfile.gettempdir()
 CLI = "from accucompare.cli import main; main()"
 #: As ``python script.py …`` and ``python -m module …``, whose name is the first argument.
 SCRIPT = """
@@ -99,7 +101,7 @@ class Forkserver:
     def __init__(self, variables: Mapping[str, str], modules: tuple[str, ...] = MODULES) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="forkserver.")
+        self._folder = tempfile.TemporaryDirectory(prefix="forkserver.", dir=FOLDER)
         command = [
             sys.executable,
             "-c",
