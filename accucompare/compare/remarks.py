@@ -209,6 +209,13 @@ class RoutedOtherwise(_Fact, frozen=True):
     of_operator: str = ""
 
 
+class UsedToChoose(_Fact, frozen=True):
+    """An operator chose by it, compared with this number if not 0; ``same``: as in golden."""
+
+    number: float
+    same: bool
+
+
 class AfterRouting(_Fact, frozen=True):
     """It was computed after so many tokens were routed otherwise by the module ``router``; or, if
     it is of that module's own backward, of them, too. ``of_operator``: in its own code, by that."""

@@ -15,7 +15,7 @@ from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
 from accucompare.compare.tokens.expert_calls import ExpertCall, expert_calls, may_have_experts
-from accucompare.compare.tokens.inner_choices import inner_choices
+from accucompare.compare.tokens.inner_choices import InnerChoices, Scores
 from accucompare.compare.tokens.paired_sides import (
     PairedSides,
     call_of_pair,
@@ -42,6 +42,7 @@ class PairedTokens(NamedTuple):
         routings: the calls of routers that chose otherwise.
         begins: the places of what experts were given; other rows of theirs follow from it.
         chosen: the rows of golden's tensors that are compared, by the pairs' places.
+        scores: what operators in modules' own code chose by, by the pairs' places.
     """
 
     unified: Unified
@@ -50,6 +51,7 @@ class PairedTokens(NamedTuple):
     routings: Sequence[Routing] = ()
     begins: frozenset[int] = frozenset()
     chosen: Mapping[int, ChosenRows] = {}
+    scores: Mapping[int, Scores] = {}
 
 
 def with_tokens(sides: PairedSides) -> PairedTokens:
@@ -57,9 +59,10 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
-    routed, inner = routings(sides), inner_choices(sides)
+    routed, (inner, scores) = routings(sides), InnerChoices.of(sides)
     if not routed and not may_have_experts(sides):
-        return PairedTokens(sides.unified, forward=[frozenset()] * len(inner), routings=inner)
+        apart = [frozenset[int]()] * len(inner)
+        return PairedTokens(sides.unified, forward=apart, routings=inner, scores=scores)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
     for place in sides.unified.unknown:
         if (odd := _other_number_of_choices(sides, place)) is not None:
@@ -94,6 +97,7 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
         [*inner, *routed],
         frozenset(each.place for each in of_call.values()),
         {place: each.chosen for place, each in found.items() if each.chosen is not None},
+        scores,
     )
 
 
