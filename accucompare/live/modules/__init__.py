@@ -1,14 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
-from accucompare.live.modules import (
-    points,
-)
-from accucompare.live.modules.attribute_walk import (
-    MOST_ITEMS,
-    AttributeWalk,
-    Inner,
-    containers_of,
-)
+from accucompare.live.modules import points
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -33,37 +26,22 @@ from accucompare.live.modules.hooks import (
     listens,
     only_holds_modules,
 )
-from accucompare.live.modules.left_numbers import (
-    NumbersKept,
-)
-from accucompare.live.modules.names import (
-    Modules,
-    class_of,
-    name_modules,
-    unwrapped,
-)
-from accucompare.live.modules.points import (
-    check_finite,
-)
+from accucompare.live.modules.left_numbers import NumbersKept
+from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
+from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import (
     AroundSecondRun,
     Witness,
     witness,
     witness_no_more,
 )
-from accucompare.live.modules.state import (
-    put_together,
-    state_record,
-    take_apart,
-)
-from accucompare.live.modules.trial_calls import (
-    in_trial_call,
-)
-from accucompare.live.modules.unsaved import (
-    Unsaved,
-)
+from accucompare.live.modules.state import put_together, state_record, take_apart
+from accucompare.live.modules.trial_calls import in_trial_call
+from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
+    "MOST_ITEMS",
+    "OF_EVERY_MODULE",
     "AroundSecondRun",
     "AttributeWalk",
     "Attributes",
@@ -71,11 +49,9 @@ __all__ = [
     "Hook",
     "Inner",
     "Listener",
-    "MOST_ITEMS",
     "Mark",
     "Modules",
     "NumbersKept",
-    "OF_EVERY_MODULE",
     "Unsaved",
     "Witness",
     "arguments_of",
@@ -88,6 +64,7 @@ __all__ = [
     "has_setup",
     "in_backward",
     "in_trial_call",
+    "is_of_torch",
     "is_torchs",
     "listens",
     "name_modules",

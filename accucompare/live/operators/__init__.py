@@ -1,38 +1,18 @@
 """Operators as they are called, their schemas, and random ones."""
 
-from accucompare.live.operators import (
-    entrances,
-)
-from accucompare.live.operators.choosing import (
-    OperatorChoice,
-    choosing,
-)
-from accucompare.live.operators.dispatch import (
-    Inside,
-    without_dispatch,
-)
-from accucompare.live.operators.entrances import (
-    running_steps,
-)
-from accucompare.live.operators.fallbacks import (
-    noting_fallbacks,
-)
-from accucompare.live.operators.operator_calls import (
-    CallMode,
-    calls_models,
-    is_caller,
-    source_line,
-)
+from accucompare.live.operators import entrances
+from accucompare.live.operators.choosing import OperatorChoice, choosing
+from accucompare.live.operators.dispatch import Inside, without_dispatch
+from accucompare.live.operators.entrances import running_steps
+from accucompare.live.operators.fallbacks import noting_fallbacks
+from accucompare.live.operators.operator_calls import CallMode, calls_models, is_caller, source_line
 from accucompare.live.operators.random_state import (
     RandomState,
     get_state,
     random_state_kept,
     set_state,
 )
-from accucompare.live.operators.randomness import (
-    Draws,
-    matched_randomness,
-)
+from accucompare.live.operators.randomness import Draws, matched_randomness
 from accucompare.live.operators.schemas import (
     LEFT_OUT,
     NO_VALUES,
@@ -45,16 +25,16 @@ from accucompare.live.operators.schemas import (
 )
 
 __all__ = [
+    "LEFT_OUT",
+    "NO_VALUES",
+    "WRITTEN_SILENTLY",
     "Blank",
     "CallMode",
     "Draws",
     "Inside",
     "Known",
-    "LEFT_OUT",
-    "NO_VALUES",
     "OperatorChoice",
     "RandomState",
-    "WRITTEN_SILENTLY",
     "calls_models",
     "choosing",
     "differentiated",
