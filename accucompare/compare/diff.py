@@ -28,6 +28,7 @@ from accucompare.compare.across_ranks import (
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
 from accucompare.compare.fusions import (
+    added_like,
     in_pieces_like,
     on_fusions,
     with_carried_sums,
@@ -167,21 +168,16 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected.
-
-    Attributes:
-        parameters: golden's names that the candidate ties.
-        carried: classes of which golden, or the candidate, carries a value as two terms.
-        in_sums: whether gradients of several backwards may be added up.
-    """
+    """The pairs, all and selected."""
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # golden's names that the candidate ties
+    # classes of which golden, or the candidate, carries a value as two terms
     carried: list[tuple[bool, str]]
-    in_sums: bool
+    in_sums: bool  # whether gradients of several backwards may be added up
 
     @property
     def unified(self) -> Unified:
@@ -319,7 +315,7 @@ def _judge(
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
     # its workers know records as they were captured
-    rewritten = opened.fusions or paired.carried or paired.in_sums
+    rewritten = opened.fusions or opened.in_parts or paired.carried or paired.in_sums
     as_captured = not (several or rewritten or opened.scales)
     on = cluster if as_captured else None
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
@@ -339,7 +335,7 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = runs.by_envelope(tasks, outcomes, runs.after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins.rewritten = bool(opened.fusions or paired.carried)
+    origins.rewritten = bool(opened.fusions or opened.in_parts or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -371,7 +367,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
-    findings += on_fusions(opened.fusions, paired.carried)
+    findings += on_fusions(opened.fusions, paired.carried, opened.in_parts)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -442,7 +438,9 @@ def _with_second_runs(
 
 
 def _in(run: Mapping[Key, Record], record: Record | None) -> Record | None:
-    return None if record is None else in_pieces_like(run.get(record.key), record, run)
+    if record is None:
+        return None
+    return in_pieces_like(added_like(run.get(record.key), record, run), record, run)
 
 
 def _count(pairs: list[Pair]) -> int:

@@ -39,6 +39,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.fusions import calls_of
 from accucompare.compare.judging import but_plain, with_changed
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.module_calls import (
@@ -243,6 +244,7 @@ class _Calls:
         self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._in_two_forms: set[CallKey] = set()  # and with one that each side has in its own form
+        self._in_parts: set[CallKey] = set()  # calls of golden that the candidate makes in parts
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
             golden, candidate = row.golden, row.candidate
@@ -260,6 +262,9 @@ class _Calls:
                 and golden.role not in _AFTERWARDS
             ):
                 self._golden[call_of(candidate)] = call_of(golden)
+                for own in calls_of(candidate):
+                    self._golden[call_of(own)] = call_of(golden)
+                    self._in_parts.add(call_of(golden))
                 for called, record in zip(self._called, (golden, candidate), strict=True):
                     called.add(call_of(record)[:3])
                 if _is_of_another_form(row):
@@ -311,6 +316,8 @@ class _Calls:
             return whole and self._agree.get((own, True), False)
         if own is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
+        if own in self._in_parts and call_of(record) != own and record.layout is Layout.STRIDED:
+            return False  # numbers tell a part's place, tensors are compared
         call = receiver_of(record)
         while call is not None and (
             (shared := self._shared(call, golden)) is None or shared in self._in_two_forms
