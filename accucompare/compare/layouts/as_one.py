@@ -248,11 +248,7 @@ def _losses(
 
     Where a rank has several for golden's one, these are added, or averaged over all or over a
     schedule: whichever is nearest. Where it has some of golden's, those of all ranks are put in a
-    row, or added.
-
-    Args:
-        divisors: what a mean may divide by.
-    """
+    row, or added. ``divisors``: what a mean may divide by."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -386,8 +382,6 @@ def own_clipping(
 
 
 def _factor(entry: StepSeries) -> float | None:
-    return (
-        None
-        if entry.clipped_norm is None or not entry.grad_norm
-        else (entry.clipped_norm / entry.grad_norm)
-    )
+    if entry.clipped_norm is None or not entry.grad_norm:
+        return None
+    return entry.clipped_norm / entry.grad_norm

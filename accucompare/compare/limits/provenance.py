@@ -17,20 +17,16 @@ _BegunAndLeft = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class OtherCode:
-    """What shows that two captures ran different code, or that this is unknown.
+    """What shows that two captures ran different code, or that this is unknown."""
 
-    Attributes:
-        versions: packages of another version: name, golden's version, the other's.
-        edited: Python modules with different source files.
-        absent: Python modules with golden's module classes that the other did not load.
-        configured: module attributes that differ: module, attribute, golden's value, the other's.
-        unrecorded: whether a manifest lacks some of what ran, as another profiler was active.
-    """
-
+    # packages of another version: name, golden's version, the other's
     versions: tuple[tuple[str, str, str], ...] = ()
-    edited: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()  # Python modules with different source files
+    # Python modules with golden's module classes that the other did not load
     absent: tuple[str, ...] = ()
+    # module attributes that differ: module, attribute, golden's value, the other's
     configured: tuple[tuple[str, str, Any, Any], ...] = ()
+    # whether a manifest lacks some of what ran, as another profiler was active
     unrecorded: bool = False
 
     def __bool__(self) -> bool:
@@ -82,17 +78,13 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
 @dataclass(frozen=True)
 class Surrounding:
-    """An environment variable or shared library that may change what the code computes.
-
-    Attributes:
-        golden, other: the variable's two values; ``None`` if not set, not read, or a library.
-        library: whether it is a library, loaded in two different builds.
-    """
+    """An environment variable or shared library that may change what the code computes."""
 
     name: str
+    # golden, other: the variable's two values; ``None`` if not set, not read, or a library
     golden: str | None = None
     other: str | None = None
-    library: bool = False
+    library: bool = False  # whether it is a library, loaded in two different builds
 
 
 def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:

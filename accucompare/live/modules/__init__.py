@@ -46,6 +46,7 @@ from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
+    "MOST_ITEMS",
     "OF_EVERY_MODULE",
     "AroundSecondRun",
     "AttributeWalk",

@@ -40,16 +40,12 @@ _DEVICES = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|meta|privateuseone)(:\d+)?")
 
 
 class Inner(NamedTuple):
-    """A tensor, an array or a number inside of a module's attribute.
+    """A tensor, an array or a number inside of a module's attribute."""
 
-    Attributes:
-        path: its name in the module: ``cache.k``.
-        holder, key: what puts another value in its place: ``holder[key] = …``; ``None`` if nothing
-            does.
-    """
-
-    path: str
+    path: str  # its name in the module: ``cache.k``
     value: Any
+    # holder, key: what puts another value in its place: ``holder[key] = …``; ``None`` if nothing
+    # does
     holder: Any
     key: Any
 
@@ -80,19 +76,14 @@ def attribute_of(module: nn.Module, attribute: str) -> tuple[Any, Any]:
 
 
 class AttributeWalk:
-    """A walk through the attributes of a model's modules; each container is met once.
-
-    Attributes:
-        met: how many items it has met.
-        too_many: the paths of containers with more items than are looked at.
-    """
+    """A walk through the attributes of a model's modules; each container is met once."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         """``names``: of parameters, by their ids: EMA's tables have them as keys."""
         self._names = names
         self._around: set[int] = set()
-        self.met = 0
-        self.too_many: list[str] = []
+        self.met = 0  # how many items it has met
+        self.too_many: list[str] = []  # the paths of containers with more items than are looked at
 
     def of(self, module: nn.Module, attribute: str) -> Iterator[Inner]:
         """What is inside of an attribute, or the attribute itself, if it is an array."""

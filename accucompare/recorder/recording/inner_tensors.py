@@ -42,19 +42,12 @@ _SMALL = 1 << 16
 
 @dataclass(eq=False)
 class _Leaf:
-    """What was found in a place, by the module's name and the path in it.
+    """What was found in a place, by the module's name and the path in it."""
 
-    Attributes:
-        value: the tensor or array at the last look, referred to weakly.
-        version: its count of writes then; -1 if there is none.
-        digest: of its bytes then.
-        moved: whether another place held it when it was recorded.
-    """
-
-    value: Callable[[], Any]
-    version: int
-    digest: str | None
-    moved: bool = False
+    value: Callable[[], Any]  # the tensor or array at the last look, referred to weakly
+    version: int  # its count of writes then; -1 if there is none
+    digest: str | None  # of its bytes then
+    moved: bool = False  # whether another place held it when it was recorded
 
     def holds(self, value: Any) -> bool:
         """Whether it was this value, and no write into it was counted since."""
@@ -66,12 +59,7 @@ class _Leaf:
 
 
 class InnerTensors:
-    """The containers' part of ``Buffers``. With a feed, golden's values replace what was recorded.
-
-    Attributes:
-        beyond: containers with more items than are looked at.
-        held: what was there at the start: digests by qualified name.
-    """
+    """The containers' part of ``Buffers``. With a feed, golden's values replace recorded ones."""
 
     def __init__(
         self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
@@ -89,8 +77,8 @@ class InnerTensors:
         # by module: the index of its last call
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
-        self.beyond: set[str] = set()
-        self.held: dict[str, str] = {}
+        self.beyond: set[str] = set()  # containers with more items than are looked at
+        self.held: dict[str, str] = {}  # at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
