@@ -11,9 +11,6 @@ from accucompare.bundle.format import Left, Manifest
 from accucompare.compare.pairing import Renaming, rename
 from accucompare.launched import is_of_launcher
 
-#: An attribute's value before and after the steps.
-_BegunAndLeft = tuple[Any, Any]
-
 
 @dataclass(frozen=True)
 class OtherCode:
@@ -139,19 +136,15 @@ def left_otherwise(
     ours, theirs = pair
     sizes = _other_sizes(golden, other)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
-    trained = golden.options.backward and other.options.backward
     for name in dict.fromkeys([*classes[0], *ours.numbers]):
         partner = rename(name, renamings) or name
         if classes[0].get(name) != classes[1].get(partner):
             continue
         for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
             one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
-            if key.startswith("("):  # a count that every module has
-                one, two = _filled(one, two), _filled(two, one)
-            elsewhere = name not in classes[0] and two[1] is None  # in another optimizer
-            unasked = key == "(gradients)" and not trained
-            known = one[1] is not None and not elsewhere and not unasked
-            if known and not _agree(one, two, limit, sizes):
+            if name.startswith("(") and two[1] is None:
+                continue  # another optimizer, or version of it
+            if one[1] is not None and not _agree(one, two, limit, sizes):
                 yield name, key, one[1], two[1]
 
 
@@ -176,12 +169,7 @@ def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
     return (ours.left, theirs.left) if ours.closing == theirs.closing else None
 
 
-def _filled(value: _BegunAndLeft, other: _BegunAndLeft) -> _BegunAndLeft:
-    """What is not known is as the other's was before its steps."""
-    return value if value[1] is not None else (other[0], other[0])
-
-
-def _begun_and_left(manifest: Manifest, name: str, key: str) -> _BegunAndLeft:
+def _begun_and_left(manifest: Manifest, name: str, key: str) -> tuple[Any, Any]:
     """An attribute's value before and after the steps; ``None`` where it is not known."""
     left = manifest.options.left
     if left is not None and key in left.numbers.get(name, {}):
@@ -195,7 +183,7 @@ def _begun_and_left(manifest: Manifest, name: str, key: str) -> _BegunAndLeft:
 
 
 def _agree(
-    golden: _BegunAndLeft, other: _BegunAndLeft, limit: float, sizes: Collection[int]
+    golden: tuple[Any, Any], other: tuple[Any, Any], limit: float, sizes: Collection[int]
 ) -> bool:
     kinds = {type(golden[1]), type(other[1])}
     if float in kinds and kinds <= {float, int}:

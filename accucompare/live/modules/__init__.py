@@ -1,13 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
-from accucompare.live.modules.attribute_walk import (
-    AttributeWalk,
-    Inner,
-    attribute_of,
-    containers_of,
-    is_of_torch,
-)
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -61,7 +55,6 @@ __all__ = [
     "Unsaved",
     "Witness",
     "arguments_of",
-    "attribute_of",
     "attributes_of",
     "check_finite",
     "class_of",

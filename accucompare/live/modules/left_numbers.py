@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-from torch import nn
 
 from accucompare.live.modules.attribute_walk import AttributeWalk, containers_of, is_of_torch
 from accucompare.live.modules.attributes import OF_EVERY_MODULE
@@ -17,15 +15,14 @@ from accucompare.live.modules.names import Modules
 #: By the module's name and the place in it.
 _Numbers = dict[tuple[str, str], Any]
 
-_KINDS = (bool, int, float, complex, str)
+_KINDS = (bool, int, float, str)
 #: Where a model is and what it is called; how long something took.
 _OF_NO_STATE = re.compile(r"device|dtype|name_or_path|(.*[_.])?(elapsed|duration|latency|\w*_time)")
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf_counter)
 #: Larger integers are addresses, or times in nanoseconds.
 _LARGEST = 1 << 32
-#: Numbers in one attribute that are listed where they have not changed.
+#: Numbers in one attribute that are looked at; more are a vocabulary, or another's settings.
 _MOST = 64
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NumbersKept:
@@ -36,7 +33,7 @@ class NumbersKept:
         self._modules = modules
         self._others = others
         self._began = [clock() for clock in _CLOCKS]
-        self._before, self._told = _numbers(modules, {})
+        self._before = _numbers(modules, {})
 
     def left(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For the manifest: what is not as it was, or was not there, by module, with what it was;
@@ -44,11 +41,11 @@ class NumbersKept:
         changed: dict[str, dict[str, Any]] = {}
         unchanged: dict[str, dict[str, Any]] = {}
         now = [clock() for clock in _CLOCKS]
-        for place, value in _numbers(self._modules, self._others())[0].items():
+        for place, value in _numbers(self._modules, self._others()).items():
             name, path = place
             before = self._before.get(place)
             if before is not None and _same(before, value):
-                if place in self._told and type(value) is not str:
+                if type(value) is not str and ("." in path or path.startswith("_")):
                     unchanged.setdefault(name, {})[path] = _plain(value)
                 continue
             times = zip(self._began, now, strict=True)
@@ -60,46 +57,29 @@ class NumbersKept:
 
 def _plain(value: Any) -> Any:
     """As JSON can hold it."""
-    plain = not isinstance(value, (float, complex)) or (
-        isinstance(value, float) and math.isfinite(value)
-    )
-    return value if plain else repr(value)
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _same(one: Any, other: Any) -> bool:
     return bool(one == other and type(one) is type(other)) or repr(one) == repr(other)
 
 
-def _numbers(modules: Modules, others: dict[str, Any]) -> tuple[_Numbers, set[tuple[str, str]]]:
-    """The numbers, and the places of those that the configuration lacks, in a few per attribute."""
-    walk, found, told = AttributeWalk({}), _Numbers(), set()
+def _numbers(modules: Modules, others: dict[str, Any]) -> _Numbers:
+    walk, found = AttributeWalk({}), _Numbers()
     for name, table in others.items():
         found.update(((name, each.path), each.value) for each in walk.inside(table))
     for name, module in modules.named.items():
         for attribute, value in vars(module).items():
-            if attribute not in OF_EVERY_MODULE:
+            if attribute not in OF_EVERY_MODULE and type(value) in _KINDS:
                 found[name, attribute] = value
-                if attribute.startswith("_"):
-                    told.add((name, attribute))
         for attribute in () if is_of_torch(module) else containers_of(module):
-            inside = {(name, each.path): each.value for each in walk.of(module, attribute)}
-            found |= inside
-            told |= inside.keys() if len(inside) <= _MOST else set()
-        found |= {(name, f"({what})"): count for what, count in _counts(module)}
+            inside = [each for each in walk.of(module, attribute) if type(each.value) in _KINDS]
+            if len(inside) <= _MOST and type(vars(module)[attribute]) is not tuple:
+                found.update(((name, each.path), each.value) for each in inside)
     return {
         (name, path): value
         for (name, path), value in found.items()
         if type(value) in _KINDS
         and not _OF_NO_STATE.fullmatch(path)
         and not (type(value) is int and abs(value) >= _LARGEST)
-    }, told
-
-
-def _counts(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """How much of what every module has is there."""
-    parameters = [each for each in module._parameters.values() if each is not None]
-    yield "children", len(module._modules)
-    yield "parameters", len(parameters)
-    yield "parameters that require gradients", sum(each.requires_grad for each in parameters)
-    yield "gradients", sum(each.grad is not None for each in parameters if each.is_leaf)
-    yield "hooks", sum(len(vars(module).get(table) or ()) for table in _HOOKS)
+    }
