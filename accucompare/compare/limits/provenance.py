@@ -136,14 +136,12 @@ def left_otherwise(
     ours, theirs = pair
     sizes = _other_sizes(golden, other)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
-    for name in dict.fromkeys([*classes[0], *ours.numbers]):
+    for name in classes[0]:
         partner = rename(name, renamings) or name
-        if classes[0].get(name) != classes[1].get(partner):
+        if classes[0][name] != classes[1].get(partner):
             continue
         for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
             one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
-            if name.startswith("(") and two[1] is None:
-                continue  # another optimizer, or version of it
             if one[1] is not None and not _agree(one, two, limit, sizes):
                 yield name, key, one[1], two[1]
 

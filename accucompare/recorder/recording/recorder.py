@@ -222,10 +222,6 @@ class Recorder(Listener[RecordedCall]):
         left = {"dropped": dropped, "beyond": beyond, "held": self._buffers.held}
         return {"kept": sorted(kept), "left": left}
 
-    def loop_left(self) -> dict[str, Any]:
-        """What the optimizers that have stepped, and a scaler, hold now beside tensors, by name."""
-        return {f"({name})": table for name, table in self._updates.left.tables().items()}
-
     @property
     def closing(self) -> int | None:
         """The number of the step that has not begun when the capture ends; ``None`` if the model
