@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,7 @@ class Updates:
         # classes of optimizers that hold no parameter of the model
         self._others: dict[str, None] = {}
         self._handles: list[Any] = []
-        self._observer = Observer(self._backward_begins)
+        self._observer = Observer(self._backward_begins, self._backward_ends)
         self._clipping = Clipping(self, sink, self.series, training.scaler)
 
     def notes(self) -> list[str]:
@@ -271,6 +271,10 @@ class Updates:
             self._recorded.clear()
             self._just_stepped.clear()
             self._guarded(self.series.backward_begins, roots)
+
+    def _backward_ends(self, given: Sequence[Any]) -> None:
+        if any(each is not None for each in given) and not in_backward():
+            self._guarded(self.series.gradients_asked)
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
