@@ -89,15 +89,10 @@ SMALLEST_COSINE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PrecisionOfBaseline:
-    """What to expect of two computations that differ by rounding alone.
+    """What to expect of two computations that differ by rounding alone."""
 
-    Attributes:
-        floor: the smallest error that counts as a baseline's, in unit roundoffs of the type.
-        slack: factor on the limit.
-    """
-
-    floor: float
-    slack: float
+    floor: float  # the smallest error that counts as a baseline's, in unit roundoffs of the type
+    slack: float  # factor on the limit
 
 
 #: In half types (at most float16's digits) nearly all of a module's error is the rounding of its

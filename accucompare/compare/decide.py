@@ -49,13 +49,10 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided of a result.
-
-    Attributes:
-        facts: what it rests on, the most telling first; what an all-clear does not cover is last.
-    """
+    """What is decided of a result."""
 
     answer: Answer
+    # what it rests on, the most telling first; what an all-clear does not cover is last
     facts: tuple[Fact, ...]
 
     @property
@@ -176,7 +173,7 @@ def _first_over(result: Result) -> Decision | None:
         and culprit.scaled is None
         and not culprit.row.lost
     ):
-        first = min(result.culprits, key=_when)
+        first = min(result.culprits, key=lambda each: (each.record.step, each.record.order))
         later = facts.Order.MOST_STEPS if culprit.seen > first.seen else facts.Order.LATER
         return _different(
             facts.FirstOver(culprit, facts.Order.FIRST if culprit is first else later)
@@ -494,10 +491,6 @@ def _blamed(result: Result, culprits: Sequence[Culprit]) -> facts.Blamed:
     """The first culprit; fed, where each error is its own, the first two."""
     shown = 2 if result.fed else 1
     return facts.Blamed(tuple(culprits[:shown]), max(0, len(culprits) - shown) if result.fed else 0)
-
-
-def _when(culprit: Culprit) -> tuple[int, int]:
-    return culprit.record.step, culprit.record.order
 
 
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:

@@ -168,21 +168,16 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected.
-
-    Attributes:
-        parameters: golden's names that the candidate ties.
-        carried: classes of which golden, or the candidate, carries a value as two terms.
-        in_sums: whether gradients of several backwards may be added up.
-    """
+    """The pairs, all and selected."""
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # golden's names that the candidate ties
+    # classes of which golden, or the candidate, carries a value as two terms
     carried: list[tuple[bool, str]]
-    in_sums: bool
+    in_sums: bool  # whether gradients of several backwards may be added up
 
     @property
     def unified(self) -> Unified:

@@ -53,16 +53,12 @@ class _Unit(NamedTuple):
 
 
 class _Side:
-    """A side's calls of a step, under the candidate's names.
-
-    Attributes:
-        held: the tensors, by call, role and path.
-        parents: of each call.
-    """
+    """A side's calls of a step, under the candidate's names."""
 
     def __init__(self, records: Iterable[Record], names: Mapping[str, str]) -> None:
+        # the tensors, by call, role and path
         self.held: dict[_Call, dict[tuple[Role, str], Record]] = defaultdict(dict)
-        self.parents: dict[_Call, _Call | None] = {}
+        self.parents: dict[_Call, _Call | None] = {}  # of each call
         self._inside: dict[_Call | None, dict[str, list[int]]] = {}
         for record in records:
             if record.role not in _OF_CALLS:
@@ -169,18 +165,13 @@ def _grouped(ours: Sequence[_Shapes], theirs: Sequence[_Shapes]) -> list[tuple[i
 
 class InParts(NamedTuple):
     """Both sides' records, the candidate's as golden's calls would have them, and golden's of what
-    calls add up to as one.
-
-    Attributes:
-        many: how many calls of golden's and of the candidate's make up the same, by the candidate's
-            names.
-        batches: the steps in which the model itself is called in parts.
-    """
+    calls add up to as one."""
 
     golden: list[Record]
     candidate: list[Record]
+    # how many calls of golden's and of the candidate's make up the same, by the candidate's names
     many: dict[str, tuple[int, int]]
-    batches: list[int]
+    batches: list[int]  # the steps in which the model itself is called in parts
 
 
 def as_golden_calls(

@@ -40,18 +40,13 @@ _Kind = tuple[bool, str, Role, str, str]
 
 
 class _Sum(NamedTuple):
-    """A value of one side and the two of the other that it may be the sum of.
-
-    Attributes:
-        of_golden: whether golden has the two.
-        place: of the second one's pair.
-    """
+    """A value of one side and the two of the other that it may be the sum of."""
 
     whole: Record
     one: Record
     other: Record
-    of_golden: bool
-    place: int
+    of_golden: bool  # whether golden has the two
+    place: int  # of the second one's pair
 
     @property
     def kind(self) -> _Kind:

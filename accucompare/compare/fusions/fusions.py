@@ -59,15 +59,12 @@ class _Layer:
 
 
 class Fusions:
-    """What one side has fused and the other in parts, proved by the rows of the weights.
-
-    Attributes:
-        weights: every parameter that is made up of others.
-        renamed: the candidate's inputs that got their arguments' names: the new keys by their own.
-    """
+    """What one side has fused and the other in parts, proved by the rows of the weights."""
 
     def __init__(self, golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> None:
+        # every parameter that is made up of others
         self.weights = find_fused(golden, own, renamings)
+        # the candidate's inputs that got their arguments' names: the new keys by their own
         self.renamed: dict[Key, Key] = {}
         self._classes = golden.get("modules") or {}, own.get("modules") or {}
         by_module: dict[tuple[str, bool], list[FusedWeight]] = defaultdict(list)
@@ -150,10 +147,7 @@ class Fusions:
 
     def translated(self, records: Iterable[Record], of_golden: bool) -> list[Record]:
         """A side's records as the other side would have them; those of no fused layer as they are.
-
-        Args:
-            of_golden: whose they are.
-        """
+        ``of_golden``: whose they are."""
         translator = _Translator(self._layers, of_golden)
         found: list[Record] = []
         for record in records:

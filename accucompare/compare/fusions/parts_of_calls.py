@@ -27,11 +27,8 @@ def next_start(
     whole: _Shape, before: Sequence[tuple[_Shape, _Shape]], part: _Shape
 ) -> _Shape | None:
     """Where the next part of a tensor begins: at the first element that no part before has;
-    ``None`` if it does not fit there.
-
-    Args:
-        before: the start and the shape of each part before; of as many dimensions, as in ``rows``.
-    """
+    ``None`` if it does not fit there. ``before``: the start and the shape of each part before; of
+    as many dimensions, as in ``rows``."""
     if any(own > every for own, every in zip(part, whole, strict=True)):
         return None
     cut = [axis for axis, own in enumerate(part) if own < whole[axis]]

@@ -104,14 +104,17 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
 
 
 def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
-    """What the ranks left in attributes; of numbers in one module, what its first rank left."""
+    """What the ranks left in attributes; of one module, what its first rank left."""
     left = [each for each in sides if each is not None]
-    numbers = {name: table for each in reversed(left) for name, table in each.numbers.items()}
+    tables = {
+        kind: dict(item for each in reversed(left) for item in getattr(each, kind).items())
+        for kind in ("numbers", "unchanged", "held")
+    }
     names = {
         kind: sorted({name for each in left for name in getattr(each, kind)})
         for kind in ("dropped", "beyond")
     }
-    return {"numbers": numbers, **names} if len(left) == len(sides) else None
+    return {**tables, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:
@@ -245,11 +248,7 @@ def _losses(
 
     Where a rank has several for golden's one, these are added, or averaged over all or over a
     schedule: whichever is nearest. Where it has some of golden's, those of all ranks are put in a
-    row, or added.
-
-    Args:
-        divisors: what a mean may divide by.
-    """
+    row, or added. ``divisors``: what a mean may divide by."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -383,8 +382,6 @@ def own_clipping(
 
 
 def _factor(entry: StepSeries) -> float | None:
-    return (
-        None
-        if entry.clipped_norm is None or not entry.grad_norm
-        else (entry.clipped_norm / entry.grad_norm)
-    )
+    if entry.clipped_norm is None or not entry.grad_norm:
+        return None
+    return entry.clipped_norm / entry.grad_norm

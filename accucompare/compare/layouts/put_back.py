@@ -65,18 +65,15 @@ class Holders:
 
 @dataclass(frozen=True)
 class UnderGoldenNames:
-    """A bundle whose ranks may hold other modules, under golden's names.
-
-    Attributes:
-        records: without what stages give each other, which golden has inside of its modules.
-        names: by rank; empty if the ranks' own names are golden's.
-        schedule: of the stages' calls; the records' calls are numbered by it.
-    """
+    """A bundle whose ranks may hold other modules, under golden's names."""
 
     bundle: Bundle
+    # without what stages give each other, which golden has inside of its modules
     records: list[Record]
+    # by rank; empty if the ranks' own names are golden's
     names: Mapping[int, RankNames] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
+    # of the stages' calls; the records' calls are numbered by it
     schedule: Schedule = field(default_factory=Schedule)
 
     @classmethod
@@ -213,6 +210,8 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     if left is not None:
         own["left"] = {
             "numbers": {module(name): table for name, table in left.numbers.items()},
+            "unchanged": {module(name): table for name, table in left.unchanged.items()},
+            "held": {attribute(name): digest for name, digest in left.held.items()},
             "dropped": [attribute(each) for each in left.dropped],
             "beyond": [attribute(each) for each in left.beyond],
         }

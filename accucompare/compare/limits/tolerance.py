@@ -30,15 +30,10 @@ _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
 class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The smallest limit that would pass a pair.
+    """The smallest limit that would pass a pair."""
 
-    Attributes:
-        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers.
-        error: what was measured; for a cosine, 1 - cosine.
-    """
-
-    name: str
-    error: float
+    name: str  # ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers
+    error: float  # what was measured; for a cosine, 1 - cosine
 
     def __str__(self) -> str:
         """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if none would pass."""
@@ -53,11 +48,9 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
             case "cosine":
                 return _cosine(self.error)
             case "excess":
-                return (
-                    f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
-                    if math.isfinite(self.error)
-                    else ""
-                )
+                if math.isfinite(self.error):
+                    return f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
+                return ""
             case "different":
                 return f"{self.error:.0f}"
         if not self.error:

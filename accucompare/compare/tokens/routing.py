@@ -31,32 +31,20 @@ _Mask = NDArray[np.bool_]
 
 
 class Routing(NamedTuple):
-    """A router's call whose choices are not golden's.
+    """A router's call whose choices are not golden's."""
 
-    Attributes:
-        call: of the router.
-        around: the call in which it was made.
-        order: its place in golden's step.
-        choices: the places of the pairs of its choices.
-        scores: the places of the pairs of scores that it chose by, or that these are made of; none
-            if they are not known.
-        tokens: those that were sent elsewhere.
-        remark: what there is to say.
-        inner: whether an operator in the call's own code chose.
-        decides: whether what follows may be other work.
-        right: whether the candidate's own scores lead to what it chose.
-    """
-
-    call: CallOfStep
-    around: CallOfStep | None
-    order: int
-    choices: tuple[int, ...]
+    call: CallOfStep  # of the router
+    around: CallOfStep | None  # the call in which it was made
+    order: int  # its place in golden's step
+    choices: tuple[int, ...]  # the places of the pairs of its choices
+    # the places of the pairs of scores that it chose by, or that these are made of; none if they
+    # are not known
     scores: tuple[int, ...]
-    tokens: Numbers
-    remark: RoutedOtherwise
-    inner: bool = False
-    decides: bool = True
-    right: bool = False
+    tokens: Numbers  # those that were sent elsewhere
+    remark: RoutedOtherwise  # what there is to say
+    inner: bool = False  # whether an operator in the call's own code chose
+    decides: bool = True  # whether what follows may be other work
+    right: bool = False  # whether the candidate's own scores lead to what it chose
 
     @property
     def place(self) -> tuple[int, int]:
@@ -119,17 +107,12 @@ def _differs(sides: PairedSides, place: int) -> bool:
 
 
 class _Scores(NamedTuple):
-    """Golden's scores and the candidate's that a router may have chosen by.
+    """Golden's scores and the candidate's that a router may have chosen by."""
 
-    Attributes:
-        places: of the pairs that they are, or are made of.
-        digits: of the type that they were made in.
-    """
-
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # of the pairs that they are, or are made of
     golden: _Floats
     candidate: _Floats
-    digits: int
+    digits: int  # of the type that they were made in
 
 
 def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[_Scores]:

@@ -42,11 +42,8 @@ from accucompare.selection import Mode
 def preflight_findings(
     golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
 ) -> list[PreflightFinding]:
-    """Compare two manifests; the most telling findings first.
-
-    Args:
-        renamings: of golden's layers; they apply to parameters and buffers too.
-    """
+    """Compare two manifests; the most telling findings first. ``renamings``: of golden's layers;
+    they apply to parameters and buffers too."""
     pair = Pairing(golden, candidate, renamings)
     findings = [finding for check in _CHECKS for finding in check(pair)]
     return sorted(findings, key=lambda finding: not finding.serious)

@@ -1,7 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
-from accucompare.live.modules.attribute_walk import MOST_ITEMS, AttributeWalk, Inner, containers_of
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -64,6 +64,7 @@ __all__ = [
     "has_setup",
     "in_backward",
     "in_trial_call",
+    "is_of_torch",
     "is_torchs",
     "listens",
     "name_modules",

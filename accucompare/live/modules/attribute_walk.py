@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from accucompare.live.modules.attributes import OF_EVERY_MODULE
+from accucompare.live.modules.names import class_of
 from accucompare.live.values import dtype_name
 from accucompare.text import cut, storable
 
@@ -37,16 +38,12 @@ _DEVICES = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu|meta|privateuseone)(:\d+)?")
 
 
 class Inner(NamedTuple):
-    """A tensor, an array or a number inside of a module's attribute.
+    """A tensor, an array or a number inside of a module's attribute."""
 
-    Attributes:
-        path: its name in the module: ``cache.k``.
-        holder, key: what puts another value in its place: ``holder[key] = …``; ``None`` if nothing
-            does.
-    """
-
-    path: str
+    path: str  # its name in the module: ``cache.k``
     value: Any
+    # holder, key: what puts another value in its place: ``holder[key] = …``; ``None`` if nothing
+    # does
     holder: Any
     key: Any
 
@@ -61,20 +58,20 @@ def containers_of(module: nn.Module) -> list[str]:
     ]
 
 
-class AttributeWalk:
-    """A walk through the attributes of a model's modules; each container is met once.
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether a module's class is one of PyTorch's."""
+    return class_of(module).__module__.startswith("torch.")
 
-    Attributes:
-        met: how many items it has met.
-        too_many: the paths of containers with more items than are looked at.
-    """
+
+class AttributeWalk:
+    """A walk through the attributes of a model's modules; each container is met once."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         """``names``: of parameters, by their ids: EMA's tables have them as keys."""
         self._names = names
         self._around: set[int] = set()
-        self.met = 0
-        self.too_many: list[str] = []
+        self.met = 0  # how many items it has met
+        self.too_many: list[str] = []  # the paths of containers with more items than are looked at
 
     def of(self, module: nn.Module, attribute: str) -> Iterator[Inner]:
         """What is inside of an attribute, or the attribute itself, if it is an array."""

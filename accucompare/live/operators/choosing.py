@@ -37,17 +37,11 @@ _MOST = 1 << 22
 
 
 class OperatorChoice(NamedTuple):
-    """What an operator chose.
+    """What an operator chose."""
 
-    Attributes:
-        name: of the operator.
-        scores: what it chose by, by argument; of one dimension, that is the last.
-        chosen: places along that dimension, or a mask of the scores.
-    """
-
-    name: str
-    scores: dict[str, Any]
-    chosen: torch.Tensor
+    name: str  # of the operator
+    scores: dict[str, Any]  # what it chose by, by argument; of one dimension, that is the last
+    chosen: torch.Tensor  # places along that dimension, or a mask of the scores
 
 
 #: Is given a choice; returns what is chosen in its place, or ``None``.

@@ -44,22 +44,18 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)  # two captures may have drawn alike
 class Draws:
-    """The random operations of one capture.
-
-    Attributes:
-        count: how many draws there were.
-        unmatched: operations whose numbers still came from the device.
-        repeated: whether a step repeated the last one's draws, as generators were seeded again.
-        shard_of: gives the layout of a tensor, if there are several ranks.
-        unplaced: on several ranks, how many draws were for tensors whose layout is not known: they
-            are drawn as if the tensor were whole.
-    """
+    """The random operations of one capture."""
 
     seed: int
-    count: int = 0
+    count: int = 0  # how many draws there were
+    # operations whose numbers still came from the device
     unmatched: set[str] = field(default_factory=set)
+    # whether a step repeated the last one's draws, as generators were seeded again
     repeated: bool = False
+    # gives the layout of a tensor, if there are several ranks
     shard_of: Callable[[torch.Tensor], Shard | None] | None = None
+    # on several ranks, how many draws were for tensors whose layout is not known: they are drawn as
+    # if the tensor were whole
     unplaced: int = 0
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)
@@ -173,10 +169,7 @@ def _generator_for(
     """The generator to draw from; ``None`` if the plain numbers stay.
 
     They stay for a user's own CPU generator, which agrees on every device, and without plain data.
-
-    Args:
-        in_parts: whether ``_of_part`` is asked, so that a DTensor can be drawn for.
-    """
+    ``in_parts``: whether ``_of_part`` is asked, so that a DTensor can be drawn for."""
     draws = of_this_thread(_active)
     if draws is None or (given is not None and given.device.type == "cpu"):
         return None
@@ -391,11 +384,9 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
     without_dispatch(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return (
-        out
-        if ours is None
-        else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
-    )
+    if ours is None:
+        return out
+    return _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:

@@ -107,12 +107,8 @@ class Feeding(GoldenValues):
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
-        """A call's arguments with golden's values in them, and what was lent.
-
-        Raises:
-            CaptureError: if golden does not have the step.
-            BundleError: if golden is damaged.
-        """
+        """A call's arguments with golden's values in them, and what was lent. Raises CaptureError
+        if golden does not have the step; BundleError if golden is damaged."""
         lent, memory, seen = Lent(), Memory(), Counter[str]()
         found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
         self._keep_indices(place, (args, kwargs), found, memory)
@@ -297,11 +293,8 @@ class Feeding(GoldenValues):
         self, place: FedPlace, given: Sequence[Any], found: Sequence[dict[str, Any]], memory: Memory
     ) -> None:
         """Leave a call its own indices and counts where it keeps other rows than golden's, such as
-        those of tokens that were dropped: golden's would not fit them.
-
-        Args:
-            found: golden's values for what was ``given``, by path; changed, as is ``memory``.
-        """
+        those of tokens that were dropped: golden's would not fit them. ``found``: golden's values
+        for what was ``given``, by path; changed, as is ``memory``."""
         parts = [[*leaves(each)] for each in given]
         if not any(
             _is_of_numbers(part) and path not in by_path and self.has_other_shape(place, path, part)

@@ -28,16 +28,11 @@ _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
 
 
 class CallsOfGolden(NamedTuple):
-    """The calls of golden's that are in place of a call.
-
-    Attributes:
-        is_part: whether the call is one of several that make up these.
-        cut: the call that is in parts: this one, or one around it.
-    """
+    """The calls of golden's that are in place of a call."""
 
     calls: tuple[int, ...]
-    is_part: bool
-    cut: _Call
+    is_part: bool  # whether the call is one of several that make up these
+    cut: _Call  # the call that is in parts: this one, or one around it
 
 
 @dataclass

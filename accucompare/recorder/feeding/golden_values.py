@@ -56,16 +56,13 @@ _MOST_NOTES = 5  # of what was not fed
 
 @dataclass(frozen=True)
 class FedPlace:
-    """One role of one module call.
-
-    Attributes:
-        golden: golden's calls in its place, if it is one of several parts, or has several.
-    """
+    """One role of one module call."""
 
     step: int
     name: str
     call: int
     role: Role
+    # golden's calls in its place, if it is one of several parts, or has several
     golden: CallsOfGolden | None = None
 
     def key(self, role: Role | None = None) -> tuple[str, int, Role]:

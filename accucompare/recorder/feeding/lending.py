@@ -20,19 +20,15 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 class Lent:
     """What a module call was given in place of what arrived.
 
-    A module may write into its arguments: then the caller's own tensors must change, too.
+    A module may write into its arguments: then the caller's own tensors must change, too."""
 
-    Attributes:
-        tensors: (arrived, given, count of writes into given when it was given).
-        containers: lists, mappings and objects: (arrived, given).
-        contents: the given containers' original contents.
-        paths: of the given tensors, by their ids.
-    """
-
+    # (arrived, given, count of writes into given when it was given)
     tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    # lists, mappings and objects: (arrived, given)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
+    # the given containers' original contents
     contents: list[list[Any]] = field(default_factory=list)
-    paths: dict[int, str] = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)  # of the given tensors, by their ids
 
     def goes_through(self, output: Any) -> bool:
         """Whether an output shares a given tensor's memory, but its gradient takes another way.

@@ -35,19 +35,14 @@ _AHEAD = 256
 
 @dataclass(eq=False)
 class GoldenOperator:
-    """One operator that golden ran in a module call.
-
-    Attributes:
-        place: among golden's operators of that call.
-        inputs: records by path within the operator.
-        after: the place of golden's last operator that made one of the inputs; -1 if none did.
-    """
+    """One operator that golden ran in a module call."""
 
     operator: str
     number: int
     line: str
-    place: int
-    inputs: dict[str, Record] = field(default_factory=dict)
+    place: int  # among golden's operators of that call
+    inputs: dict[str, Record] = field(default_factory=dict)  # records by path within the operator
+    # the place of golden's last operator that made one of the inputs; -1 if none did
     after: int = -1
 
     @property
@@ -61,15 +56,10 @@ class GoldenOperator:
 
 
 class Match(NamedTuple):
-    """Which of golden's operators one is.
+    """Which of golden's operators one is."""
 
-    Attributes:
-        number: golden's number of that name, or one that golden does not have.
-        why_not: why it does not get golden's values, in words; ``""`` if it does.
-    """
-
-    number: int
-    why_not: str = ""
+    number: int  # golden's number of that name, or one that golden does not have
+    why_not: str = ""  # why it does not get golden's values, in words; ``""`` if it does
 
 
 class OperatorFeed:

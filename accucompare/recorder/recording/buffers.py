@@ -24,33 +24,28 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
+from accucompare.live.values import writes_into
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 from accucompare.recorder.recording.inner_tensors import InnerTensors, RecordBuffer, digest_now
 
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later.
-
-    Attributes:
-        owner, own: the module's name, and the attribute's.
-        table: the dictionary that holds it.
-        registered: whether it is a buffer.
-        seen, version: the tensor at the last look, and its count of writes (-1: not counted).
-        digest: of the bytes at the last look between calls; ``None`` if a call has written since.
-        held: whether it held a tensor at some look.
-        shared: slots that held the same tensor when the capture began.
-    """
+    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later."""
 
     module: nn.Module
+    # owner, own: the module's name, and the attribute's
     owner: str
     own: str
-    table: dict[str, Any]
-    registered: bool = True
+    table: dict[str, Any]  # the dictionary that holds it
+    registered: bool = True  # whether it is a buffer
+    # seen, version: the tensor at the last look, and its count of writes (-1: not counted)
     seen: Callable[[], torch.Tensor | None] = lambda: None
     version: int = -1
+    # of the bytes at the last look between calls; ``None`` if a call has written since
     digest: str | None = None
-    held: bool = False
+    held: bool = False  # whether it held a tensor at some look
+    # slots that held the same tensor when the capture began
     shared: list[_Slot] = field(default_factory=list)
 
     @property
@@ -71,9 +66,7 @@ class _Slot:
         self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = (
-            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
-        )
+        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""
@@ -122,6 +115,11 @@ class Buffers:
             slot.digest = digest_now(slot.now)
             if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
+        self._held = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.digest
+            for slot in self._slots
+            if slot.digest is not None and not slot.registered
+        }
 
     @property
     def kept(self) -> dict[str, bool]:
@@ -133,6 +131,11 @@ class Buffers:
             if not slot.registered and (slot.held or slot.now is not None)
         }
         return plain | self._inner.kept
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What these held at the start: digests, by qualified name."""
+        return self._held | self._inner.held
 
     @property
     def beyond(self) -> list[str]:

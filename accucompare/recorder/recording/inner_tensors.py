@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
-from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, class_of, containers_of
+from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, containers_of, is_of_torch
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory, storages
@@ -34,19 +34,12 @@ _SMALL = 1 << 16
 
 @dataclass(eq=False)
 class _Leaf:
-    """What was found in a place, by the module's name and the path in it.
+    """What was found in a place, by the module's name and the path in it."""
 
-    Attributes:
-        value: the tensor or array at the last look, referred to weakly.
-        version: its count of writes then; -1 if there is none.
-        digest: of its bytes then.
-        moved: whether another place held it when it was recorded.
-    """
-
-    value: Callable[[], Any]
-    version: int
-    digest: str | None
-    moved: bool = False
+    value: Callable[[], Any]  # the tensor or array at the last look, referred to weakly
+    version: int  # its count of writes then; -1 if there is none
+    digest: str | None  # of its bytes then
+    moved: bool = False  # whether another place held it when it was recorded
 
     def holds(self, value: Any) -> bool:
         """Whether it was this value, and no write into it was counted since."""
@@ -58,11 +51,7 @@ class _Leaf:
 
 
 class InnerTensors:
-    """The containers' part of ``Buffers``. With a feed, golden's values replace what was recorded.
-
-    Attributes:
-        beyond: containers with more items than are looked at.
-    """
+    """The containers' part of ``Buffers``. With a feed, golden's values replace recorded ones."""
 
     def __init__(
         self, modules: Modules, record: RecordBuffer, feed: Feeding | None, step: Callable[[], int]
@@ -80,13 +69,20 @@ class InnerTensors:
         # by module: the index of its last call
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
-        self.beyond: set[str] = set()
+        self.beyond: set[str] = set()  # containers with more items than are looked at
+        self.held: dict[str, str] = {}  # at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 self._weights.add((name, inner.path))
             else:
                 self._know(name, inner, value)
+        self._ever.clear()
+        self.held = {
+            f"{name}.{path}".removeprefix("."): leaf.digest
+            for (name, path), leaf in self._leaves.items()
+            if leaf.digest is not None
+        }
 
     @property
     def kept(self) -> dict[str, bool]:
@@ -126,7 +122,7 @@ class InnerTensors:
     def learn(self, name: str) -> None:
         """A module has other attributes than before."""
         module = self._modules.named[name]
-        if not class_of(module).__module__.startswith("torch."):  # at the end these, too
+        if not is_of_torch(module):  # at the end these, too
             self._watched[name] = containers_of(module)
 
     def _found(self, everything: bool = False) -> Iterator[tuple[str, Inner]]:
@@ -225,7 +221,7 @@ def _may_fill(module: nn.Module, attribute: str, met: int) -> bool:
     """Whether an attribute without tensors may hold some soon."""
     value = vars(module)[attribute]
     is_full = met > _MANY or (isinstance(value, tuple) and met > 0)
-    return not is_full and not class_of(module).__module__.startswith("torch.")
+    return not is_full and not is_of_torch(module)
 
 
 def _is_readable(value: Any) -> bool:

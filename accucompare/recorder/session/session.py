@@ -178,7 +178,7 @@ class Session:
         manifest.capture["closing"] = closing
         series = recorder.end_step(failed=error is not None, last=closing is not None)
         manifest.capture.update(recorder.kept)
-        manifest.capture["left"]["numbers"] = self._numbers.changed()
+        manifest.capture["left"].update(self._numbers.left())
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
