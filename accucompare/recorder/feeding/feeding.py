@@ -92,7 +92,7 @@ class Feeding(GoldenValues):
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
 
-    def calls_of(
+    def goldens_calls(
         self,
         step: int,
         name: str,
