@@ -1,5 +1,5 @@
-"""No garbage is searched for while modules are imported, which would take a quarter of that time: on
-from when `conftest.py` has collected the tests, and `forkserver.py` has imported.
+"""No garbage is searched for while modules are imported, which would take a quarter of that time,
+until `conftest.py` has collected the tests, and `forkserver.py` has imported.
 """
 
 import gc
