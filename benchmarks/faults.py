@@ -44,7 +44,8 @@ class _Part:
         methods: those that are compared.
         best: the one whose misses are listed.
         each: how many faults of each kind, in each model and setup.
-        run: everything about one model in one setup: ``run(model, setup, each, pairs)``.
+        run: everything about one model in one setup: ``run(model, setup, each, pairs, device)``.
+        on_devices: whether its candidate can run on another device than the CPU.
         tables, missed, judge: of all that was found.
         about: what the tables count.
     """
@@ -54,11 +55,12 @@ class _Part:
     methods: tuple[str, ...]
     best: str
     each: int
-    run: Callable[[str, str, int, bool], _Found]
+    run: Callable[..., _Found]
     tables: Callable[[_Found], Iterator[Table]]
     missed: Callable[[_Found, str], Iterator[str]]
     judge: Callable[[_Found], list[str]]
     about: str
+    on_devices: bool = False
 
 
 _FORWARD = _Part(
@@ -75,6 +77,7 @@ _FORWARD = _Part(
 and baseline have the same weights. Right: the culprit is the module that the fault was planted in,
 and its site (module or glue) is. A fault counts if it changes what its module makes by at least 4
 times the module's own rounding error, both measured on the module alone, on golden's inputs.""",
+    on_devices=True,
 )
 _TRAINING = _Part(
     TRAININGS,
@@ -95,6 +98,7 @@ change beside the baseline's error, or half a unit roundoff if that is more. Fir
 the first row of the free-running capture that is over the limit which its baseline sets. Loss
 curve: whether loss or gradient norm leave MindFormers' limits (first loss 0.5 %, mean loss 1 %,
 mean norm 10 %), which names no place.""",
+    on_devices=True,
 )
 
 _ENVIRONMENT = _Part(
@@ -137,7 +141,7 @@ def main() -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     began = time.monotonic()
     tasks = [
-        (name, setup, options.each, not options.no_pairs)
+        (name, setup, options.each, not options.no_pairs, *options.device)
         for name in options.models
         for setup in options.setups
     ]
@@ -163,9 +167,7 @@ def main() -> int:
     return 1 if short else 0
 
 
-def _tried(
-    part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace
-) -> _Found:
+def _tried(part: _Part, tasks: list[tuple[Any, ...]], options: argparse.Namespace) -> _Found:
     """The findings of all tasks. An interrupt ends the workers, too."""
     progress, began = Console(stderr=True), time.monotonic()
     found: _Found = {}
@@ -230,6 +232,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--missed", action="store_true", help="list what each method missed, not only the best one"
     )
+    parser.add_argument(
+        "--device",
+        nargs=1,
+        default=(),
+        help="where the candidate runs, such as cuda; default: the CPU, in another order",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     options = parser.parse_args()
@@ -250,6 +258,8 @@ def _options() -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     options.each = options.each or (1 if options.quick else part.each)
+    if options.device and not part.on_devices:
+        parser.error("--device is of the faults of a forward and of a training")
     if options.each < 1 or options.workers < 1:
         parser.error("--each and --workers must be at least 1")
     return options

@@ -1,9 +1,13 @@
 """One model in one setup: its golden, its baselines, and what accucompare says of each fault and of
 each fault-free pair.
+
+Golden and baselines are made on the CPU. The candidate runs there in another order, or on a device,
+which has an order of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +27,11 @@ from planted.faults_alone import RISES, calls_of, rise
 from planted.faults_kinds import Fault, faults_in
 from planted.faults_models import ARCHITECTURES, build
 from planted.faults_orders import COARSER, ORDERS
+
+#: The order of a candidate that runs on a device.
+ITS_OWN = "the device's own"
+
+_CPU = torch.device("cpu")
 
 METHODS = ("first over tolerance", "free, baseline", "fed", "fed, baseline")
 
@@ -99,16 +108,28 @@ class FaultFree:
 class Bench:
     """The bundles of one model in one setup."""
 
-    def __init__(self, architecture: str, setup: str, folder: Path) -> None:
+    def __init__(self, architecture: str, setup: str, folder: Path, device: str = "cpu") -> None:
         self.architecture = architecture
         self.setup = setup
+        self.device = torch.device(device)
         self.how = SETUPS[setup]
         model, inputs = build(architecture)
         self.model = cast(model, self.how.candidate)
         self.inputs = {name: _rounded(value, self.how.candidate) for name, value in inputs.items()}
         self.folder = folder
         self.golden = self.capture(cast(self.model, self.how.golden), "golden")
-        self.numerics = ac.Arithmetic(emulate=self.how.emulate)
+        # a device rounds as its baseline emulates it
+        emulate, device = self.how.emulate, self.device.type
+        own = {"cuda": "tf32", "npu": "hf32"}.get(device)
+        self.numerics = ac.Arithmetic(emulate=own or emulate if emulate else None)
+        self.candidates = (
+            ac.Arithmetic(
+                tf32=bool(emulate) if device == "cuda" else None,
+                hf32=bool(emulate) if device == "npu" else None,
+            )
+            if own
+            else self.numerics
+        )
         trusted = cast(self.model, self.how.baseline)
         self.baselines = {
             None: self.capture(trusted, "baseline", numerics=self.numerics),
@@ -192,17 +213,18 @@ class Bench:
     def _asked(self, faults: list[Fault], order: str) -> Iterator[tuple[str, Comparison]]:
         """Capture a candidate free-running and fed, and compare each without and with its
         baseline."""
-        model = copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model).to(self.device)
         for fault in faults:
             fault.plant(model.get_submodule(fault.name))
         methods = iter(METHODS)
+        computing = {**ORDERS, **COARSER, ITS_OWN: contextlib.nullcontext}[order]
         for feed in (None, self.golden):
-            with ({**ORDERS, **COARSER})[order]():
+            with computing():
                 # forced: a fault in a weight is one of the device's here, and must be found without
                 # looking at weights
                 fed = ac.FedWith(feed, force=True) if feed else None
                 candidate = self.capture(
-                    model, "candidate", numerics=self.numerics, feed=fed, overwrite=True
+                    model, "candidate", numerics=self.candidates, feed=fed, overwrite=True
                 )
             for baseline in (None, self.baselines[feed]):
                 yield (
@@ -212,20 +234,23 @@ class Bench:
 
     def capture(self, model: nn.Module, name: str, **options: Any) -> Path:
         out = self.folder / name
-        dtype = next(model.parameters()).dtype
+        first = next(model.parameters())
         with torch.no_grad(), ac.capture(model, out, **options):
-            model(**_as(self.inputs, dtype))
+            model(**_as(self.inputs, first.dtype, first.device))
         return out
 
 
-def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list[dict[str, Any]]]:
+def run(
+    architecture: str, setup: str, most: int, pairs: bool, device: str = "cpu"
+) -> dict[str, list[dict[str, Any]]]:
     """Everything about one model in one setup: ``trials``, ``doubles`` and ``pairs``."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
-        bench = Bench(architecture, setup, Path(folder))
+        bench = Bench(architecture, setup, Path(folder), device)
         faults = bench.faults(most) if bench.how.planted else []
         # another number of threads changes nothing in models as small as these
-        orders = list(ORDERS)[:-1]
+        orders = list(ORDERS)[:-1] if device == "cpu" else [ITS_OWN]
+        sound = (*ORDERS, *COARSER) if device == "cpu" else orders
         trials = [
             bench.try_fault(fault, orders[count % len(orders)])
             for count, fault in enumerate(faults)
@@ -234,7 +259,7 @@ def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list
             bench.try_fault(fault, orders[count % len(orders)], second)
             for count, (fault, second) in enumerate(_behind(bench, trials, faults))
         ]
-        free = [bench.try_order(order) for order in (*ORDERS, *COARSER)] if pairs else []
+        free = [bench.try_order(order) for order in sound] if pairs else []
     return {
         "trials": [asdict(each) for each in trials],
         "doubles": [asdict(each) for each in doubles],
@@ -306,5 +331,9 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _as(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    return {name: _rounded(value, dtype) for name, value in inputs.items()}
+def _as(inputs: dict[str, Any], dtype: torch.dtype, device: torch.device = _CPU) -> dict[str, Any]:
+    return {
+        name: rounded.to(device) if isinstance(rounded, torch.Tensor) else rounded
+        for name, value in inputs.items()
+        for rounded in [_rounded(value, dtype)]
+    }

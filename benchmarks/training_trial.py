@@ -25,6 +25,7 @@ from accucompare.compare.origins import parameter_of
 from accucompare.compare.origins.sites import Culprit, Stage
 from accucompare.compare.rows.rows import Row, Status
 from accucompare.report.words import culprit_place
+from benchmarks.faults_trial import ITS_OWN
 from planted.faults_alone import ROUNDOFF
 from planted.faults_orders import ORDERS
 from planted.training_catalogue import draw_faults
@@ -65,6 +66,7 @@ PAIRS: dict[str, tuple[str, Loop]] = {
 
 #: The orders of candidates with a fault.
 _ORDERS = ("split-K", "reversed", "blocks, truncated")
+_ALL_ORDERS = {**ORDERS, ITS_OWN: contextlib.nullcontext}
 
 
 @dataclass
@@ -125,8 +127,9 @@ class Bench:
     are first asked for.
     """
 
-    def __init__(self, architecture: str, setup: str, folder: Path) -> None:
+    def __init__(self, architecture: str, setup: str, folder: Path, device: str = "cpu") -> None:
         self.architecture, self.setup, self.folder = architecture, setup, folder
+        self.device = torch.device(device)
         self.how = SETUPS[setup]
         self.training = build_training(architecture)
         self.model = _cast(self.training.model, self.how.candidate)
@@ -143,12 +146,14 @@ class Bench:
 
     def right(self, loop: Loop, order: str) -> _Run:
         """The fed candidate without a fault."""
-        with ORDERS[order]():
+        feed = self.golden(loop).path
+        with _ALL_ORDERS[order]():
             return self._once(
                 f"right{loop.micro_batches}-{order}",
                 self.how.candidate,
                 loop,
-                feed=self.golden(loop).path,
+                device=self.device,
+                feed=feed,
             )
 
     def try_fault(self, fault: TrainingFault, order: str) -> Trial:
@@ -199,13 +204,17 @@ class Bench:
     def try_pair(self, name: str) -> FaultFree:
         """No fault, and another order."""
         order, loop = PAIRS[name]
+        if self.device.type != "cpu":
+            order = ITS_OWN
         known = ACCUMULATED if loop.micro_batches > 1 else PLAIN
         pair = FaultFree(self.architecture, self.setup, name)
         try:
             golden = self.golden(known).path
             for method, feed in (("fed, baseline", golden), ("free, baseline", None)):
-                with ORDERS[order]():
-                    run = self._capture("pair", self.how.candidate, loop, feed=feed)
+                with _ALL_ORDERS[order]():
+                    run = self._capture(
+                        "pair", self.how.candidate, loop, device=self.device, feed=feed
+                    )
                 comparison = ac.diff(
                     golden,
                     run.path,
@@ -257,9 +266,14 @@ class Bench:
         self, name: str, fault: TrainingFault, order: str, loop: Loop, feed: Path | None
     ) -> _Run:
         wrong = wrong_update(fault.update) if fault.update else contextlib.nullcontext()
-        with ORDERS[order](), wrong:
+        with _ALL_ORDERS[order](), wrong:
             return self._capture(
-                name, self.how.candidate, replace(loop, **fault.loop), fault.plant, feed=feed
+                name,
+                self.how.candidate,
+                replace(loop, **fault.loop),
+                fault.plant,
+                self.device,
+                feed=feed,
             )
 
     def _once(self, name: str, dtype: torch.dtype, loop: Loop, **options: Any) -> _Run:
@@ -273,26 +287,32 @@ class Bench:
         dtype: torch.dtype,
         loop: Loop,
         plant: Callable[[nn.Module], None] = lambda model: None,
+        device: torch.device | None = None,
         **options: Any,
     ) -> _Run:
-        model, out = _cast(self.model, dtype), self.folder / name
+        model, out = _cast(self.model, dtype).to(device or "cpu"), self.folder / name
         plant(model)
+        if device is not None and device.type != "cpu":
+            options["numerics"] = ac.Arithmetic(hf32=False, tf32=False)
         with ac.capture(model, out, overwrite=True, **options) as session:
             losses = train(self.training, model, loop, session.step)
         return _Run(out, losses)
 
 
-def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list[dict[str, Any]]]:
+def run(
+    architecture: str, setup: str, most: int, pairs: bool, device: str = "cpu"
+) -> dict[str, list[dict[str, Any]]]:
     """Everything about one model in one setup: ``trials`` and ``pairs``."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="accucompare-training-") as folder:
-        bench = Bench(architecture, setup, Path(folder))
+        bench = Bench(architecture, setup, Path(folder), device)
+        orders = _ORDERS if device == "cpu" else (ITS_OWN,)
         draw = np.random.default_rng(
             [list(TRAININGS).index(architecture), list(SETUPS).index(setup)]
         )
         faults = draw_faults(bench.model, most, draw)
         trials = [
-            bench.try_fault(fault, _ORDERS[count % len(_ORDERS)])
+            bench.try_fault(fault, orders[count % len(orders)])
             for count, fault in enumerate(faults)
         ]
         free = [bench.try_pair(name) for name in PAIRS] if pairs else []

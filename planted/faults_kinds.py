@@ -115,7 +115,7 @@ def _one_channel(tensor: torch.Tensor, size: float) -> torch.Tensor:
 @_in_float
 def _noisy(tensor: torch.Tensor, size: float) -> torch.Tensor:
     noise = np.random.default_rng(0).standard_normal(tensor.shape)
-    return tensor * (1 + size * torch.from_numpy(noise))
+    return tensor * (1 + size * torch.from_numpy(noise).to(tensor.device))
 
 
 def _two_swapped(tensor: torch.Tensor, size: float) -> torch.Tensor:

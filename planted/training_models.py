@@ -88,15 +88,15 @@ def train(
     Returns:
         Each step's loss, the mean of its micro-batches'.
     """
-    dtype = next(model.parameters()).dtype
+    like = next(model.parameters())
     optimizer = torch.optim.AdamW(_groups(model), lr=1e-3, **loop.optimizer)
     losses = []
     for number, step in enumerate(training.batches):
         pending = []
         for inputs, target in step[: loop.micro_batches]:
-            output = model(**{name: _as(value, dtype) for name, value in inputs.items()})
+            output = model(**{name: _as(value, like) for name, value in inputs.items()})
             kept = len(target) - loop.left_out
-            value = training.loss(_first(output)[:kept], target[:kept])
+            value = training.loss(_first(output)[:kept], target[:kept].to(like.device))
             if loop.added:
                 value = value + loop.added
             pending.append(value)
@@ -144,10 +144,10 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _as(value: Any, dtype: torch.dtype) -> Any:
-    return (
-        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-    )
+def _as(value: Any, like: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
 def _first(output: Any) -> torch.Tensor:

@@ -20,24 +20,18 @@ Announce = Callable[[str], None]
 
 @dataclass
 class BaselineRun:
-    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``).
+    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``)."""
 
-    Attributes:
-        code, case: what runs it, and what is run.
-        golden: its manifest.
-        out, options: of the baseline's capture.
-        layout: the ranks that a baseline in a half type computes as.
-        failed: why the proof could not be run; ``""`` if it could.
-    """
-
+    # code, case: what runs it, and what is run
     code: GoldenCode
     case: str
-    golden: Manifest
+    golden: Manifest  # its manifest
+    # out, options: of the baseline's capture
     out: Place
     options: CaptureOptions
     announce: Announce
-    layout: Place | None = None
-    failed: str = ""
+    layout: Place | None = None  # the ranks that a baseline in a half type computes as
+    failed: str = ""  # why the proof could not be run; ``""`` if it could
 
     def make(self, candidate: Manifest) -> bool:
         """Make the baseline in the candidate's precision; whether that worked."""
@@ -100,11 +94,9 @@ class BaselineRun:
 def _precision_of(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:
     """The type that the baseline computes in, and what its products are rounded to.
 
-    In golden's own type the CPU would give golden itself. float64 then shows golden's rounding,
-    which is the candidate's too.
+    In golden's own type the CPU would give golden itself, but for products. float64 then shows
+    golden's rounding, which is the candidate's too.
     """
     ours, theirs = float_dtype(golden), float_dtype(candidate)
     lowered = [each for each in product_formats(candidate) if each and theirs == "float32"]
-    if lowered:
-        return theirs, lowered[0]
-    return ("float64" if theirs in (ours, "") else theirs), None
+    return ("float64" if theirs in (ours, "") else theirs), lowered[0] if lowered else None

@@ -81,17 +81,11 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A command that captures a baseline.
+    """A command that captures a baseline."""
 
-    Attributes:
-        command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
-        out: the directory that it writes.
-        computes_in: the dtype for golden's script on the CPU; ``""`` for a case.
-    """
-
-    command: str
-    out: str
-    computes_in: str = ""
+    command: str  # the line; ``CASE`` or ``COMMAND`` stands for what no manifest names
+    out: str  # the directory that it writes
+    computes_in: str = ""  # the dtype for golden's script on the CPU; ``""`` for a case
 
 
 def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
@@ -103,15 +97,14 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
     lowered = next(
         (each for each in product_formats(theirs) if each and dtypes[1] == "float32"), ""
     )
-    if lowered:
-        name, dtype = lowered, dtypes[1]
-    else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
-        dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
-        name = _SHORT.get(dtype, dtype)
+    # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
+    alike = dtypes[0] == dtypes[1] and not (lowered and of_script)
+    dtype = dtypes[1] if dtypes[1] and not alike else "float64"
+    name = lowered or _SHORT.get(dtype, dtype)
     command = ["accucompare", "capture"]
     if not of_script:  # a script chooses these itself
         command += [case or "CASE", "--device", "cpu"]
-        command += ["--dtype", dtype] if dtype != dtypes[0] or not lowered else []
+        command += ["--dtype", dtype]
     command += ["--emulate", lowered] if lowered else []
     command += ["--as-layout", str(candidate.path)] if theirs.ranks > ours.ranks == 1 else []
     command += _weights_from(golden, candidate, of_script)
@@ -161,11 +154,7 @@ BASELINE_ERRORS = "errors"
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
-    """Read ``float32,bfloat16``.
-
-    Raises:
-        UsageError: if one of them is unknown, or there is none.
-    """
+    """Read ``float32,bfloat16``. Raises UsageError if one of them is unknown, or there is none."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or not names:
