@@ -215,14 +215,6 @@ class FedWith:
         " computes in it does.",
     )
 
-    def __post_init__(self) -> None:
-        """UsageError for ``force`` without a golden."""
-        if self.force and self.feed is None:
-            raise UsageError(
-                "force (--force): feeds even from a golden with other weights, and none is named;"
-                " name it (--feed)"
-            )
-
 
 @_documented
 @dataclass(frozen=True)
