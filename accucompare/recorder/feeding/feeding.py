@@ -95,7 +95,7 @@ class Feeding(GoldenValues):
         self._handed: set[int] = set()  # memory of modules that their callers got, in the step
         self._pieces = GoldenPieces(self)
 
-    def calls_of(
+    def goldens_calls(
         self,
         step: int,
         name: str,
@@ -195,8 +195,8 @@ class Feeding(GoldenValues):
         ]
         if not asked:
             return []
-        state = vars(self._modules.named[name])
-        kept = (*state["_parameters"].values(), *state["_buffers"].values(), *state.values())
+        module = self._modules.named[name]
+        kept = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
         own = {memory_of(each) for each in kept if _has_memory(each)} | self._handed
         found = [
             (path, memory_of(part))
