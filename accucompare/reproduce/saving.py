@@ -24,7 +24,6 @@ from accucompare.findings.log import Finding
 from accucompare.live.around import describe_classes, describe_environment, device_of
 from accucompare.live.modules import Modules, arguments_of, name_modules, state_record, take_apart
 from accucompare.live.values import (
-    Scalar,
     describe_value,
     dtype_name,
     layout_of,
@@ -208,7 +207,7 @@ def _shown(finding: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array
         if isinstance(value, torch.Tensor):
             host = other_to_host(value) if _problem(value) else to_host(value)
         else:
-            host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+            host = scalar_to_host(value)
         yield (
             Record(
                 rank=0,

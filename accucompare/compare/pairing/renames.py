@@ -96,6 +96,11 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
     return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
 
 
+def own_names(name: str, renamings: Iterable[Renaming]) -> list[str]:
+    """What a layer of golden's may be called in a model: by its new name, or else as it is."""
+    return [each for each in (rename(name, renamings), name) if each is not None]
+
+
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
     """A parameter's or buffer's new name, by its layer's renaming or its own."""
     layer, _, own = name.rpartition(".")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.live.autograd import PASSING_ON
 from accucompare.live.values import dressed_as, local_part, nested, plainly
 
@@ -277,6 +278,12 @@ def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     return bool(difference <= _ALIKE * norm) and same_elements(
         torch.where(finite, 0, own), torch.where(finite, 0, golden)
     )
+
+
+def may_be(own: torch.Tensor, golden: torch.Tensor) -> bool:
+    """Whether one tensor is golden's with a fault at the most: unrelated ones are farther apart."""
+    ours, theirs = (each.detach().to("cpu", torch.float64).reshape(-1) for each in (own, golden))
+    return not (ours - theirs).norm() > TELLS_LAYOUT * theirs.norm()
 
 
 def contents(container: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from accucompare.live.autograd import (
     observe_backward,
     observe_backward_no_more,
     parameters_of,
+    stepped_by,
 )
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
@@ -258,12 +259,9 @@ class Updates:
         self._versions = self._written()
         self._steps_copies = True
 
-    def held_by(self, optimizer: Any) -> Iterator[Parameter]:
+    def held_by(self, optimizer: Any) -> list[Parameter]:
         """The model's parameters that an optimizer steps."""
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if id(tensor) in self.parameters:
-                    yield self.parameters[id(tensor)]
+        return [self.parameters[key] for key in stepped_by(optimizer) if key in self.parameters]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
@@ -278,7 +276,7 @@ class Updates:
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.update_begins(optimizer)
         self._any_update = True
         if not parameters:
@@ -321,7 +319,7 @@ class Updates:
         self._clipping.gradients_taken(optimizer, parameters, scale)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.leave_hooks()
         if not parameters:
             return
