@@ -58,7 +58,7 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
         copies,
         summing,
         recurrent=frozenset(filter(torchs, RECURRENT)),
-        on_device=device.get("type", "cpu") != "cpu",
+        on_device=isinstance(device, dict) and device.get("type", "cpu") != "cpu",
     )
 
 

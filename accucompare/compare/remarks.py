@@ -118,6 +118,8 @@ class OneSideWhy(str, Enum):
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     IN_FLAT = "in flat"  # FSDP1 has one tensor of all parameters of a module
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    HELD_SAME = "held the same"  # what the other's steps made, as its model had run before
+    HELD_OTHER = "held another"  # likewise, but other values
     KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
     NO_UPDATE_TELLS = "no update tells"  # no update in these steps tells whether it is used
@@ -187,6 +189,13 @@ class RoutedOtherwise(_Fact, frozen=True):
     apart: float | None  # how far the two sides' scores are apart there
     by_rounding: bool  # whether that explains it
     of_operator: str = ""  # the operator's name; ``""`` for a router
+
+
+class UsedToChoose(_Fact, frozen=True):
+    """An operator chose by it, compared with this number if not 0; ``same``: as in golden."""
+
+    number: float
+    same: bool
 
 
 class AfterRouting(_Fact, frozen=True):

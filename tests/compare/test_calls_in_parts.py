@@ -112,7 +112,7 @@ def test_calls_in_parts_are_compared_with_the_whole(
 ) -> None:
     own = captured(candidate, golden if fed else None)
     comparison = ac.diff(captured(golden), own)
-    assert comparison.exit_code == 0, comparison.headline
+    assert comparison.exit_code == 0, comparison.conclusion
     one_sided = [row for row in comparison.rows if row.golden is None or row.candidate is None]
     assert all(row.record is not None and not row.record.shape for row in one_sided)
     assert any(isinstance(each.fact, CallsInParts) for each in comparison.preflight)
@@ -132,7 +132,7 @@ def test_a_fault_in_one_part_is_named(captured: Callable[..., Path], fault: str,
 
 def test_the_call_with_the_largest_error_is_named(captured: Callable[..., Path]) -> None:
     comparison = ac.diff(captured(WHOLE), captured(("in parts", "keys"), WHOLE))
-    (culprit,) = comparison.culprits
+    culprit = comparison.culprits[0]
     assert wrong_on(culprit.row) == ("the largest error is in its call 1",)
     assert layout(culprit.row) == "calls 0 to 2 side by side; by the shapes of the calls"
 

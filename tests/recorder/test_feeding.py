@@ -799,6 +799,34 @@ def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(
     }
 
 
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "parameter"])
+def test_what_a_module_keeps_and_returns_its_caller_sees_written_later(
+    kind: str, feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    def write(self: Any, x: torch.Tensor, row: int) -> torch.Tensor:
+        self.table[row] = x
+        rows: torch.Tensor = self.table[:2]
+        return rows
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        first = self.around(x, 0)
+        self.around(self.l(x), 1)
+        out: torch.Tensor = self.l(first)  # of two rows
+        return out
+
+    cache = Glue(write)
+    if kind == "attribute":
+        cache.table = torch.zeros(3, 2)
+    elif kind == "buffer":
+        cache.register_buffer("table", torch.zeros(3, 2))
+    else:
+        cache.table = nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+    around = Glue(lambda self, x, row: self.cache(x, row), cache=cache)
+    fed = feed_into(Glue(forward, around=around, l=Scale(3.0)), torch.ones(2))
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
+
+
 class Small(IntEnum):
     ONE = 1
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 SKETCHES_A_MEMBER = 4096
 
 
-class _Kept(NamedTuple):
+class _Kept(msgspec.Struct, gc=False):
     """What was kept of a tensor: its member or its sketch, if any, and its statistics."""
 
     statistics: Statistics | None

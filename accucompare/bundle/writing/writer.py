@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+import msgspec
+
 from accucompare.bundle.format import (
     FORMAT_VERSION,
     NEEDS,
@@ -47,7 +49,7 @@ _COUNTED_TOGETHER = 64 << 10
 _BETWEEN_MANIFESTS = 1.0
 
 
-class _Tensor(NamedTuple):
+class _Tensor(msgspec.Struct, gc=False):  # else the cyclic GC runs more often
     record: Record
     array: Array | None
     model_input: bool

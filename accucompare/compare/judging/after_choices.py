@@ -11,15 +11,17 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Record, Role
 from accucompare.compare.constants import OF_CHOSEN
 from accucompare.compare.limits import differing
-from accucompare.compare.pairing import most_changed
+from accucompare.compare.pairing import Pair, most_changed
 from accucompare.compare.remarks import AfterRouting, TokensElsewhere
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict
-from accucompare.compare.tokens import PairedTokens, Routing
+from accucompare.compare.tokens import PairedTokens, Routing, call_of_pair
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES
 
+#: What operators in a call's own code take and give.
+_INSIDE = (Role.OP_INPUT, Role.OP_OUTPUT)
 #: Values of the forward; what a flip makes of a gradient, or of an update, is not bounded.
-_FORWARD = (Role.INPUT, Role.OUTPUT, Role.OP_INPUT, Role.OP_OUTPUT)
+_FORWARD = (Role.INPUT, Role.OUTPUT, *_INSIDE)
 
 
 def excuse_later(
@@ -45,6 +47,7 @@ def excuse_later(
         if routing.place > first.place and (fine or routing.right) and routing.decides
     ]
     of_choices = {place: each for each in tokens.routings for place in each.choices if each.inner}
+    inside = {each.call: each.order for each in reversed([first, *later]) if each.inner}
     flips = _Flips(sorted([first, *later], key=attrgetter("place")))
     told = first.remark
     remark = AfterRouting(told.tokens, told.of, first.call[1], of_operator=told.of_operator)
@@ -60,6 +63,10 @@ def excuse_later(
             continue
         if place in of_choices:
             explains = of_choices[place].right
+        elif record.role in _INSIDE and record.order > inside.get(
+            call_of_pair(task.pair), math.inf
+        ):
+            explains = not _chooses_more(task.pair)
         else:
             explains = record.role not in _FORWARD or flips.explain(task, outcome)
         if explains:
@@ -92,7 +99,7 @@ class _Flips:
             if isinstance(remark, TokensElsewhere):
                 return remark.golden + remark.candidate <= most_changed(rows)
         if golden.shape != candidate.shape:
-            if len(golden.shape) != len(candidate.shape) or _chooses_more(golden, candidate):
+            if len(golden.shape) != len(candidate.shape) or _chooses_more(task.pair):
                 return False
             apart = (abs(a - b) for a, b in zip(golden.shape, candidate.shape, strict=True))
             return max(apart) <= most_changed(rows)
@@ -105,6 +112,9 @@ class _Flips:
         return metrics.rel_l2 <= OF_CHOSEN * math.sqrt(share)
 
 
-def _chooses_more(golden: Record, candidate: Record) -> bool:
+def _chooses_more(pair: Pair) -> bool:
     """Whether as many rows choose another number each."""
-    return golden.role is Role.OP_OUTPUT and golden.shape[:-1] == candidate.shape[:-1]
+    golden, candidate = pair.golden, pair.candidate
+    if golden is None or candidate is None or golden.role is not Role.OP_OUTPUT:
+        return False
+    return golden.shape != candidate.shape and golden.shape[:-1] == candidate.shape[:-1]

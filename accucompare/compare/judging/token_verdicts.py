@@ -16,7 +16,7 @@ from accucompare.compare.judging.after_choices import excuse_later
 from accucompare.compare.limits import EXACT, why_not
 from accucompare.compare.remarks import PairRemark
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
-from accucompare.compare.tokens import PairedTokens, Routing
+from accucompare.compare.tokens import PairedTokens, Routing, Scores
 from accucompare.errors import BundleError
 
 _Outcomes = list[PairOutcome | BundleError]
@@ -31,6 +31,10 @@ def settle_tokens(
         tokens: of the same pairs.
         fed: whether each call of the candidate was given golden's values.
     """
+    for place, scores in tokens.scores.items():
+        outcome, ceiling = outcomes[place], tasks[place].tolerance.ceiling
+        if isinstance(outcome, PairOutcome) and ceiling is not None:
+            outcomes[place] = _with_use(outcome, scores, ceiling)
     excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
     for routing, fine in zip(tokens.routings, excused, strict=True):
         for place in routing.choices:
@@ -64,6 +68,24 @@ def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
     return all(
         isinstance(each, PairOutcome) and each.verdict.status is Status.PASS for each in scores
     )
+
+
+def _with_use(outcome: PairOutcome, scores: Scores, ceiling: float) -> PairOutcome:
+    """The outcome of scores that are only compared with a number, or led to golden's choice: they
+    may be off as far relative to that number, or by as much as rounding ever is."""
+    verdict, metrics = outcome.verdict, outcome.metrics
+    if metrics is None or metrics.nonfinite_mismatch or not 0.0 < metrics.rel_l2 < math.inf:
+        return outcome
+    if verdict.status is not Status.FAIL and not verdict.beyond:
+        return outcome
+    limit = ceiling if scores.same else min(verdict.rel_l2_limit or 0.0, ceiling)
+    own = metrics.rmse / metrics.rel_l2 if scores.same else 0.0
+    most = limit * max(scores.number, own)
+    if metrics.rmse > most:
+        return outcome
+    said = (remarks.UsedToChoose(scores.number, scores.same),)
+    found = Verdict(Reason.OK, verdict.limit, over_limit=metrics.rmse / most, remarks=said)
+    return replace(outcome, verdict=found)
 
 
 def _judge_choices(

@@ -104,14 +104,17 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
 
 
 def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
-    """What the ranks left in attributes; of numbers in one module, what its first rank left."""
+    """What the ranks left in attributes; of one module, what its first rank left."""
     left = [each for each in sides if each is not None]
-    numbers = {name: table for each in reversed(left) for name, table in each.numbers.items()}
+    tables = {
+        kind: dict(item for each in reversed(left) for item in getattr(each, kind).items())
+        for kind in ("numbers", "unchanged", "held")
+    }
     names = {
         kind: sorted({name for each in left for name in getattr(each, kind)})
         for kind in ("dropped", "beyond")
     }
-    return {"numbers": numbers, **names} if len(left) == len(sides) else None
+    return {**tables, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:

@@ -210,6 +210,8 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     if left is not None:
         own["left"] = {
             "numbers": {module(name): table for name, table in left.numbers.items()},
+            "unchanged": {module(name): table for name, table in left.unchanged.items()},
+            "held": {attribute(name): digest for name, digest in left.held.items()},
             "dropped": [attribute(each) for each in left.dropped],
             "beyond": [attribute(each) for each in left.beyond],
         }

@@ -125,10 +125,10 @@ def left_otherwise(
     golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = (), limit: float = 0.0
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """The same of attributes that the steps have changed, as they are at the end: ``None`` for one
-    that a side has not changed.
+    that the other does not have.
 
-    What golden alone has changed counts if the other has such a module; what the other alone has
-    changed, if golden tells its value. ``limit``: of the relative error of fractions.
+    Two that began otherwise, as in a model that has run before, differ if their changes do.
+    ``limit``: of the relative error of fractions.
     """
     pair = _both_left(golden, other)
     if pair is None:
@@ -136,16 +136,16 @@ def left_otherwise(
     ours, theirs = pair
     sizes = _other_sizes(golden, other)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
-    for name in dict.fromkeys([*ours.numbers, *(classes[0] if theirs.numbers else ())]):
+    for name in dict.fromkeys([*classes[0], *ours.numbers]):
         partner = rename(name, renamings) or name
         if classes[0].get(name) != classes[1].get(partner):
             continue
-        one, two = ours.numbers.get(name, {}), theirs.numbers.get(partner, {})
-        for key in dict.fromkeys([*one, *two]):
-            value = one.get(key, _at_start(golden, name, key))
-            found = two.get(key, _at_start(other, partner, key))
-            if value is not None and not _agree(value, found, limit, sizes):
-                yield name, key, value, found
+        for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
+            one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
+            if name.startswith("(") and two[1] is None:
+                continue  # another optimizer, or version of it
+            if one[1] is not None and not _agree(one, two, limit, sizes):
+                yield name, key, one[1], two[1]
 
 
 def held_otherwise(
@@ -169,18 +169,35 @@ def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
     return (ours.left, theirs.left) if ours.closing == theirs.closing else None
 
 
-def _at_start(manifest: Manifest, name: str, key: str) -> Any:
+def _begun_and_left(manifest: Manifest, name: str, key: str) -> tuple[Any, Any]:
+    """An attribute's value before and after the steps; ``None`` where it is not known."""
+    left = manifest.options.left
+    if left is not None and key in left.numbers.get(name, {}):
+        return left.numbers[name][key]
     if key == "training":
-        return manifest.model.get(key) is not (name in (manifest.model.get("other_mode") or ()))
-    return (manifest.code.configuration or {}).get(name, {}).get(key)
+        trains = manifest.model.get(key) is not (name in (manifest.model.get("other_mode") or ()))
+        return trains, trains
+    held = {} if left is None else left.unchanged.get(name, {})
+    value = held.get(key, (manifest.code.configuration or {}).get(name, {}).get(key))
+    return value, value
 
 
-def _agree(golden: Any, other: Any, limit: float, sizes: Collection[int]) -> bool:
-    kinds = {type(golden), type(other)}
+def _agree(
+    golden: tuple[Any, Any], other: tuple[Any, Any], limit: float, sizes: Collection[int]
+) -> bool:
+    kinds = {type(golden[1]), type(other[1])}
     if float in kinds and kinds <= {float, int}:
         # those of ranks are of their own batches
-        return bool(sizes) or math.isclose(golden, other, rel_tol=limit)
-    return repr(golden) == repr(other) or (bool(sizes) and _is_share(golden, other, sizes))
+        alike = bool(sizes) or math.isclose(golden[1], other[1], rel_tol=limit)
+    else:
+        alike = repr(golden[1]) == repr(other[1])
+        alike = alike or (bool(sizes) and _is_share(golden[1], other[1], sizes))
+    if alike or repr(golden[0]) == repr(other[0]) or other[1] is None:
+        return alike
+    if kinds != {int}:
+        return True  # it began otherwise
+    ours, theirs = (after - (before or 0) for before, after in (golden, other))
+    return bool(ours == theirs)
 
 
 def _other_sizes(golden: Manifest, other: Manifest) -> set[int]:

@@ -109,6 +109,7 @@ def _of_one_side(rows: Iterable[Row]) -> Iterator[Row]:
             (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE)
             or (OneSideWhy.KEPT_NOTHING in why and row.golden is not None)
             or OneSideWhy.NO_UPDATE_TELLS in why
+            or OneSideWhy.HELD_OTHER in why
         ):
             yield row
 

@@ -16,6 +16,7 @@ from accucompare.compare.pairing.dumps import with_paths_of as with_paths_of
 from accucompare.compare.pairing.given_back import (
     with_gradients_given_back as with_gradients_given_back,
 )
+from accucompare.compare.pairing.order_of_calls import golden_call as golden_call
 from accucompare.compare.pairing.proposals import propose as propose
 from accucompare.compare.pairing.renames import Model as Model
 from accucompare.compare.pairing.renames import Renaming as Renaming

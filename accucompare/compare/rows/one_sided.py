@@ -50,6 +50,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         for each in (() if manifest.feed is None else manifest.feed.not_fed)
     }
     flat = _flattened(pairs)
+    before = _before_no_update(golden, candidate, pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -59,6 +60,8 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
+            or before.get(place)
+            or _held_before(pair, golden, candidate)
             or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
@@ -92,6 +95,20 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
 
 
+def _held_before(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side writes nothing into an attribute: it held a tensor before its first step, and the
+    other did not. A model that ran before has its masks and tables."""
+    if pair.record.role not in BUFFER_ROLES:
+        return None
+    name, lacks_golden = buffer_of(pair.record), pair.golden is None
+    side, other = (candidate, golden) if lacks_golden else (golden, candidate)
+    held = [each.manifest.options.left for each in (side, other)]
+    if held[0] is None or held[1] is None or name in held[0].held or name not in held[1].held:
+        return None
+    same = held[1].held[name] == f"{pair.record.dtype} {pair.record.digest}"
+    return NotOnSide(OneSideWhy.HELD_SAME if same else OneSideWhy.HELD_OTHER, lacks_golden)
+
+
 def _kept_nothing(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
     """Why a side has no record of a tensor in an attribute that is no buffer."""
     if pair.record.role not in BUFFER_ROLES:
@@ -112,6 +129,24 @@ def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | N
     if side.manifest.options.closing != step or step in looked:
         return None
     return NotOnSide(OneSideWhy.RAN_ON, lacks_golden)
+
+
+def _before_no_update(
+    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
+) -> dict[int, PairRemark]:
+    """Why an older bundle has no record of how optimizers are left after their last updates."""
+    older = [each.manifest.options.left is None for each in (golden, candidate)]
+    if not any(older):
+        return {}
+    updates = {pair.record.key[:4] for pair in pairs if pair.record.role is Role.STATE_AFTER}
+    updates |= {(*key[:2], "", key[3]) for key in updates}
+    return {
+        place: NotOnSide(OneSideWhy.VERSION, golden=pair.golden is None)
+        for place, pair in enumerate(pairs)
+        if pair.record.role is Role.STATE_BEFORE
+        and older[pair.golden is not None]
+        and pair.record.key[:4] not in updates
+    }
 
 
 def _cast(pairs: Sequence[Pair]) -> set[tuple[int, int, str, int, str]]:

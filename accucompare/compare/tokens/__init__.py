@@ -1,6 +1,8 @@
 """Tokens that travel to experts: rows are paired by identity, and routing is judged."""
 
+from accucompare.compare.tokens.inner_choices import Scores as Scores
 from accucompare.compare.tokens.paired_sides import PairedSides as PairedSides
+from accucompare.compare.tokens.paired_sides import call_of_pair as call_of_pair
 from accucompare.compare.tokens.routing import Routing as Routing
 from accucompare.compare.tokens.routing import routings as routings
 from accucompare.compare.tokens.row_labels import HeldRows as HeldRows

@@ -268,6 +268,10 @@ def _matched(
         _is_padding(bundle, records)
         for bundle, records in ((sides.golden, ours), (sides.candidate, firsts))
     ]
+    if sides.ranks == (None, None) and (
+        np.array_equal(golden, candidate) or (golden[~padding[0]] < 0).any()
+    ):
+        return None  # each row has its place, or some of golden's are no token's
     for found, zeros in zip((golden, candidate), padding, strict=True):
         if 2 * int((found[~zeros] < 0).sum()) > len(found) - int(zeros.sum()):
             return None

@@ -38,24 +38,55 @@ class _Flips(NamedTuple):
     rounding: _Floats  # of these scores, there
 
 
-def inner_choices(sides: PairedSides) -> list[Routing]:
-    """The operators in modules' own code whose choices are not golden's, in golden's order."""
-    if str(Level.OP) in (
-        sides.golden.manifest.capture.get("level"),
-        sides.candidate.manifest.capture.get("level"),
-    ):
-        return []  # scores are as the operator took them
-    found = []
-    for parts in _by_operator(sides).values():
-        place = parts.get("")
-        if place is None or sides.put_together(place) is None:
-            continue
-        ours, theirs = (record.digest for record in sides.put_together(place) or ())
-        shapes = {record.shape for record in sides.put_together(place) or ()}
-        if (ours is not None and ours == theirs) or len(shapes) > 1:
-            continue
-        found.append(_inner(sides, place, parts))
-    return [each for each in found if each is not None]
+class Scores(NamedTuple):
+    """What an operator chose by."""
+
+    number: float  # the size of the number that it was compared with; 0 if with none
+    same: bool  # whether it led to golden's choice
+
+
+class InnerChoices(NamedTuple):
+    """What operators in modules' own code chose."""
+
+    otherwise: list[Routing]  # those that did not choose as golden's, in golden's order
+    scores: dict[int, Scores]  # what they chose by, by the pairs' places
+
+    @classmethod
+    def of(cls, sides: PairedSides) -> InnerChoices:
+        found = cls([], {})
+        levels = (each.manifest.capture.get("level") for each in (sides.golden, sides.candidate))
+        if Level.OP in levels:
+            return found  # scores are as the operator took them
+        for parts in _by_operator(sides).values():
+            place = parts.get("")
+            if place is None or sides.put_together(place) is None:
+                continue
+            otherwise = _is_otherwise(sides, place)
+            if otherwise is not None:
+                number = _number(sides, parts["other"]) if "other" in parts else None
+                scores = Scores(number or 0.0, not otherwise)
+                found.scores.update(
+                    {at: scores for part, at in parts.items() if part and _is_tensor(sides, at)}
+                )
+            if otherwise:
+                found.otherwise.append(_inner(sides, place, parts))
+        return found
+
+
+def _is_otherwise(sides: PairedSides, place: int) -> bool | None:
+    """Whether choices differ; ``None`` if there are not as many."""
+    ours, theirs = sides.put_together(place) or (None, None)
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return None
+    return ours.digest is None or ours.digest != theirs.digest
+
+
+def _number(sides: PairedSides, place: int) -> float | None:
+    """The size of a number that both sides were given."""
+    if _is_tensor(sides, place) or sides.put_together(place) is None:
+        return None
+    ours, theirs = (abs(float(each)) for each in _values(sides, place))
+    return ours if ours == theirs else None
 
 
 def _by_operator(sides: PairedSides) -> dict[tuple[Any, ...], dict[str, int]]:
@@ -69,7 +100,7 @@ def _by_operator(sides: PairedSides) -> dict[tuple[Any, ...], dict[str, int]]:
     return found
 
 
-def _inner(sides: PairedSides, place: int, parts: Mapping[str, int]) -> Routing | None:
+def _inner(sides: PairedSides, place: int, parts: Mapping[str, int]) -> Routing:
     record = sides.pairs[place].record
     chosen = _values(sides, place)
     scores = tuple(at for part, at in parts.items() if part and _is_tensor(sides, at))
@@ -94,15 +125,10 @@ def _inner(sides: PairedSides, place: int, parts: Mapping[str, int]) -> Routing 
         len(rows), different.size, margin, apart, explained, of_operator=record.type
     )
     call = call_of_pair(sides.pairs[place])
-    decides = not record.type.startswith(_OF_VALUES) and not (compares and _is_zero(sides, parts))
+    at_zero = "other" in parts and _number(sides, parts["other"]) == 0.0
+    decides = not record.type.startswith(_OF_VALUES) and not at_zero
     right = flips is not None and flips.right
     return Routing(call, None, record.order, (place,), scores, rows, remark, True, decides, right)
-
-
-def _is_zero(sides: PairedSides, parts: Mapping[str, int]) -> bool:
-    """Whether golden compares with zero."""
-    place = parts.get("other")
-    return place is not None and not _is_tensor(sides, place) and not _values(sides, place)[0].any()
 
 
 def _is_tensor(sides: PairedSides, place: int) -> bool:

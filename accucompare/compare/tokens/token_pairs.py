@@ -15,7 +15,7 @@ from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
 from accucompare.compare.tokens.expert_calls import ExpertCall, expert_calls, may_have_experts
-from accucompare.compare.tokens.inner_choices import inner_choices
+from accucompare.compare.tokens.inner_choices import InnerChoices, Scores
 from accucompare.compare.tokens.paired_sides import (
     PairedSides,
     call_of_pair,
@@ -45,6 +45,8 @@ class PairedTokens(NamedTuple):
     begins: frozenset[int] = frozenset()
     # the rows of golden's tensors that are compared, by the pairs' places
     chosen: Mapping[int, ChosenRows] = {}
+    # what operators in modules' own code chose by, by the pairs' places
+    scores: Mapping[int, Scores] = {}
 
 
 def with_tokens(sides: PairedSides) -> PairedTokens:
@@ -52,9 +54,10 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
-    routed, inner = routings(sides), inner_choices(sides)
+    routed, (inner, scores) = routings(sides), InnerChoices.of(sides)
     if not routed and not may_have_experts(sides):
-        return PairedTokens(sides.unified, forward=[frozenset()] * len(inner), routings=inner)
+        apart = [frozenset[int]()] * len(inner)
+        return PairedTokens(sides.unified, forward=apart, routings=inner, scores=scores)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
     for place in sides.unified.unknown:
         if (odd := _other_number_of_choices(sides, place)) is not None:
@@ -89,6 +92,7 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
         [*inner, *routed],
         frozenset(each.place for each in of_call.values()),
         {place: each.chosen for place, each in found.items() if each.chosen is not None},
+        scores,
     )
 
 

@@ -32,6 +32,7 @@ from accucompare.live.autograd.graph import (
     observe_backward_no_more,
 )
 from accucompare.live.modules import Hook, Listener, Modules, Unsaved, in_backward
+from accucompare.live.values import writes_into
 
 #: The number of every node that accumulates a leaf's gradient.
 _OF_LEAVES = (1 << 64) - 1
@@ -442,6 +443,4 @@ def stepped_by(optimizer: Any) -> dict[int, torch.Tensor]:
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     """Which tensor a parameter's gradient is, and its count of writes."""
-    return id(parameter.grad), (
-        -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
-    )
+    return id(parameter.grad), -1 if parameter.grad is None else writes_into(parameter.grad)

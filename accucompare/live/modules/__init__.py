@@ -1,10 +1,10 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points as points
-from accucompare.live.modules.attribute_walk import MOST_ITEMS as MOST_ITEMS
 from accucompare.live.modules.attribute_walk import AttributeWalk as AttributeWalk
 from accucompare.live.modules.attribute_walk import Inner as Inner
 from accucompare.live.modules.attribute_walk import containers_of as containers_of
+from accucompare.live.modules.attribute_walk import is_of_torch as is_of_torch
 from accucompare.live.modules.attributes import OF_EVERY_MODULE as OF_EVERY_MODULE
 from accucompare.live.modules.attributes import Attributes as Attributes
 from accucompare.live.modules.attributes import attributes_of as attributes_of

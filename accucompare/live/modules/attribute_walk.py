@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from accucompare.live.modules.attributes import OF_EVERY_MODULE
+from accucompare.live.modules.names import class_of
 from accucompare.live.values import dtype_name
 from accucompare.text import cut, storable
 
@@ -57,6 +58,11 @@ def containers_of(module: nn.Module) -> list[str]:
     ]
 
 
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether a module's class is one of PyTorch's."""
+    return class_of(module).__module__.startswith("torch.")
+
+
 class AttributeWalk:
     """A walk through the attributes of a model's modules; each container is met once."""
 
@@ -77,6 +83,10 @@ class AttributeWalk:
         elif way in ("dict", "list", "object"):
             yield from self._of(value, attribute, 1, own, attribute)
 
+    def inside(self, value: Any) -> Iterator[Inner]:
+        """What is inside of a value that is no attribute."""
+        return self._of(value, "", 1, None, None)
+
     def _of(self, value: Any, path: str, depth: int, around: Any, place: Any) -> Iterator[Inner]:
         """``around``, ``place``: what holds the value."""
         if id(value) in self._around or depth > _DEPTH:
@@ -96,9 +106,9 @@ class AttributeWalk:
                 name = f"{name}~{len(taken)}"
             taken.add(name)
             if way in ("tensor", "array", "number"):
-                yield Inner(f"{path}.{name}", child, holder, key)
+                yield Inner(f"{path}.{name}".lstrip("."), child, holder, key)
             else:
-                yield from self._of(child, f"{path}.{name}", depth + 1, holder, key)
+                yield from self._of(child, f"{path}.{name}".lstrip("."), depth + 1, holder, key)
 
     def _items(self, value: Any, path: str) -> tuple[Any, Iterable[tuple[Any, Any]]]:
         """Its dictionary or list, and its items."""

@@ -21,6 +21,7 @@ from accucompare.live.values.tensors import seen_by_numpy as seen_by_numpy
 from accucompare.live.values.tensors import tensor_of as tensor_of
 from accucompare.live.values.tensors import to_host as to_host
 from accucompare.live.values.tensors import with_local_part as with_local_part
+from accucompare.live.values.tensors import writes_into as writes_into
 from accucompare.live.values.values import Scalar as Scalar
 from accucompare.live.values.values import describe_value as describe_value
 from accucompare.live.values.values import is_cache as is_cache

@@ -375,6 +375,11 @@ def local_part(tensor: Any) -> torch.Tensor:
     return found
 
 
+def writes_into(tensor: torch.Tensor) -> int:
+    """PyTorch's count of the writes into a tensor; -1 of an inference tensor, which has none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
     """A ``DTensor`` that lies as another does, with another part of this rank; ``local`` itself if
     ``like`` is none. The other ranks are not asked."""
@@ -443,7 +448,7 @@ def seen_by_numpy(tensor: torch.Tensor) -> Array:
 def _refuse_without_memory(tensor: torch.Tensor) -> None:
     """Raise RuntimeError if a tensor's memory was given back, as FSDP does: NumPy would take new
     memory for it, of whatever bits, and a copy may read what is nobody's."""
-    if not tensor.untyped_storage().size() and tensor.numel():
+    if not tensor.untyped_storage().nbytes() and tensor.numel():
         raise RuntimeError("its memory was given back")
 
 

@@ -10,21 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from accucompare.bundle.format import Role
+from accucompare.bundle.format import Layout, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
-from accucompare.live.values import leaves, replaced
+from accucompare.live.values import layout_of, leaves, replaced
 from accucompare.recorder.feeding.call_order import CallOrder
 from accucompare.recorder.feeding.copies import copy_like, in_place_of
 from accucompare.recorder.feeding.golden_calls import CallsOfGolden
 from accucompare.recorder.feeding.golden_pieces import GoldenPieces
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
-from accucompare.recorder.feeding.lending import Exchange, Lent, contents
+from accucompare.recorder.feeding.lending import Exchange, Lent, contents, memory_of, same_elements
 from accucompare.selection import RoleGroup
 
 #: From an output's path and the gradient that arrives there: what the backward goes on with.
@@ -86,6 +87,7 @@ class Feeding(GoldenValues):
         self.written = golden.manifests[rank].options.written
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
+        self._handed: set[int] = set()  # memory of modules that their callers got, in the step
         self._pieces = GoldenPieces(self)
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
@@ -143,6 +145,8 @@ class Feeding(GoldenValues):
         """
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)
+        for path in self._kept(place.name, output, by_path):
+            del by_path[path]
         if lent is not None:
             why = (
                 "it is written into, and another argument shares elements with it: each got a copy"
@@ -175,6 +179,29 @@ class Feeding(GoldenValues):
                         if self.backward and self.has_value(gradient, taken):
                             self.pass_on(gradient, taken, why)
         return self._put(place, output, by_path, []), own
+
+    def _kept(self, name: str, output: Any, by_path: Mapping[str, Any]) -> list[str]:
+        """Paths of outputs that are what the module keeps, such as a cache, and hold golden's bits:
+        its caller gets them, for later writes show there."""
+        asked = [
+            (path, part)
+            for path, part in leaves(output)
+            if path in by_path
+            and _has_memory(part)
+            and not (part.requires_grad and torch.is_grad_enabled())
+        ]
+        if not asked:
+            return []
+        state = vars(self._modules.named[name])
+        kept = (*state["_parameters"].values(), *state["_buffers"].values(), *state.values())
+        own = {memory_of(each) for each in kept if _has_memory(each)} | self._handed
+        found = [
+            (path, memory_of(part))
+            for path, part in asked
+            if memory_of(part) in own and same_elements(part, by_path[path])
+        ]
+        self._handed |= {memory for _, memory in found}
+        return [path for path, _ in found]
 
     def value(
         self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
@@ -209,6 +236,7 @@ class Feeding(GoldenValues):
     def end_step(self) -> None:
         super().end_step()
         self.order.end_step()
+        self._handed.clear()
         self._pieces.end_step()
 
     def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
@@ -345,3 +373,12 @@ class Feeding(GoldenValues):
 def _is_of_numbers(value: Any) -> bool:
     """Whether a value is a tensor of numbers that stand for themselves: no indices, no mask."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _has_memory(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not is_lazy(value)
+        and layout_of(value) is Layout.STRIDED
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
 
-from accucompare.bundle.format import GRADIENT_ROLES, GlobalRecord, Layout, Record, Role
+from accucompare.bundle.format import GRADIENT_ROLES, Box, GlobalRecord, Layout, Record, Role
+from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions import box_of_part, made_of_calls, next_start, rows, starts_of
+from accucompare.live.values import layout_of, local_part
 
 _Shape = tuple[int, ...]
 #: (name, call index).
@@ -30,6 +32,7 @@ class CallsOfGolden(NamedTuple):
 
     calls: tuple[int, ...]
     is_part: bool  # whether the call is one of several that make up these
+    cut: _Call  # the call that is in parts: this one, or one around it
 
 
 @dataclass
@@ -43,9 +46,21 @@ class _Cursor:
 class GoldenCalls:
     """The calls of a step that are in parts on one side."""
 
-    def __init__(self, input_of: Callable[[str, int, str], Record | None]) -> None:
-        """Args: ``input_of``: golden's input by module, call and path."""
+    def __init__(
+        self,
+        input_of: Callable[[str, int, str], Record | None],
+        read: Callable[[Record], torch.Tensor],
+    ) -> None:
+        """
+        Args:
+            input_of: golden's input by module, call and path.
+            read: a record's values.
+        """
         self._input_of = input_of
+        self._read = read
+        # calls that gave a part as well, or the last of them; and those that gave all
+        self._certain: set[_Call] = set()
+        self._refuted: set[_Call] = set()
         self._inside: dict[_Call | None, dict[str, list[int]]] = {}
         self._made: dict[_Call, CallsOfGolden | None] = {}
         self._cursors: dict[tuple[_Call | None, str], _Cursor] = defaultdict(_Cursor)
@@ -70,6 +85,8 @@ class GoldenCalls:
     def end_step(self) -> None:
         for kept in (self._inside, self._made, self._cursors, self._seen, self._starts):
             kept.clear()
+        self._certain.clear()
+        self._refuted.clear()
         self._any = False
 
     def begins(
@@ -96,50 +113,103 @@ class GoldenCalls:
             at = self._seen[parent, name]
             self._seen[parent, name] += 1
             if all(len(each) > at for each in lists):
-                return CallsOfGolden(tuple(each[at] for each in lists), around.is_part)
+                return around._replace(calls=tuple(each[at] for each in lists))
             return None
-        cursor, goldens = self._cursors[parent, name], lists[0]
-        shapes = {path: tuple(part.shape) for path, part in given if isinstance(part, torch.Tensor)}
-        found = self._next(name, goldens, cursor, shapes)
+        tensors = {
+            path: part
+            for path, part in given
+            if isinstance(part, torch.Tensor)
+            and layout_of(part) is Layout.STRIDED
+            and local_part(part) is part
+        }
+        found = self._next((name, call), lists[0], self._cursors[parent, name], tensors)
         if found is None or found.is_part or len(found.calls) > 1:
             return found
         return found if self._any and found.calls != (call,) else None
 
     def _next(
-        self, name: str, goldens: Sequence[int], cursor: _Cursor, shapes: dict[str, _Shape]
+        self,
+        own: _Call,
+        goldens: Sequence[int],
+        cursor: _Cursor,
+        tensors: Mapping[str, torch.Tensor],
     ) -> CallsOfGolden | None:
         """The next of golden's calls, and how far that is taken."""
         while cursor.at < len(goldens):
-            golden = goldens[cursor.at]
-            other = (
-                (path, record.shape)
-                for path, shape in shapes.items()
-                if (record := self._input_of(name, golden, path)) is not None
-                and record.layout is Layout.STRIDED
-                and record.shape != shape
+            name, cut = own[0], (own[0], goldens[cursor.at])
+            held = {path: self._input_of(*cut, path) for path in tensors}
+            whole = next(
+                (
+                    record
+                    for path, record in held.items()
+                    if record is not None
+                    and record.layout is Layout.STRIDED
+                    and record.shape != tuple(tensors[path].shape)
+                ),
+                None,
             )
-            path, whole = next(other, ("", ()))
-            shape = shapes.get(path, ()) if whole else ()
-            start = _next_start(whole, cursor.taken, shape)
-            if start is not None and math.prod(shape) < math.prod(whole):
-                cursor.taken.append((start, rows(shape, len(start))))
-                if sum(math.prod(part) for _, part in cursor.taken) == math.prod(whole):
+            if whole is None:
+                if cursor.taken:  # what was begun is not filled
                     cursor.at, cursor.taken = cursor.at + 1, []
-                return CallsOfGolden((golden,), True)
-            many = 1
-            if whole and not cursor.taken and math.prod(shape) > math.prod(whole):
-                records = (self._input_of(name, each, path) for each in goldens[cursor.at :])
-                starts = starts_of(
-                    shape, (None if each is None else each.shape for each in records)
-                )
-                many = 1 if starts is None else len(starts)
-            left, cursor.taken = bool(cursor.taken), []
-            if left:  # what was begun is not filled
+                    continue
                 cursor.at += 1
+                return CallsOfGolden(cut[1:], False, own)
+            path = next(path for path, record in held.items() if record is whole)
+            shape = tuple(tensors[path].shape)
+            start = _next_start(whole.shape, cursor.taken, shape)
+            if start is not None and math.prod(shape) < math.prod(whole.shape):
+                part = box_of_part(whole, start, replace(whole, shape=shape), False)
+                if part is not None and self._is_part(held, tensors, path, part):
+                    cursor.taken.append((start, rows(shape, len(start))))
+                    taken = sum(math.prod(own) for _, own in cursor.taken)
+                    if taken == math.prod(whole.shape):
+                        cursor.at, cursor.taken = cursor.at + 1, []
+                        self._certain.add(own)
+                    return CallsOfGolden(cut[1:], True, own)
+            if cursor.taken:
+                cursor.at, cursor.taken = cursor.at + 1, []
                 continue
+            records = (self._input_of(name, each, path) for each in goldens[cursor.at :])
+            starts = starts_of(shape, (None if each is None else each.shape for each in records))
+            many = 1 if starts is None else len(starts)
+            self._certain.add(own)
             cursor.at += many
-            return CallsOfGolden(tuple(goldens[cursor.at - many : cursor.at]), False)
+            return CallsOfGolden(tuple(goldens[cursor.at - many : cursor.at]), False, own)
         return None
+
+    def _is_part(
+        self,
+        held: Mapping[str, Record | None],
+        tensors: Mapping[str, torch.Tensor],
+        cut: str,
+        box: Box,
+    ) -> bool:
+        """Whether a call is given a part of golden's: fewer rows may be others, or all there are.
+
+        Args:
+            held, tensors: golden's inputs, and what is given, by path.
+            cut, box: the path of which it has a part, and that part.
+        """
+        for path, record in held.items():
+            tensor = tensors[path].detach()
+            if record is None or record.member is None:
+                continue
+            if path == cut:
+                of_part = made_of_calls(record, [box], shape=tuple(tensor.shape))
+                golden, own = self._read(of_part), tensor.cpu()
+                if tensor.is_floating_point() or tensor.is_complex():
+                    off = (own.double() - golden.double()).norm()
+                    if not off <= TELLS_LAYOUT * golden.double().norm():
+                        return False
+                elif 2 * int((own == golden).sum()) < own.numel():
+                    return False
+            elif (
+                record.shape == tuple(tensor.shape)
+                and not tensor.is_floating_point()
+                and not torch.equal(tensor.cpu(), self._read(record).to(tensor.dtype))
+            ):
+                return False  # such as the counts of the rows
+        return True
 
     def part(
         self, name: str, call: int, of: CallsOfGolden, records: Sequence[Record], shape: _Shape
@@ -152,10 +222,16 @@ class GoldenCalls:
         """
         first = records[0]
         role = _FORWARD.get(first.role, first.role)
+        in_parts = of.is_part or len(of.calls) > 1
+        certain = of.cut in self._certain and of.cut not in self._refuted
         if {each.shape for each in records} == {shape}:
+            if not in_parts:
+                return first
+            if first.role is Role.OUTPUT and shape:
+                self._refuted.add((name, call))
             # numbers, such as the loss of some tokens, are the part's own
-            in_parts = of.is_part or len(of.calls) > 1
-            return None if in_parts and (not shape or first.role is Role.GRAD_INPUT) else first
+            summed = first.role is Role.GRAD_INPUT and (certain or not of.is_part)
+            return None if summed or not shape else first
         if len(records) > 1:
             starts = starts_of(shape, (each.shape for each in records))
             if starts is None or len(starts) < len(records):
@@ -174,6 +250,10 @@ class GoldenCalls:
             start = _next_start(first.shape, [*held.values()], shape)
             if start is not None:
                 held[call] = start, rows(shape, len(start))
+        if role is not first.role and not certain:
+            return None  # it may have had fewer rows than golden's, and given as many
+        if first.role is Role.OUTPUT and call in held:
+            self._certain |= {(name, call), of.cut}
         if call not in held or math.prod(held[call][1]) != math.prod(shape):
             return None
         box = box_of_part(first, held[call][0], replace(first, shape=shape), False)

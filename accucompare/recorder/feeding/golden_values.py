@@ -38,10 +38,8 @@ from accucompare.live.values import (
     describe_value,
     dtype_name,
     from_bits,
-    is_plain_class,
     layout_of,
     local_part,
-    nested,
     other_to_host,
     scalar_to_host,
     telling_name,
@@ -50,7 +48,8 @@ from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
 from accucompare.recorder.feeding.golden_calls import CallsOfGolden, GoldenCalls
 from accucompare.recorder.feeding.lending import Exchange
-from accucompare.text import counted, with_article
+from accucompare.recorder.feeding.misfits import misfit, nested_misfit
+from accucompare.text import counted
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -107,7 +106,7 @@ class GoldenValues:
         self.loss_scale: Callable[[], float] = lambda: 1.0
         # by class, role and paths: what golden carries as two terms of the model's value
         self._golden_sums: set[tuple[str, Role, str, str]] = set()
-        self.calls = GoldenCalls(self._input_of)
+        self.calls = GoldenCalls(self._input_of, self.read)
         self._step: int | None = None
         self._first: int | None = None  # the first step that was loaded
         theirs = golden.manifests[rank].model
@@ -194,7 +193,7 @@ class GoldenValues:
         changed = self._records.get((name, update, Role.PARAM_CHANGED, path))
         if changed is not None:
             golden = from_bits(self._golden.raw(changed), changed.dtype)
-            return None if _misfit(changed, tensor) else copy_like(tensor, golden)
+            return None if misfit(changed, tensor) else copy_like(tensor, golden)
         found, later = None, step
         while found is None and (before := self._parameters_before(later)) is not None:
             calls = before.get((name, path), {})
@@ -202,7 +201,7 @@ class GoldenValues:
             found, later = None if call is None else calls[call], later + 1
         if found is None and not update:
             found = self._left_by(step - 1).get((name, path))
-        fits = found is not None and not _misfit(found, tensor)
+        fits = found is not None and not misfit(found, tensor)
         return copy_like(tensor, self.read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
@@ -249,7 +248,7 @@ class GoldenValues:
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
         if tensor.is_nested:
-            return _nested_misfit(record, tensor) is not None
+            return nested_misfit(record, tensor) is not None
         return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
@@ -283,7 +282,7 @@ class GoldenValues:
         if record is None:
             return "golden's call makes this in other parts"
         formed = self.formed(record, value)
-        if (why := _misfit(formed, value)) is not None:
+        if (why := misfit(formed, value)) is not None:
             return why
         second = self._second_term(place, record, value, seen or {})
         key = (id(value), record.dtype, record.digest)
@@ -517,43 +516,3 @@ class GoldenValues:
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record
         return new.name, msgspec.structs.replace(record, path=new.path)
-
-
-def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    """Why golden's record cannot take a tensor's place; ``None`` if it can."""
-    tensor = local_part(tensor)
-    layout = layout_of(tensor)
-    if layout is Layout.NESTED:
-        return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
-    if not is_plain_class(tensor):
-        return f"it is {with_article(type(tensor).__name__)}"
-    if (
-        layout is not Layout.STRIDED
-        or tensor.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    ):
-        return f"it has no plain data ({layout.value})"
-    if record.layout is not Layout.STRIDED or record.member is None:
-        return f"golden has no tensor of it ({record.layout.value})"
-    if record.shape != tuple(tensor.shape):
-        return f"golden's shape is {list(record.shape)}, this one's {list(tensor.shape)}"
-    return _kind_misfit(record, tensor)
-
-
-def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    if record.layout is not Layout.NESTED or record.member is None:
-        return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
-    if record.components != nested.shapes_of(tensor):
-        return "the tensors nested in it have other shapes than golden's"
-    # autograd's graph takes no function of ours for it
-    if tensor.requires_grad and tensor.layout is torch.strided:
-        return "it is nested, not jagged, and autograd follows it"
-    return None
-
-
-def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    name = dtype_name(tensor.dtype)
-    ours, theirs = DTYPES.get(name), DTYPES[record.dtype]
-    if ours is None or ours.kind is not theirs.kind:
-        return f"golden's is {record.dtype}, this one {name}"
-    return None

@@ -42,7 +42,7 @@ class Lent:
         same = [
             (given, version)
             for _, given, version in self.tensors
-            if _memory(given) == _memory(output)
+            if memory_of(given) == memory_of(output)
         ]
         return bool(same) and all(
             given is not output and (given._version == version or not _follows(output, given))
@@ -69,7 +69,7 @@ class Lent:
             for _, given, version in self.tensors
             if given is not output
             and given._version == version
-            and _memory(given) == _memory(output)
+            and memory_of(given) == memory_of(output)
             and id(given) in self.paths
         ]
 
@@ -137,17 +137,17 @@ class Lent:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
-                if _memory(computed) == _memory(given):
+                if memory_of(computed) == memory_of(given):
                     own = _same_part(computed, given, arrived)
                     if given._version == version:
-                        if _same(computed, golden):
+                        if same_elements(computed, golden):
                             found[id(golden)] = (
                                 own if own is not None and is_about(own, golden) else None,
                                 golden,
                             )
                     else:
                         found[id(golden)] = own, golden
-                        if own is not None and not _same(own, golden):
+                        if own is not None and not same_elements(own, golden):
                             # some elements may refuse writes
                             with torch.no_grad(), contextlib.suppress(RuntimeError):
                                 own.copy_(golden)
@@ -205,7 +205,7 @@ _OTHER_VIEWS = frozenset(
 _ALIKE = 0.1
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
     """A key that is equal for two tensors in one piece of memory."""
     tensor = local_part(tensor)
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
@@ -237,7 +237,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         for each in (one, other)
     ):
         return False
-    if _memory(one) != _memory(other):
+    if memory_of(one) != memory_of(other):
         return False
     (begin, end), (start, stop) = map(_stretch, (one, other))
     if begin >= stop or start >= end:
@@ -266,7 +266,7 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
 def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors are equal but for rounding."""
     own, golden = _values(own), _values(golden)
-    if _same(own, golden):
+    if same_elements(own, golden):
         return True
     if not (own.is_floating_point() or own.is_complex()):
         return False
@@ -274,7 +274,7 @@ def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     difference, norm = (
         torch.where(finite, each, 0).double().norm() for each in (own - golden, golden)
     )
-    return bool(difference <= _ALIKE * norm) and _same(
+    return bool(difference <= _ALIKE * norm) and same_elements(
         torch.where(finite, 0, own), torch.where(finite, 0, golden)
     )
 
@@ -292,7 +292,7 @@ def contents(container: Any) -> list[Any]:
     ]
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same values; NaN equals NaN."""
     one, other = _values(one), _values(other)
     return bool(((one == other) | ((one != one) & (other != other))).all())

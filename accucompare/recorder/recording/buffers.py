@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
+from accucompare.live.values import writes_into
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
 from accucompare.recorder.recording.inner_tensors import InnerTensors, RecordBuffer, digest_now
 
@@ -65,9 +66,7 @@ class _Slot:
         self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = (
-            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
-        )
+        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""
@@ -116,6 +115,11 @@ class Buffers:
             slot.digest = digest_now(slot.now)
             if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
+        self._held = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.digest
+            for slot in self._slots
+            if slot.digest is not None and not slot.registered
+        }
 
     @property
     def kept(self) -> dict[str, bool]:
@@ -127,6 +131,11 @@ class Buffers:
             if not slot.registered and (slot.held or slot.now is not None)
         }
         return plain | self._inner.kept
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What these held at the start: digests, by qualified name."""
+        return self._held | self._inner.held
 
     @property
     def beyond(self) -> list[str]:

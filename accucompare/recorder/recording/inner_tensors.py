@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
-from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, class_of, containers_of
+from accucompare.live.modules import AttributeWalk, Call, Inner, Modules, containers_of, is_of_torch
 from accucompare.live.values import to_host
 from accucompare.numbers import DTYPES, digest
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory, storages
@@ -70,12 +70,19 @@ class InnerTensors:
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
         self.beyond: set[str] = set()  # containers with more items than are looked at
+        self.held: dict[str, str] = {}  # what was there at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 self._weights.add((name, inner.path))
             else:
                 self._know(name, inner, value)
+        self._ever.clear()
+        self.held = {
+            f"{name}.{path}".removeprefix("."): leaf.digest
+            for (name, path), leaf in self._leaves.items()
+            if leaf.digest is not None
+        }
 
     @property
     def kept(self) -> dict[str, bool]:
@@ -115,7 +122,7 @@ class InnerTensors:
     def learn(self, name: str) -> None:
         """A module has other attributes than before."""
         module = self._modules.named[name]
-        if not class_of(module).__module__.startswith("torch."):  # at the end these, too
+        if not is_of_torch(module):  # at the end these, too
             self._watched[name] = containers_of(module)
 
     def _found(self, everything: bool = False) -> Iterator[tuple[str, Inner]]:
@@ -214,7 +221,7 @@ def _may_fill(module: nn.Module, attribute: str, met: int) -> bool:
     """Whether an attribute without tensors may hold some soon."""
     value = vars(module)[attribute]
     is_full = met > _MANY or (isinstance(value, tuple) and met > 0)
-    return not is_full and not class_of(module).__module__.startswith("torch.")
+    return not is_full and not is_of_torch(module)
 
 
 def _is_readable(value: Any) -> bool:

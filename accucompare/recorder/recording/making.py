@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,8 @@ class RecordMaker:
         self.count = 0
         self.writer = writer
         self.layouts = layouts
-        self._seen: Counter[tuple[str, int, Role, str]] = Counter()
+        # by role, for the cyclic GC goes through tuples that hold one
+        self._seen: defaultdict[Role, dict[tuple[str, int, str], int]] = defaultdict(dict)
 
     def next_step(self) -> None:
         self.count = 0
@@ -87,8 +88,8 @@ class RecordMaker:
         if shard is not None and not shard.holds(host.shape):
             shard = None
         kind = type(call.module) if self.layouts is None else class_of(call.module)
-        place = (call.name, call.index, role, path)
-        seen = self._seen[place] = self._seen.get(place, 0) + 1
+        place, times = (call.name, call.index, path), self._seen[role]
+        seen = times[place] = times.get(place, 0) + 1
         if seen > 1:
             path = f"{path}#{seen}"
         record = Record(  # positional arguments take half as long

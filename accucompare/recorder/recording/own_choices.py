@@ -49,7 +49,7 @@ class OwnChoices:
     def _made(self, call: Any, choice: OperatorChoice, line: str) -> torch.Tensor | None:
         if call.choices is None:
             call.choices = ChoicesOfCall(self._feed_of(call))
-        own, feed, found = call.choices, call.choices.feed, None
+        own, feed = call.choices, call.choices.feed
         if self.feed is not None and feed is None:
             return None  # golden has recorded none
         number, why_not = own.counts[choice.name], ""
@@ -62,13 +62,9 @@ class OwnChoices:
                 given = call, Role.OP_INPUT, f"{path}.{argument}", score
                 self.record(*given, choice.name, line)
             self.record(call, Role.OP_OUTPUT, path, choice.chosen, choice.name, line)
-        if feed is None:
+        if feed is None or why_not:  # by its own scores, which are not golden's
             return None
-        place = feed.place(Role.OP_OUTPUT)
-        if why_not:
-            feed.feed.pass_on(place, path, why_not)
-            return None
-        found = feed.feed.value(place, path, choice.chosen, Memory())
+        found = feed.feed.value(feed.place(Role.OP_OUTPUT), path, choice.chosen, Memory())
         return None if found is None or torch.equal(found, choice.chosen) else found
 
     def _feed_of(self, call: Any) -> OperatorFeed | None:

@@ -219,7 +219,12 @@ class Recorder(Listener[RecordedCall]):
             return {"kept": None, "left": {}}
         kept, beyond = self._buffers.kept, self._buffers.beyond
         dropped = [name for name, holds in kept.items() if not holds]
-        return {"kept": sorted(kept), "left": {"dropped": dropped, "beyond": beyond}}
+        left = {"dropped": dropped, "beyond": beyond, "held": self._buffers.held}
+        return {"kept": sorted(kept), "left": left}
+
+    def loop_left(self) -> dict[str, Any]:
+        """What the optimizers that have stepped, and a scaler, hold now beside tensors, by name."""
+        return {f"({name})": table for name, table in self._updates.left.tables().items()}
 
     @property
     def closing(self) -> int | None:

@@ -28,10 +28,11 @@ from accucompare.live.autograd import (
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, copy_of, difference, leaves, local_part
+from accucompare.live.values import Bits, copy_of, difference, leaves, local_part, writes_into
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
+from accucompare.recorder.recording.left_optimizers import LeftOptimizers
 from accucompare.recorder.recording.main_grad import MAIN_GRAD, gradient_of
 from accucompare.recorder.recording.making import PLAINLY, How
 from accucompare.recorder.recording.series import SeriesRecorder
@@ -106,6 +107,7 @@ class Updates:
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
         self._clipping = Clipping(self, sink, self.series, training.scaler)
+        self.left = LeftOptimizers(self._clipping)
 
     def notes(self) -> list[str]:
         notes = []
@@ -158,6 +160,8 @@ class Updates:
             self._note_changed(AT_THE_END)
         elif (self._count or last) and self._started != self._count:
             self._note_changed()
+        for each, path, value in self.left.changed() if last else ():
+            self._give(each, Role.STATE_BEFORE, path, value)
         if not self._any_update and self.series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -197,10 +201,7 @@ class Updates:
     def _written(self) -> list[int]:
         """Each parameter's count of writes; -1 if there is no count, or no value yet."""
         tensors = (each.tensor for each in self.parameters.values())
-        return [
-            -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
-            for tensor in tensors
-        ]
+        return [-1 if is_lazy(tensor) else writes_into(tensor) for tensor in tensors]
 
     def model_begins(self) -> None:
         """The model is called, first in a step or after an update: give it golden's weights."""
@@ -214,23 +215,28 @@ class Updates:
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.changed()  # these are no changes
         # parameters that change without an optimizer: averages, updates by hand, in the forward
-        for key, each in self.parameters.items():
-            if each not in self._between and self._sink.wants(each.owner, Role.PARAM_CHANGED):
-                sampled = key in self._held or not torch.is_grad_enabled()
-                self._between.leave([each], sampled)
+        known = self._between.known
+        new = [
+            each
+            for key, each in self.parameters.items()
+            if key not in known and self._sink.wants(each.owner, Role.PARAM_CHANGED)
+        ]
+        trains = torch.is_grad_enabled()
+        for whole in (True, False):
+            some = [each for each in new if whole is (trains and id(each.tensor) not in self._held)]
+            self._between.leave(some, sampled=not whole)
 
     def _note_changed(self, when: str = "") -> None:
         """Record what anything but an update changed since the last one, here or in golden.
         ``when``: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
         in this step."""
-        changed = self._between.changed()
+        changed, known = self._between.changed(), self._between.known
         self.series.rewritten(changed)
         for key, each in self.parameters.items():
-            place = each.owner, self._count, each.own + when
             if key in changed or (
                 self._golden is not None
-                and each in self._between
-                and self._golden.has_changed(*place)
+                and key in known
+                and self._golden.has_changed(each.owner, self._count, each.own + when)
             ):
                 self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
 
@@ -291,8 +297,10 @@ class Updates:
         else:
             self._just_stepped.clear()
             self.series.rates(optimizer)
-            for path, value in numbers_of_groups(optimizer):
-                self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
+            numbers = [*numbers_of_groups(optimizer)]
+            for path, value in numbers:
+                self._give(None, Role.STATE_BEFORE, path, value)
+            self.left.begins(optimizer, numbers)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
@@ -335,6 +343,8 @@ class Updates:
                 )
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
+        if self._sink.wants("", Role.STATE_AFTER):
+            self.left.stepped(optimizer, parameters)
         self._between.leave(
             each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
         )
@@ -488,15 +498,16 @@ class Updates:
 
     def _give(
         self,
-        parameter: Parameter,
+        parameter: Parameter | None,
         role: Role,
         path: str,
         value: Any,
         how: How = PLAINLY,
         update: int | None = None,
     ) -> None:
-        """Record a value of a parameter's update, which is the running one if none is named."""
-        if self._layouts is not None and isinstance(value, torch.Tensor):
+        """Record a value of an update, which is the running one if none is named."""
+        if parameter and self._layouts is not None and isinstance(value, torch.Tensor):
             how = replace(how, shard=self._layouts.of_parameter(parameter.tensor, value))
         number = self._count if update is None else update
-        self._sink.add_update(parameter.owner, number, role, path, value, how)
+        owner = parameter.owner if parameter else ""
+        self._sink.add_update(owner, number, role, path, value, how)

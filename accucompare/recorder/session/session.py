@@ -69,7 +69,9 @@ class Session:
         self._steps = start.steps
         self._numerics = numerics
         self._subject = subject
-        self._numbers = NumbersKept(subject.modules)
+        self._numbers = NumbersKept(
+            subject.modules, lambda: subject.training.left() | recorder.loop_left()
+        )
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -178,7 +180,7 @@ class Session:
         manifest.capture["closing"] = closing
         series = recorder.end_step(failed=error is not None, last=closing is not None)
         manifest.capture.update(recorder.kept)
-        manifest.capture["left"]["numbers"] = self._numbers.changed()
+        manifest.capture["left"].update(self._numbers.left())
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

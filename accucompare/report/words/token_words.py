@@ -19,6 +19,10 @@ def token_words(remark: PairRemark) -> str:
             return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
         case remarks.RowsAlike(rows, of):
             return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
+        case remarks.UsedToChoose(same=True):
+            return "it leads to the same choice as in golden"
+        case remarks.UsedToChoose(number):
+            return f"it is compared with {number:g}, beside which its error is small"
         case remarks.RoutedOtherwise():
             return _routed(remark)
         case remarks.AfterRouting(tokens, of, router, own=True):
