@@ -3,16 +3,22 @@
 One class for each type of device, with the methods of ``Cpu``.
 """
 
-from accucompare.devices.opening import TYPES as TYPES
-from accucompare.devices.opening import DeviceName as DeviceName
-from accucompare.devices.opening import backend as backend
-from accucompare.devices.opening import explain as explain
-from accucompare.devices.opening import open_device as open_device
-from accucompare.devices.settings import ENVIRONMENT as ENVIRONMENT
-from accucompare.devices.settings import is_a_librarys as is_a_librarys
-from accucompare.devices.settings import variables as variables
-from accucompare.devices.software import PACKAGE as PACKAGE
-from accucompare.devices.software import SEE as SEE
-from accucompare.devices.software import mismatch as mismatch
-from accucompare.devices.software import release as release
-from accucompare.devices.software import version as version
+from accucompare.devices.opening import TYPES, DeviceName, backend, explain, open_device
+from accucompare.devices.settings import ENVIRONMENT, is_a_librarys, variables
+from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
+
+__all__ = [
+    "ENVIRONMENT",
+    "PACKAGE",
+    "SEE",
+    "TYPES",
+    "DeviceName",
+    "backend",
+    "explain",
+    "is_a_librarys",
+    "mismatch",
+    "open_device",
+    "release",
+    "variables",
+    "version",
+]

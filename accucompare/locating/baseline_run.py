@@ -94,11 +94,9 @@ class BaselineRun:
 def _precision_of(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:
     """The type that the baseline computes in, and what its products are rounded to.
 
-    In golden's own type the CPU would give golden itself. float64 then shows golden's rounding,
-    which is the candidate's too.
+    In golden's own type the CPU would give golden itself, but for products. float64 then shows
+    golden's rounding, which is the candidate's too.
     """
     ours, theirs = float_dtype(golden), float_dtype(candidate)
     lowered = [each for each in product_formats(candidate) if each and theirs == "float32"]
-    if lowered:
-        return theirs, lowered[0]
-    return ("float64" if theirs in (ours, "") else theirs), None
+    return ("float64" if theirs in (ours, "") else theirs), lowered[0] if lowered else None

@@ -1,44 +1,78 @@
 """Element types, sums, statistics, digests and the compiled kernel. NumPy only, never torch."""
 
-from accucompare.numbers import digests as digests
-from accucompare.numbers import kernel as kernel
-from accucompare.numbers import sums as sums
-from accucompare.numbers.digests import digest as digest
-from accucompare.numbers.digests import digest_of_segments as digest_of_segments
-from accucompare.numbers.digests import fingerprint as fingerprint
-from accucompare.numbers.digests import same_fingerprint as same_fingerprint
-from accucompare.numbers.dtypes import DTYPES as DTYPES
-from accucompare.numbers.dtypes import Array as Array
-from accucompare.numbers.dtypes import DType as DType
-from accucompare.numbers.dtypes import Kind as Kind
-from accucompare.numbers.dtypes import round_to as round_to
-from accucompare.numbers.dtypes import widen as widen
-from accucompare.numbers.row_hashes import RowHashes as RowHashes
-from accucompare.numbers.row_hashes import merged as merged
-from accucompare.numbers.row_hashes import read_rows as read_rows
-from accucompare.numbers.sketch import GROUPS as GROUPS
-from accucompare.numbers.sketch import ROWS as ROWS
-from accucompare.numbers.sketch import SKETCH_BLOCK as SKETCH_BLOCK
-from accucompare.numbers.sketch import SKETCH_VERSION as SKETCH_VERSION
-from accucompare.numbers.sketch import TABLES as TABLES
-from accucompare.numbers.sketch import Products as Products
-from accucompare.numbers.sketch import block_places as block_places
-from accucompare.numbers.sketch import deviation as deviation
-from accucompare.numbers.sketch import distance as distance
-from accucompare.numbers.sketch import power_near as power_near
-from accucompare.numbers.sketch import products as products
-from accucompare.numbers.sketch import random_numbers as random_numbers
-from accucompare.numbers.sketch import sign_tables as sign_tables
-from accucompare.numbers.sketch import sketch_of as sketch_of
-from accucompare.numbers.sketch import sketch_values as sketch_values
-from accucompare.numbers.statistics import AnyNumber as AnyNumber
-from accucompare.numbers.statistics import Count as Count
-from accucompare.numbers.statistics import Statistics as Statistics
-from accucompare.numbers.statistics import summarize as summarize
-from accucompare.numbers.sums import BLOCK as BLOCK
-from accucompare.numbers.sums import CHUNK as CHUNK
-from accucompare.numbers.sums import Float64 as Float64
-from accucompare.numbers.sums import as_reals as as_reals
-from accucompare.numbers.sums import chunk_dots as chunk_dots
-from accucompare.numbers.sums import chunk_sums as chunk_sums
-from accucompare.numbers.sums import power_of_two_near as power_of_two_near
+from accucompare.numbers import digests, kernel, sums
+from accucompare.numbers.digests import digest, digest_of_segments, fingerprint, same_fingerprint
+from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
+from accucompare.numbers.row_hashes import RowHashes, merged, read_rows
+from accucompare.numbers.sketch import (
+    GROUPS,
+    ROWS,
+    SKETCH_BLOCK,
+    SKETCH_VERSION,
+    TABLES,
+    Products,
+    block_places,
+    deviation,
+    distance,
+    power_near,
+    products,
+    random_numbers,
+    sign_tables,
+    sketch_of,
+    sketch_values,
+)
+from accucompare.numbers.statistics import AnyNumber, Count, Statistics, summarize
+from accucompare.numbers.sums import (
+    BLOCK,
+    CHUNK,
+    Float64,
+    as_reals,
+    chunk_dots,
+    chunk_sums,
+    power_of_two_near,
+)
+
+__all__ = [
+    "BLOCK",
+    "CHUNK",
+    "DTYPES",
+    "GROUPS",
+    "ROWS",
+    "SKETCH_BLOCK",
+    "SKETCH_VERSION",
+    "TABLES",
+    "AnyNumber",
+    "Array",
+    "Count",
+    "DType",
+    "Float64",
+    "Kind",
+    "Products",
+    "RowHashes",
+    "Statistics",
+    "as_reals",
+    "block_places",
+    "chunk_dots",
+    "chunk_sums",
+    "deviation",
+    "digest",
+    "digest_of_segments",
+    "digests",
+    "distance",
+    "fingerprint",
+    "kernel",
+    "merged",
+    "power_near",
+    "power_of_two_near",
+    "products",
+    "random_numbers",
+    "read_rows",
+    "round_to",
+    "same_fingerprint",
+    "sign_tables",
+    "sketch_of",
+    "sketch_values",
+    "summarize",
+    "sums",
+    "widen",
+]

@@ -1,4 +1,5 @@
 """Several runs of one model in their order: since when does each layer fail?"""
 
-from accucompare.trending.trends import Trend as Trend
-from accucompare.trending.trends import trend as trend
+from accucompare.trending.trends import Trend, trend
+
+__all__ = ["Trend", "trend"]

@@ -82,7 +82,7 @@ FED = {"feed": {"golden": "golden", "identity": "", "not_fed": []}}
                     "flags": {"npu.matmul.allow_hf32": False, "npu.conv.allow_hf32": True}
                 },
             },
-            "CASE --device cpu --emulate hf32 --out cpu-hf32",
+            "CASE --device cpu --dtype float64 --emulate hf32 --out cpu-hf32",
         ),
         (
             {"model": parameters("float64")},
@@ -98,7 +98,7 @@ FED = {"feed": {"golden": "golden", "identity": "", "not_fed": []}}
                 "model": parameters("float32"),
                 "environment": {"flags": {"mkldnn.matmul.fp32_precision": "bf16"}},
             },
-            "CASE --device cpu --emulate bf16 --out cpu-bf16",
+            "CASE --device cpu --dtype float64 --emulate bf16 --out cpu-bf16",
         ),
         (
             {"model": parameters("float32")},
@@ -111,7 +111,7 @@ FED = {"feed": {"golden": "golden", "identity": "", "not_fed": []}}
         (
             {"model": parameters("float32")},
             {"model": parameters("float32"), "capture": {"emulate": "hf32"}},
-            "CASE --device cpu --emulate hf32 --out cpu-hf32",
+            "CASE --device cpu --dtype float64 --emulate hf32 --out cpu-hf32",
         ),
     ],
 )

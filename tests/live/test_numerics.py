@@ -81,12 +81,12 @@ def test_reduced_precision_may_be_forbidden_where_there_is_none(tmp_path: Path) 
 
 
 def test_emulation_beside_another_dtype_is_refused(cli: Run, tmp_path: Path) -> None:
-    done = cli("capture", f"{ROOT}/fixtures/cnn.py", "--dtype", "float64", "--emulate", "bf16")
+    done = cli("capture", f"{ROOT}/fixtures/cnn.py", "--dtype", "bfloat16", "--emulate", "bf16")
     assert done.returncode == 2
     assert (
         done.stderr
         == "accucompare: --emulate bf16: rounds what goes into float32 products; with --dtype"
-        " float64 there are none\n"
+        " bfloat16 there are none\n"
     )
 
 

@@ -57,6 +57,30 @@ def training():
 
 class Descent(torch.optim.SGD):
     pass
+
+class Decay(torch.optim.SGD):
+    def __init__(self, parameters, once, factor):
+        super().__init__(parameters, 1e-3)
+        self.once, self.factor = once, factor
+
+    @torch.no_grad()
+    def step(self):
+        for each in self.param_groups[0]["params"]:
+            if self.once:
+                each.copy_(each.double() * self.factor - 1e-3 * each.grad.double())
+            else:
+                each.mul_(self.factor).add_(each.grad, alpha=-1e-3)
+
+def decay(once=False, factor=0.999):
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))
+    optimizer = Decay(model.parameters(), once, factor)
+    return Case(model, torch.randn(8, 16), loss=torch.sum, optimizer=optimizer)
+
+def rounded_once():
+    return decay(True)
+
+def too_slow():
+    return decay(True, 0.99901)
 """
 CPU = DeviceName("cpu")
 
@@ -222,3 +246,15 @@ def test_a_baseline_that_fails_leaves_golden_complete_and_says_so(
     with open_bundle(path) as bundle:
         assert bundle.complete
     assert not [file for file in (tmp_path / "picky" / "baselines").rglob("*") if file.is_file()]
+
+
+def test_beside_products_in_fewer_bits_float32s_own_rounding_counts(golden: Any) -> None:
+    """An update that is rounded otherwise is none of the products' errors, and no bug."""
+    golden("decay")
+    capture_baselines("model.py:decay", "golden", CPU, ["tf32"])
+    how = {"feed": "golden", "emulate": "tf32"}
+    answers = [
+        ac.diff("golden", golden(case, case, **how)).answer.value
+        for case in ("rounded_once", "too_slow")
+    ]
+    assert answers == ["rounding", "bug"]

@@ -1,66 +1,139 @@
 """What a bundle is made of: records, the manifest, flags, and the bytes of its files."""
 
-from accucompare.bundle.format import zip_records as zip_records
-from accucompare.bundle.format.byte_sources import Windows as Windows
-from accucompare.bundle.format.byte_sources import open_lines as open_lines
-from accucompare.bundle.format.byte_sources import open_source as open_source
-from accucompare.bundle.format.byte_sources import stamp_of as stamp_of
-from accucompare.bundle.format.capture_facts import AsLayout as AsLayout
-from accucompare.bundle.format.capture_facts import Compiled as Compiled
-from accucompare.bundle.format.capture_facts import DumpFacts as DumpFacts
-from accucompare.bundle.format.capture_facts import Imported as Imported
-from accucompare.bundle.format.capture_facts import Left as Left
-from accucompare.bundle.format.capture_facts import Options as Options
-from accucompare.bundle.format.capture_facts import RegionFacts as RegionFacts
-from accucompare.bundle.format.capture_facts import SketchFacts as SketchFacts
-from accucompare.bundle.format.capture_facts import Unfed as Unfed
-from accucompare.bundle.format.global_records import UNKNOWN_CONTENT as UNKNOWN_CONTENT
-from accucompare.bundle.format.global_records import Addends as Addends
-from accucompare.bundle.format.global_records import Box as Box
-from accucompare.bundle.format.global_records import GlobalRecord as GlobalRecord
-from accucompare.bundle.format.global_records import LayoutEvidence as LayoutEvidence
-from accucompare.bundle.format.global_records import row_width as row_width
-from accucompare.bundle.format.global_records import whole_box as whole_box
-from accucompare.bundle.format.manifest import BASELINES as BASELINES
-from accucompare.bundle.format.manifest import FORMAT_VERSION as FORMAT_VERSION
-from accucompare.bundle.format.manifest import NEEDS as NEEDS
-from accucompare.bundle.format.manifest import PREVIOUS as PREVIOUS
-from accucompare.bundle.format.manifest import PROOF as PROOF
-from accucompare.bundle.format.manifest import ROUNDED_RUN as ROUNDED_RUN
-from accucompare.bundle.format.manifest import SHARDS_NEED as SHARDS_NEED
-from accucompare.bundle.format.manifest import Manifest as Manifest
-from accucompare.bundle.format.manifest import StepEntry as StepEntry
-from accucompare.bundle.format.manifest import StepSeries as StepSeries
-from accucompare.bundle.format.manifest import bundle_around as bundle_around
-from accucompare.bundle.format.manifest import holds_bundle as holds_bundle
-from accucompare.bundle.format.manifest import manifests_of as manifests_of
-from accucompare.bundle.format.records import AT_THE_END as AT_THE_END
-from accucompare.bundle.format.records import BUFFER_ROLES as BUFFER_ROLES
-from accucompare.bundle.format.records import DEVICE_DIGEST as DEVICE_DIGEST
-from accucompare.bundle.format.records import GRADIENT_ROLES as GRADIENT_ROLES
-from accucompare.bundle.format.records import GROUP_OF as GROUP_OF
-from accucompare.bundle.format.records import NODE_ROLES as NODE_ROLES
-from accucompare.bundle.format.records import OPERATOR_ROLES as OPERATOR_ROLES
-from accucompare.bundle.format.records import ROLES_OF as ROLES_OF
-from accucompare.bundle.format.records import SERIES_ROLES as SERIES_ROLES
-from accucompare.bundle.format.records import STATE_ROLES as STATE_ROLES
-from accucompare.bundle.format.records import TRAINING_ROLES as TRAINING_ROLES
-from accucompare.bundle.format.records import UPDATE_ROLES as UPDATE_ROLES
-from accucompare.bundle.format.records import WAYS_OF_UPDATING as WAYS_OF_UPDATING
-from accucompare.bundle.format.records import WRAPPER_NAMES as WRAPPER_NAMES
-from accucompare.bundle.format.records import WRITTEN_ROLES as WRITTEN_ROLES
-from accucompare.bundle.format.records import Error as Error
-from accucompare.bundle.format.records import Key as Key
-from accucompare.bundle.format.records import Layout as Layout
-from accucompare.bundle.format.records import Record as Record
-from accucompare.bundle.format.records import Role as Role
-from accucompare.bundle.format.records import display_name as display_name
-from accucompare.bundle.format.records import same_line as same_line
-from accucompare.bundle.format.saved_training import Component as Component
-from accucompare.bundle.format.saved_training import Missing as Missing
-from accucompare.bundle.format.saved_training import SavedDraws as SavedDraws
-from accucompare.bundle.format.saved_training import SavedObject as SavedObject
-from accucompare.bundle.format.saved_training import Started as Started
-from accucompare.bundle.format.saved_training import TrainingState as TrainingState
-from accucompare.bundle.format.shards import Shard as Shard
-from accucompare.bundle.format.shards import sketch_of_part as sketch_of_part
+from accucompare.bundle.format import zip_records
+from accucompare.bundle.format.byte_sources import Windows, open_lines, open_source, stamp_of
+from accucompare.bundle.format.capture_facts import (
+    AsLayout,
+    Compiled,
+    DumpFacts,
+    Imported,
+    Left,
+    Options,
+    RegionFacts,
+    SketchFacts,
+    Unfed,
+)
+from accucompare.bundle.format.global_records import (
+    UNKNOWN_CONTENT,
+    Addends,
+    Box,
+    GlobalRecord,
+    LayoutEvidence,
+    row_width,
+    whole_box,
+)
+from accucompare.bundle.format.manifest import (
+    BASELINES,
+    FORMAT_VERSION,
+    NEEDS,
+    PREVIOUS,
+    PROOF,
+    ROUNDED_RUN,
+    SHARDS_NEED,
+    Manifest,
+    StepEntry,
+    StepSeries,
+    bundle_around,
+    holds_bundle,
+    manifests_of,
+)
+from accucompare.bundle.format.records import (
+    AT_THE_END,
+    BUFFER_ROLES,
+    DEVICE_DIGEST,
+    GRADIENT_ROLES,
+    GROUP_OF,
+    NODE_ROLES,
+    OPERATOR_ROLES,
+    ROLES_OF,
+    SERIES_ROLES,
+    STATE_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    WAYS_OF_UPDATING,
+    WRAPPER_NAMES,
+    WRITTEN_ROLES,
+    Error,
+    Key,
+    Layout,
+    Record,
+    Role,
+    display_name,
+    same_line,
+)
+from accucompare.bundle.format.saved_training import (
+    Component,
+    Missing,
+    SavedDraws,
+    SavedObject,
+    Started,
+    TrainingState,
+)
+from accucompare.bundle.format.shards import Shard, sketch_of_part
+
+__all__ = [
+    "AT_THE_END",
+    "BASELINES",
+    "BUFFER_ROLES",
+    "DEVICE_DIGEST",
+    "FORMAT_VERSION",
+    "GRADIENT_ROLES",
+    "GROUP_OF",
+    "NEEDS",
+    "NODE_ROLES",
+    "OPERATOR_ROLES",
+    "PREVIOUS",
+    "PROOF",
+    "ROLES_OF",
+    "ROUNDED_RUN",
+    "SERIES_ROLES",
+    "SHARDS_NEED",
+    "STATE_ROLES",
+    "TRAINING_ROLES",
+    "UNKNOWN_CONTENT",
+    "UPDATE_ROLES",
+    "WAYS_OF_UPDATING",
+    "WRAPPER_NAMES",
+    "WRITTEN_ROLES",
+    "Addends",
+    "AsLayout",
+    "Box",
+    "Compiled",
+    "Component",
+    "DumpFacts",
+    "Error",
+    "GlobalRecord",
+    "Imported",
+    "Key",
+    "Layout",
+    "LayoutEvidence",
+    "Left",
+    "Manifest",
+    "Missing",
+    "Options",
+    "Record",
+    "RegionFacts",
+    "Role",
+    "SavedDraws",
+    "SavedObject",
+    "Shard",
+    "SketchFacts",
+    "Started",
+    "StepEntry",
+    "StepSeries",
+    "TrainingState",
+    "Unfed",
+    "Windows",
+    "bundle_around",
+    "display_name",
+    "holds_bundle",
+    "manifests_of",
+    "open_lines",
+    "open_source",
+    "row_width",
+    "same_line",
+    "sketch_of_part",
+    "stamp_of",
+    "whole_box",
+    "zip_records",
+]

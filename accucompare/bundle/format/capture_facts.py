@@ -120,13 +120,11 @@ PlainValue = bool | int | float | str
 class Left(msgspec.Struct, frozen=True):
     """What the steps have left in the attributes of modules, beside records of tensors."""
 
-    # numbers and texts that are not what they were, by module and place in it: before (``None`` if
-    # not there) and after
+    # numbers and texts that are not what they were, by module and place in it: before (None if not
+    # there) and after
     numbers: dict[str, dict[str, tuple[PlainValue | None, PlainValue | None]]] = {}
-    # private numbers, and those in containers, that are
-    unchanged: dict[str, dict[str, PlainValue]] = {}
-    # what attributes that are no buffers held at the start: types and digests
-    held: dict[str, str] = {}
+    unchanged: dict[str, dict[str, PlainValue]] = {}  # private numbers, and those in containers
+    held: dict[str, str] = {}  # by attributes that are no buffers, at the start: types and digests
     dropped: tuple[str, ...] = ()  # those of ``Options.kept`` that hold no tensor any more
     beyond: tuple[str, ...] = ()  # containers with more items than were looked at
 

@@ -24,8 +24,8 @@ from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import Array, Float64
 
-#: The most pieces of which every order, or every part, is tried.
-MOST_PIECES = 4
+#: The most pieces of which every order is tried.
+_MOST_PIECES = 4
 
 
 def with_sums_of_pieces(pairs: list[Pair], golden: Bundle, candidate: Bundle) -> list[Pair]:
@@ -73,7 +73,7 @@ def _paired(
     values = [golden(each).astype(np.float64) for each in ours]
     others = [candidate(each).astype(np.float64) for each in theirs]
     apart = [[_norm(one - other) for other in others] for one in values]
-    orders = itertools.permutations(range(len(ours))) if len(ours) <= MOST_PIECES else ()
+    orders = itertools.permutations(range(len(ours))) if len(ours) <= _MOST_PIECES else ()
     for order in orders:
         moved = [number for number, place in enumerate(order) if number != place]
         if moved and all(

@@ -1,35 +1,68 @@
 """Whether the error of a pair is within its limit."""
 
-from accucompare.compare.judging.estimates import EstimatedMetrics as EstimatedMetrics
-from accucompare.compare.judging.estimates import estimate_columns as estimate_columns
-from accucompare.compare.judging.estimates import room as room
-from accucompare.compare.judging.handed_on import judge_handed_on as judge_handed_on
-from accucompare.compare.judging.handed_on import with_given as with_given
-from accucompare.compare.judging.judge import is_noise as is_noise
-from accucompare.compare.judging.judge import judge_pair as judge_pair
-from accucompare.compare.judging.judging import judge_task as judge_task
-from accucompare.compare.judging.judging import judge_tasks as judge_tasks
-from accucompare.compare.judging.judging import judge_with as judge_with
-from accucompare.compare.judging.proof import Beside as Beside
-from accucompare.compare.judging.proof import open_beside as open_beside
-from accucompare.compare.judging.proof import why_not_proved as why_not_proved
-from accucompare.compare.judging.proof import with_proofs as with_proofs
-from accucompare.compare.judging.rank_verdicts import fail_left_terms as fail_left_terms
-from accucompare.compare.judging.rank_verdicts import judge_own_clipping as judge_own_clipping
-from accucompare.compare.judging.rank_verdicts import judge_own_means as judge_own_means
-from accucompare.compare.judging.rank_verdicts import of_ranks as of_ranks
-from accucompare.compare.judging.rank_verdicts import pass_used_terms as pass_used_terms
-from accucompare.compare.judging.row_columns import DiffRows as DiffRows
-from accucompare.compare.judging.row_columns import MetricColumns as MetricColumns
-from accucompare.compare.judging.row_columns import RowsOfStep as RowsOfStep
-from accucompare.compare.judging.row_columns import but_plain as but_plain
-from accucompare.compare.judging.row_columns import of_failing_steps as of_failing_steps
-from accucompare.compare.judging.row_columns import plain_count as plain_count
-from accucompare.compare.judging.row_columns import reasons_of as reasons_of
-from accucompare.compare.judging.row_columns import whole_steps as whole_steps
-from accucompare.compare.judging.row_columns import with_changed as with_changed
-from accucompare.compare.judging.sides import Sides as Sides
-from accucompare.compare.judging.small_pairs import with_small_pairs as with_small_pairs
-from accucompare.compare.judging.token_verdicts import settle_tokens as settle_tokens
-from accucompare.compare.judging.token_verdicts import where_fed_alike as where_fed_alike
-from accucompare.compare.judging.token_verdicts import with_baseline_rows as with_baseline_rows
+from accucompare.compare.judging.estimates import EstimatedMetrics, estimate_columns, room
+from accucompare.compare.judging.handed_on import judge_handed_on, with_given
+from accucompare.compare.judging.judge import is_noise, judge_pair
+from accucompare.compare.judging.judging import judge_task, judge_tasks, judge_with
+from accucompare.compare.judging.proof import Beside, open_beside, why_not_proved, with_proofs
+from accucompare.compare.judging.rank_verdicts import (
+    fail_left_terms,
+    judge_own_clipping,
+    judge_own_means,
+    of_ranks,
+    pass_used_terms,
+)
+from accucompare.compare.judging.row_columns import (
+    DiffRows,
+    MetricColumns,
+    RowsOfStep,
+    but_plain,
+    of_failing_steps,
+    plain_count,
+    reasons_of,
+    whole_steps,
+    with_changed,
+)
+from accucompare.compare.judging.sides import Sides
+from accucompare.compare.judging.small_pairs import with_small_pairs
+from accucompare.compare.judging.token_verdicts import (
+    settle_tokens,
+    where_fed_alike,
+    with_baseline_rows,
+)
+
+__all__ = [
+    "Beside",
+    "DiffRows",
+    "EstimatedMetrics",
+    "MetricColumns",
+    "RowsOfStep",
+    "Sides",
+    "but_plain",
+    "estimate_columns",
+    "fail_left_terms",
+    "is_noise",
+    "judge_handed_on",
+    "judge_own_clipping",
+    "judge_own_means",
+    "judge_pair",
+    "judge_task",
+    "judge_tasks",
+    "judge_with",
+    "of_failing_steps",
+    "of_ranks",
+    "open_beside",
+    "pass_used_terms",
+    "plain_count",
+    "reasons_of",
+    "room",
+    "settle_tokens",
+    "where_fed_alike",
+    "whole_steps",
+    "why_not_proved",
+    "with_baseline_rows",
+    "with_changed",
+    "with_given",
+    "with_proofs",
+    "with_small_pairs",
+]

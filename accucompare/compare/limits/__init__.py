@@ -2,49 +2,108 @@
 
 The numbers themselves are in ``compare.constants``."""
 
-from accucompare.compare.limits.baseline import NORMAL as NORMAL
-from accucompare.compare.limits.baseline import Expected as Expected
-from accucompare.compare.limits.baseline import check_baseline as check_baseline
-from accucompare.compare.limits.baseline import check_beside as check_beside
-from accucompare.compare.limits.baseline import check_dtypes as check_dtypes
-from accucompare.compare.limits.baseline import check_feed as check_feed
-from accucompare.compare.limits.baseline import differing as differing
-from accucompare.compare.limits.baseline import excess as excess
-from accucompare.compare.limits.baseline import excess_limit as excess_limit
-from accucompare.compare.limits.baseline import floor as floor
-from accucompare.compare.limits.baseline import is_half as is_half
-from accucompare.compare.limits.baseline import partners as partners
-from accucompare.compare.limits.baseline import precision_of as precision_of
-from accucompare.compare.limits.baseline import ratio_limit as ratio_limit
-from accucompare.compare.limits.baseline import why_not as why_not
-from accucompare.compare.limits.golden_baselines import BASELINE_ERRORS as BASELINE_ERRORS
-from accucompare.compare.limits.golden_baselines import PRECISIONS as PRECISIONS
-from accucompare.compare.limits.golden_baselines import Suggestion as Suggestion
-from accucompare.compare.limits.golden_baselines import float_dtype as float_dtype
-from accucompare.compare.limits.golden_baselines import keep_errors as keep_errors
-from accucompare.compare.limits.golden_baselines import own_baseline as own_baseline
-from accucompare.compare.limits.golden_baselines import parse_precisions as parse_precisions
-from accucompare.compare.limits.golden_baselines import product_formats as product_formats
-from accucompare.compare.limits.golden_baselines import suggest_baseline as suggest_baseline
-from accucompare.compare.limits.golden_baselines import suggested as suggested
-from accucompare.compare.limits.limits_in_force import CEILING as CEILING
-from accucompare.compare.limits.limits_in_force import COPIES as COPIES
-from accucompare.compare.limits.limits_in_force import DEFAULT_REL_L2 as DEFAULT_REL_L2
-from accucompare.compare.limits.limits_in_force import LimitsInForce as LimitsInForce
-from accucompare.compare.limits.limits_in_force import Rule as Rule
-from accucompare.compare.limits.limits_in_force import kernels_of as kernels_of
-from accucompare.compare.limits.limits_in_force import read_rules as read_rules
-from accucompare.compare.limits.provenance import OtherCode as OtherCode
-from accucompare.compare.limits.provenance import Surrounding as Surrounding
-from accucompare.compare.limits.provenance import held_otherwise as held_otherwise
-from accucompare.compare.limits.provenance import left_otherwise as left_otherwise
-from accucompare.compare.limits.provenance import other_code as other_code
-from accucompare.compare.limits.provenance import other_configuration as other_configuration
-from accucompare.compare.limits.provenance import other_optimizer as other_optimizer
-from accucompare.compare.limits.provenance import other_surroundings as other_surroundings
-from accucompare.compare.limits.tolerance import COARSE as COARSE
-from accucompare.compare.limits.tolerance import EXACT as EXACT
-from accucompare.compare.limits.tolerance import SmallestLimit as SmallestLimit
-from accucompare.compare.limits.tolerance import Tolerance as Tolerance
-from accucompare.compare.limits.tolerance import fed_limit as fed_limit
-from accucompare.compare.limits.tolerance import with_ceiling as with_ceiling
+from accucompare.compare.limits.baseline import (
+    NORMAL,
+    Expected,
+    check_baseline,
+    check_beside,
+    check_dtypes,
+    check_feed,
+    differing,
+    excess,
+    excess_limit,
+    floor,
+    is_half,
+    partners,
+    precision_of,
+    ratio_limit,
+    why_not,
+)
+from accucompare.compare.limits.golden_baselines import (
+    BASELINE_ERRORS,
+    PRECISIONS,
+    Suggestion,
+    float_dtype,
+    keep_errors,
+    own_baseline,
+    parse_precisions,
+    product_formats,
+    suggest_baseline,
+    suggested,
+)
+from accucompare.compare.limits.limits_in_force import (
+    CEILING,
+    COPIES,
+    DEFAULT_REL_L2,
+    LimitsInForce,
+    Rule,
+    kernels_of,
+    read_rules,
+)
+from accucompare.compare.limits.provenance import (
+    OtherCode,
+    Surrounding,
+    held_otherwise,
+    left_otherwise,
+    other_code,
+    other_configuration,
+    other_optimizer,
+    other_surroundings,
+)
+from accucompare.compare.limits.tolerance import (
+    COARSE,
+    EXACT,
+    SmallestLimit,
+    Tolerance,
+    fed_limit,
+    with_ceiling,
+)
+
+__all__ = [
+    "BASELINE_ERRORS",
+    "CEILING",
+    "COARSE",
+    "COPIES",
+    "DEFAULT_REL_L2",
+    "EXACT",
+    "NORMAL",
+    "PRECISIONS",
+    "Expected",
+    "LimitsInForce",
+    "OtherCode",
+    "Rule",
+    "SmallestLimit",
+    "Suggestion",
+    "Surrounding",
+    "Tolerance",
+    "check_baseline",
+    "check_beside",
+    "check_dtypes",
+    "check_feed",
+    "differing",
+    "excess",
+    "excess_limit",
+    "fed_limit",
+    "float_dtype",
+    "floor",
+    "held_otherwise",
+    "is_half",
+    "keep_errors",
+    "kernels_of",
+    "left_otherwise",
+    "other_code",
+    "other_configuration",
+    "other_optimizer",
+    "other_surroundings",
+    "own_baseline",
+    "parse_precisions",
+    "partners",
+    "precision_of",
+    "product_formats",
+    "ratio_limit",
+    "read_rules",
+    "suggest_baseline",
+    "suggested",
+    "why_not",
+    "with_ceiling",
+]

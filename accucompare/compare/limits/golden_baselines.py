@@ -97,15 +97,14 @@ def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
     lowered = next(
         (each for each in product_formats(theirs) if each and dtypes[1] == "float32"), ""
     )
-    if lowered:
-        name, dtype = lowered, dtypes[1]
-    else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
-        dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
-        name = _SHORT.get(dtype, dtype)
+    # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
+    alike = dtypes[0] == dtypes[1] and not (lowered and of_script)
+    dtype = dtypes[1] if dtypes[1] and not alike else "float64"
+    name = lowered or _SHORT.get(dtype, dtype)
     command = ["accucompare", "capture"]
     if not of_script:  # a script chooses these itself
         command += [case or "CASE", "--device", "cpu"]
-        command += ["--dtype", dtype] if dtype != dtypes[0] or not lowered else []
+        command += ["--dtype", dtype]
     command += ["--emulate", lowered] if lowered else []
     command += ["--as-layout", str(candidate.path)] if theirs.ranks > ours.ranks == 1 else []
     command += _weights_from(golden, candidate, of_script)

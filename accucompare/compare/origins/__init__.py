@@ -1,30 +1,56 @@
 """Where a wrong value was made, and what its error shows."""
 
-from accucompare.compare.origins import unsteady as unsteady
-from accucompare.compare.origins.culprits import find_culprits as find_culprits
-from accucompare.compare.origins.culprits import is_of_glue as is_of_glue
-from accucompare.compare.origins.culprits import scaled_first as scaled_first
-from accucompare.compare.origins.describing import are_masks as are_masks
-from accucompare.compare.origins.describing import differing_choices as differing_choices
-from accucompare.compare.origins.describing import is_choice as is_choice
-from accucompare.compare.origins.describing import with_descriptions as with_descriptions
-from accucompare.compare.origins.module_calls import parameter_of as parameter_of
-from accucompare.compare.origins.module_calls import with_producers as with_producers
-from accucompare.compare.origins.outside_changes import small_changes as small_changes
-from accucompare.compare.origins.row_culprits import STRUCTURAL as STRUCTURAL
-from accucompare.compare.origins.scaled import FactorCause as FactorCause
-from accucompare.compare.origins.scaled import ScaledGradients as ScaledGradients
-from accucompare.compare.origins.sites import Culprit as Culprit
-from accucompare.compare.origins.sites import Stage as Stage
-from accucompare.compare.origins.terms import OF_SUMS as OF_SUMS
-from accucompare.compare.origins.terms import PARAMETER_GRADIENTS as PARAMETER_GRADIENTS
-from accucompare.compare.origins.terms import Terms as Terms
-from accucompare.compare.origins.trace import NotFed as NotFed
-from accucompare.compare.origins.trace import Trace as Trace
-from accucompare.compare.origins.trace import not_fed as not_fed
-from accucompare.compare.origins.unseen import Unseen as Unseen
-from accucompare.compare.origins.unseen import unseen_rows as unseen_rows
-from accucompare.compare.origins.unseen import weights_not_shown as weights_not_shown
-from accucompare.compare.origins.unseen import without_output as without_output
-from accucompare.compare.origins.vouching import vouched_for as vouched_for
-from accucompare.compare.origins.wrong_ranks import where_it_begins as where_it_begins
+from accucompare.compare.origins import unsteady
+from accucompare.compare.origins.culprits import find_culprits, is_of_glue, scaled_first
+from accucompare.compare.origins.describing import (
+    are_masks,
+    differing_choices,
+    is_choice,
+    with_descriptions,
+)
+from accucompare.compare.origins.module_calls import parameter_of, with_producers
+from accucompare.compare.origins.outside_changes import small_changes
+from accucompare.compare.origins.row_culprits import STRUCTURAL
+from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
+from accucompare.compare.origins.sites import Culprit, Stage
+from accucompare.compare.origins.terms import OF_SUMS, PARAMETER_GRADIENTS, Terms
+from accucompare.compare.origins.trace import NotFed, Trace, not_fed
+from accucompare.compare.origins.unseen import (
+    Unseen,
+    unseen_rows,
+    weights_not_shown,
+    without_output,
+)
+from accucompare.compare.origins.vouching import vouched_for
+from accucompare.compare.origins.wrong_ranks import where_it_begins
+
+__all__ = [
+    "OF_SUMS",
+    "PARAMETER_GRADIENTS",
+    "STRUCTURAL",
+    "Culprit",
+    "FactorCause",
+    "NotFed",
+    "ScaledGradients",
+    "Stage",
+    "Terms",
+    "Trace",
+    "Unseen",
+    "are_masks",
+    "differing_choices",
+    "find_culprits",
+    "is_choice",
+    "is_of_glue",
+    "not_fed",
+    "parameter_of",
+    "scaled_first",
+    "small_changes",
+    "unseen_rows",
+    "unsteady",
+    "vouched_for",
+    "weights_not_shown",
+    "where_it_begins",
+    "with_descriptions",
+    "with_producers",
+    "without_output",
+]

@@ -4,19 +4,22 @@ step does not freeze, a teacher that is not frozen, a generator's output that is
 They are harmless if nothing fails, and nothing that both sides have is made of them:
 
 - what a call adds to a *parameter's gradient*, if the next update of the parameter takes a gradient
-  that is nearer to golden's than that, so that it was set to zero in between; or if no
-  optimizer has the parameter. In the last steps, an earlier step tells.
+  that is nearer to golden's than that, so that it was set to zero in between. In the last steps, an
+  earlier step tells.
+- the gradient of a *parameter that no optimizer has*, and what calls add to it.
 - the gradient of an *output*, if the call's whole backward is on that side alone.
-- that of an *input*, if the calls that made it have their gradients on that side alone.
+- that of an *input*, if the calls that made it, or else the call whose code did, have their
+  gradients on that side alone.
 
-What neither is so, nor goes into a gradient of both sides, is not known."""
+The gradient of what the caller of the model gives is the caller's, and not known, as is what later
+updates would take."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from accucompare.bundle.format import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.bundle.format import GRADIENT_ROLES, Record, Role
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.origins.module_calls import CallKey, call_of, caller_of, parameter_of
 from accucompare.compare.rows import UNMATCHED, Row, Status
@@ -35,7 +38,11 @@ def unused_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> dict
     """
     rows = list(rows)
     failing = [(place, row) for place, row in enumerate(rows) if row.status is Status.FAIL]
-    if not all(_is_alone(row) for _, row in failing):
+    updates = any(
+        row.golden is not None and row.candidate is not None and row.golden.role is Role.PARAM_GRAD
+        for row in rows
+    )
+    if not updates or not all(_is_alone(row) for _, row in failing):
         return {}
     sides = {side: _Side(rows, side, parameters) for side in (True, False)}
     found: dict[int, bool] = {}
@@ -61,9 +68,11 @@ class _Side:
         self._added: defaultdict[tuple[int, str], list[tuple[int, float]]] = defaultdict(list)
         self._updated: set[tuple[int, str]] = set()
         self._both: set[tuple[CallKey, Role]] = set()  # calls with such a gradient on both sides
+        self._around: set[CallKey | None] = set()  # these calls, and those that made them
         self._made: defaultdict[_Tensor, set[CallKey]] = defaultdict(set)
         self._given: dict[tuple[CallKey, str], str | None] = {}
         self._callers: dict[CallKey, CallKey | None] = {}
+        self._given_to_model: set[_Tensor] = set()
         self._zeroed: set[tuple[object, ...]] = set()
         for place, row in enumerate(rows):
             record = row.golden if golden else row.candidate
@@ -74,20 +83,23 @@ class _Side:
                 # golden's bits: fed calls are given these, and give their own
                 digest = (row.golden or record).digest
                 if record.role is Role.INPUT:
+                    if record.parent is None:
+                        self._given_to_model.add((record.rank, record.step, digest or ""))
                     self._callers[call_of(record)] = caller_of(record)
                     self._given[call_of(record), record.path] = digest
                 elif digest:
                     self._made[record.rank, record.step, digest].add(call_of(record))
             elif record.role in GRADIENT_ROLES and both:
                 self._both.add((call_of(record), record.role))
+                self._around |= {call_of(record), caller_of(record)}
                 if record.role is Role.CALL_GRAD and record.statistics is not None:
                     self._added[self._parameter(record)].append(
                         (place, record.statistics.l2 or 0.0)
                     )
-            elif record.role in UPDATE_ROLES and not record.is_of_group:
+            elif record.role is Role.PARAM_UPDATE:
                 self._updated.add(self._parameter(record))
-                if record.role is Role.PARAM_GRAD and both:
-                    self._taken[self._parameter(record)].append((place, row))
+            elif record.role is Role.PARAM_GRAD and both:
+                self._taken[self._parameter(record)].append((place, row))
 
     def _parameter(self, record: Record) -> tuple[int, str]:
         name = parameter_of(record)
@@ -97,8 +109,10 @@ class _Side:
         """Whether a one-sided gradient goes into nothing that both have; ``None`` if unknown."""
         record = row.record
         assert record is not None
-        if record.role is Role.CALL_GRAD:
-            return self._is_zeroed(place, record)
+        if record.role in (Role.CALL_GRAD, Role.PARAM_GRAD):
+            if self._updated and self._parameter(record) not in self._updated:
+                return True
+            return record.role is Role.CALL_GRAD and self._is_zeroed(place, record)
         call = call_of(record)
         if record.role is Role.GRAD_OUTPUT:
             return not {(call, Role.GRAD_INPUT), (call, Role.CALL_GRAD)} & self._both
@@ -107,7 +121,10 @@ class _Side:
         while caller is not None:
             around.add(caller)
             caller = self._callers.get(caller)
-        made = self._made.get((record.rank, record.step, digest or ""), set()) - around
+        given = record.rank, record.step, digest or ""
+        made = self._made.get(given, set()) - around
+        if not made:
+            return None if given in self._given_to_model else caller_of(record) not in self._around
         both = {(each, Role.GRAD_OUTPUT) in self._both for each in made}
         return not both.pop() if len(both) == 1 else None
 
@@ -120,8 +137,7 @@ class _Side:
         before = max((at for at, _ in self._taken[parameter] if at < place), default=-1)
         later = next(((at, row) for at, row in self._taken[parameter] if at > place), None)
         if later is None:
-            nobodys = bool(self._updated) and parameter not in self._updated
-            return True if nobodys or known in self._zeroed else None
+            return True if known in self._zeroed else None
         at, taken = later
         if taken.golden is None or taken.golden.statistics is None:
             return None

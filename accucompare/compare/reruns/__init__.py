@@ -1,29 +1,66 @@
 """One model run again: in other batches, with a cache, and as it was. What of it changed?"""
 
-from accucompare.compare.reruns.decode_facts import DecodeAnswer as DecodeAnswer
-from accucompare.compare.reruns.decode_facts import Decoded as Decoded
-from accucompare.compare.reruns.decode_facts import DecodeOutcome as DecodeOutcome
-from accucompare.compare.reruns.decode_facts import DecodeWay as DecodeWay
-from accucompare.compare.reruns.decode_facts import LayerDecoded as LayerDecoded
-from accucompare.compare.reruns.decode_facts import NotDecodedWhy as NotDecodedWhy
-from accucompare.compare.reruns.decode_facts import TokenDifference as TokenDifference
-from accucompare.compare.reruns.invariance_facts import Invariance as Invariance
-from accucompare.compare.reruns.invariance_facts import InvarianceAnswer as InvarianceAnswer
-from accucompare.compare.reruns.invariance_facts import LayerChange as LayerChange
-from accucompare.compare.reruns.invariance_facts import NotVariedWhy as NotVariedWhy
-from accucompare.compare.reruns.invariance_facts import Variant as Variant
-from accucompare.compare.reruns.invariance_facts import VariantOutcome as VariantOutcome
-from accucompare.compare.reruns.invariance_facts import Variation as Variation
-from accucompare.compare.reruns.invariance_runs import BatchAxes as BatchAxes
-from accucompare.compare.reruns.invariance_runs import VariedRuns as VariedRuns
-from accucompare.compare.reruns.repeat_facts import Disagreement as Disagreement
-from accucompare.compare.reruns.repeat_facts import Disagreements as Disagreements
-from accucompare.compare.reruns.repeat_facts import NotReplayedWhy as NotReplayedWhy
-from accucompare.compare.reruns.repeat_facts import Repeated as Repeated
-from accucompare.compare.reruns.repeat_facts import RepeatedAnswer as RepeatedAnswer
-from accucompare.compare.reruns.repeat_facts import Replays as Replays
-from accucompare.compare.reruns.repeated_runs import RepeatedRuns as RepeatedRuns
-from accucompare.compare.reruns.token_values import TokenErrors as TokenErrors
-from accucompare.compare.reruns.token_values import keys_seen as keys_seen
-from accucompare.compare.reruns.token_values import over_limits as over_limits
-from accucompare.compare.reruns.token_values import token_errors as token_errors
+from accucompare.compare.reruns.decode_facts import (
+    DecodeAnswer,
+    Decoded,
+    DecodeOutcome,
+    DecodeWay,
+    LayerDecoded,
+    NotDecodedWhy,
+    TokenDifference,
+)
+from accucompare.compare.reruns.invariance_facts import (
+    Invariance,
+    InvarianceAnswer,
+    LayerChange,
+    NotVariedWhy,
+    Variant,
+    VariantOutcome,
+    Variation,
+)
+from accucompare.compare.reruns.invariance_runs import BatchAxes, VariedRuns
+from accucompare.compare.reruns.repeat_facts import (
+    Disagreement,
+    Disagreements,
+    NotReplayedWhy,
+    Repeated,
+    RepeatedAnswer,
+    Replays,
+)
+from accucompare.compare.reruns.repeated_runs import RepeatedRuns
+from accucompare.compare.reruns.token_values import (
+    TokenErrors,
+    keys_seen,
+    over_limits,
+    token_errors,
+)
+
+__all__ = [
+    "BatchAxes",
+    "DecodeAnswer",
+    "DecodeOutcome",
+    "DecodeWay",
+    "Decoded",
+    "Disagreement",
+    "Disagreements",
+    "Invariance",
+    "InvarianceAnswer",
+    "LayerChange",
+    "LayerDecoded",
+    "NotDecodedWhy",
+    "NotReplayedWhy",
+    "NotVariedWhy",
+    "Repeated",
+    "RepeatedAnswer",
+    "RepeatedRuns",
+    "Replays",
+    "TokenDifference",
+    "TokenErrors",
+    "Variant",
+    "VariantOutcome",
+    "Variation",
+    "VariedRuns",
+    "keys_seen",
+    "over_limits",
+    "token_errors",
+]

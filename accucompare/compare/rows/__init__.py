@@ -1,38 +1,83 @@
 """What a diff finds, as data: rows, verdicts, and the tasks they come from."""
 
-from accucompare.compare.rows.one_sided import explained as explained
-from accucompare.compare.rows.one_sided import never_called as never_called
-from accucompare.compare.rows.operator_rows import OperatorHint as OperatorHint
-from accucompare.compare.rows.operator_rows import OperatorKey as OperatorKey
-from accucompare.compare.rows.operator_rows import OperatorPlace as OperatorPlace
-from accucompare.compare.rows.operator_rows import blame as blame
-from accucompare.compare.rows.operator_rows import is_operator as is_operator
-from accucompare.compare.rows.operator_rows import is_option as is_option
-from accucompare.compare.rows.operator_rows import operator_of as operator_of
-from accucompare.compare.rows.operator_rows import options_differ as options_differ
-from accucompare.compare.rows.operator_rows import with_options as with_options
-from accucompare.compare.rows.operator_rows import without_partner as without_partner
-from accucompare.compare.rows.outcomes import PairOutcome as PairOutcome
-from accucompare.compare.rows.outcomes import Proof as Proof
-from accucompare.compare.rows.outcomes import Task as Task
-from accucompare.compare.rows.outcomes import because as because
-from accucompare.compare.rows.outcomes import nbytes as nbytes
-from accucompare.compare.rows.outcomes import row_of as row_of
-from accucompare.compare.rows.outcomes import same_bits as same_bits
-from accucompare.compare.rows.outcomes import with_baseline as with_baseline
-from accucompare.compare.rows.outcomes import with_parameters as with_parameters
-from accucompare.compare.rows.rows import STATUS_OF as STATUS_OF
-from accucompare.compare.rows.rows import UNMATCHED as UNMATCHED
-from accucompare.compare.rows.rows import Difference as Difference
-from accucompare.compare.rows.rows import Option as Option
-from accucompare.compare.rows.rows import Reason as Reason
-from accucompare.compare.rows.rows import Row as Row
-from accucompare.compare.rows.rows import Status as Status
-from accucompare.compare.rows.rows import Verdict as Verdict
-from accucompare.compare.rows.same_model import less_than_half as less_than_half
-from accucompare.compare.rows.same_model import other_model as other_model
-from accucompare.compare.rows.written_values import buffer_of as buffer_of
-from accucompare.compare.rows.written_values import is_buffer as is_buffer
-from accucompare.compare.rows.written_values import is_wrong as is_wrong
-from accucompare.compare.rows.written_values import one_sided_writes as one_sided_writes
-from accucompare.compare.rows.written_values import owner_of as owner_of
+from accucompare.compare.rows.one_sided import explained, never_called
+from accucompare.compare.rows.operator_rows import (
+    OperatorHint,
+    OperatorKey,
+    OperatorPlace,
+    blame,
+    is_operator,
+    is_option,
+    operator_of,
+    options_differ,
+    with_options,
+    without_partner,
+)
+from accucompare.compare.rows.outcomes import (
+    PairOutcome,
+    Proof,
+    Task,
+    because,
+    nbytes,
+    row_of,
+    same_bits,
+    with_baseline,
+    with_parameters,
+)
+from accucompare.compare.rows.rows import (
+    STATUS_OF,
+    UNMATCHED,
+    Difference,
+    Option,
+    Reason,
+    Row,
+    Status,
+    Verdict,
+)
+from accucompare.compare.rows.same_model import less_than_half, other_model
+from accucompare.compare.rows.written_values import (
+    buffer_of,
+    is_buffer,
+    is_wrong,
+    one_sided_writes,
+    owner_of,
+)
+
+__all__ = [
+    "STATUS_OF",
+    "UNMATCHED",
+    "Difference",
+    "OperatorHint",
+    "OperatorKey",
+    "OperatorPlace",
+    "Option",
+    "PairOutcome",
+    "Proof",
+    "Reason",
+    "Row",
+    "Status",
+    "Task",
+    "Verdict",
+    "because",
+    "blame",
+    "buffer_of",
+    "explained",
+    "is_buffer",
+    "is_operator",
+    "is_option",
+    "is_wrong",
+    "less_than_half",
+    "nbytes",
+    "never_called",
+    "one_sided_writes",
+    "operator_of",
+    "options_differ",
+    "other_model",
+    "owner_of",
+    "row_of",
+    "same_bits",
+    "with_baseline",
+    "with_options",
+    "with_parameters",
+    "without_partner",
+]

@@ -1,49 +1,102 @@
 """The events of a watch's log, written line by line."""
 
-from accucompare.findings.log.events import Alert as Alert
-from accucompare.findings.log.events import AlertKind as AlertKind
-from accucompare.findings.log.events import Cause as Cause
-from accucompare.findings.log.events import Direction as Direction
-from accucompare.findings.log.events import End as End
-from accucompare.findings.log.events import Ending as Ending
-from accucompare.findings.log.events import Event as Event
-from accucompare.findings.log.events import Finding as Finding
-from accucompare.findings.log.events import Frame as Frame
-from accucompare.findings.log.events import Frames as Frames
-from accucompare.findings.log.events import ScaleChange as ScaleChange
-from accucompare.findings.log.events import Site as Site
-from accucompare.findings.log.events import Step as Step
-from accucompare.findings.log.events import TensorRange as TensorRange
-from accucompare.findings.log.events import WatchStart as WatchStart
-from accucompare.findings.log.log import Log as Log
-from accucompare.findings.log.log import log_path as log_path
-from accucompare.findings.log.log import read_log as read_log
-from accucompare.findings.log.observations import FLAG as FLAG
-from accucompare.findings.log.observations import MINUS as MINUS
-from accucompare.findings.log.observations import NAN as NAN
-from accucompare.findings.log.observations import OUTSIDE as OUTSIDE
-from accucompare.findings.log.observations import PLUS as PLUS
-from accucompare.findings.log.observations import SATURATED as SATURATED
-from accucompare.findings.log.observations import ModuleCall as ModuleCall
-from accucompare.findings.log.observations import StepObservation as StepObservation
-from accucompare.findings.log.observations import WatchLimits as WatchLimits
-from accucompare.findings.log.observations import What as What
-from accucompare.findings.log.observations import frames_of as frames_of
-from accucompare.findings.log.observations import kinds_of as kinds_of
-from accucompare.findings.log.observations import near_the_limit as near_the_limit
-from accucompare.findings.log.observations import within as within
-from accucompare.findings.log.vital_events import Applied as Applied
-from accucompare.findings.log.vital_events import Given as Given
-from accucompare.findings.log.vital_events import Labels as Labels
-from accucompare.findings.log.vital_events import LoadedBatch as LoadedBatch
-from accucompare.findings.log.vital_events import Lookup as Lookup
-from accucompare.findings.log.vital_events import LossInput as LossInput
-from accucompare.findings.log.vital_events import Narrowed as Narrowed
-from accucompare.findings.log.vital_events import Number as Number
-from accucompare.findings.log.vital_events import ParameterFacts as ParameterFacts
-from accucompare.findings.log.vital_events import Targets as Targets
-from accucompare.findings.log.vital_events import TrainingSetup as TrainingSetup
-from accucompare.findings.log.vital_events import Vitals as Vitals
-from accucompare.findings.log.vital_events import number as number
-from accucompare.findings.log.watch_remark import WatchRemark as WatchRemark
-from accucompare.findings.log.watch_remark import remark as remark
+from accucompare.findings.log.events import (
+    Alert,
+    AlertKind,
+    Cause,
+    Direction,
+    End,
+    Ending,
+    Event,
+    Finding,
+    Frame,
+    Frames,
+    ScaleChange,
+    Site,
+    Step,
+    TensorRange,
+    WatchStart,
+)
+from accucompare.findings.log.log import Log, log_path, read_log
+from accucompare.findings.log.observations import (
+    FLAG,
+    MINUS,
+    NAN,
+    OUTSIDE,
+    PLUS,
+    SATURATED,
+    ModuleCall,
+    StepObservation,
+    WatchLimits,
+    What,
+    frames_of,
+    kinds_of,
+    near_the_limit,
+    within,
+)
+from accucompare.findings.log.vital_events import (
+    Applied,
+    Given,
+    Labels,
+    LoadedBatch,
+    Lookup,
+    LossInput,
+    Narrowed,
+    Number,
+    ParameterFacts,
+    Targets,
+    TrainingSetup,
+    Vitals,
+    number,
+)
+from accucompare.findings.log.watch_remark import WatchRemark, remark
+
+__all__ = [
+    "FLAG",
+    "MINUS",
+    "NAN",
+    "OUTSIDE",
+    "PLUS",
+    "SATURATED",
+    "Alert",
+    "AlertKind",
+    "Applied",
+    "Cause",
+    "Direction",
+    "End",
+    "Ending",
+    "Event",
+    "Finding",
+    "Frame",
+    "Frames",
+    "Given",
+    "Labels",
+    "LoadedBatch",
+    "Log",
+    "Lookup",
+    "LossInput",
+    "ModuleCall",
+    "Narrowed",
+    "Number",
+    "ParameterFacts",
+    "ScaleChange",
+    "Site",
+    "Step",
+    "StepObservation",
+    "Targets",
+    "TensorRange",
+    "TrainingSetup",
+    "Vitals",
+    "WatchLimits",
+    "WatchRemark",
+    "WatchStart",
+    "What",
+    "frames_of",
+    "kinds_of",
+    "log_path",
+    "near_the_limit",
+    "number",
+    "read_log",
+    "remark",
+    "within",
+]

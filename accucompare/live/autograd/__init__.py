@@ -1,37 +1,79 @@
 """Whose a gradient is."""
 
-from accucompare.live.autograd.gradients import GradientListener as GradientListener
-from accucompare.live.autograd.gradients import Grads as Grads
-from accucompare.live.autograd.gradients import OperatorOfGradient as OperatorOfGradient
-from accucompare.live.autograd.gradients import Parameter as Parameter
-from accucompare.live.autograd.gradients import gradient_state as gradient_state
-from accucompare.live.autograd.gradients import has_foreign_hooks as has_foreign_hooks
-from accucompare.live.autograd.gradients import parameters_of as parameters_of
-from accucompare.live.autograd.gradients import register_first_hook as register_first_hook
-from accucompare.live.autograd.gradients import stepped_by as stepped_by
-from accucompare.live.autograd.graph import ACCUMULATES as ACCUMULATES
-from accucompare.live.autograd.graph import PASSING_ON as PASSING_ON
-from accucompare.live.autograd.graph import Observer as Observer
-from accucompare.live.autograd.graph import observe_backward as observe_backward
-from accucompare.live.autograd.graph import observe_backward_no_more as observe_backward_no_more
-from accucompare.live.autograd.graph import reachable as reachable
-from accucompare.live.autograd.node_lines import NodeLines as NodeLines
-from accucompare.live.autograd.node_lines import line_of as line_of
-from accucompare.live.autograd.node_lines import lines_noted as lines_noted
-from accucompare.live.autograd.spans import OPEN as OPEN
-from accucompare.live.autograd.spans import WRITES_INTO_VIEW as WRITES_INTO_VIEW
-from accucompare.live.autograd.spans import Cut as Cut
-from accucompare.live.autograd.spans import Edge as Edge
-from accucompare.live.autograd.spans import GradientHook as GradientHook
-from accucompare.live.autograd.spans import Graph as Graph
-from accucompare.live.autograd.spans import Span as Span
-from accucompare.live.autograd.spans import Spans as Spans
-from accucompare.live.autograd.spans import Sum as Sum
-from accucompare.live.autograd.spans import backward_of as backward_of
-from accucompare.live.autograd.spans import cast_parameter as cast_parameter
-from accucompare.live.autograd.spans import edge_of as edge_of
-from accucompare.live.autograd.spans import edge_to as edge_to
-from accucompare.live.autograd.spans import edges_of as edges_of
-from accucompare.live.autograd.spans import hook_arriving as hook_arriving
-from accucompare.live.autograd.spans import made_by_backward as made_by_backward
-from accucompare.live.autograd.spans import seeded as seeded
+from accucompare.live.autograd.gradients import (
+    GradientListener,
+    Grads,
+    OperatorOfGradient,
+    Parameter,
+    gradient_state,
+    has_foreign_hooks,
+    parameters_of,
+    register_first_hook,
+    stepped_by,
+)
+from accucompare.live.autograd.graph import (
+    ACCUMULATES,
+    PASSING_ON,
+    Observer,
+    observe_backward,
+    observe_backward_no_more,
+    reachable,
+)
+from accucompare.live.autograd.node_lines import NodeLines, line_of, lines_noted
+from accucompare.live.autograd.spans import (
+    OPEN,
+    WRITES_INTO_VIEW,
+    Cut,
+    Edge,
+    GradientHook,
+    Graph,
+    Span,
+    Spans,
+    Sum,
+    backward_of,
+    cast_parameter,
+    edge_of,
+    edge_to,
+    edges_of,
+    hook_arriving,
+    made_by_backward,
+    seeded,
+)
+
+__all__ = [
+    "ACCUMULATES",
+    "OPEN",
+    "PASSING_ON",
+    "WRITES_INTO_VIEW",
+    "Cut",
+    "Edge",
+    "GradientHook",
+    "GradientListener",
+    "Grads",
+    "Graph",
+    "NodeLines",
+    "Observer",
+    "OperatorOfGradient",
+    "Parameter",
+    "Span",
+    "Spans",
+    "Sum",
+    "backward_of",
+    "cast_parameter",
+    "edge_of",
+    "edge_to",
+    "edges_of",
+    "gradient_state",
+    "has_foreign_hooks",
+    "hook_arriving",
+    "line_of",
+    "lines_noted",
+    "made_by_backward",
+    "observe_backward",
+    "observe_backward_no_more",
+    "parameters_of",
+    "reachable",
+    "register_first_hook",
+    "seeded",
+    "stepped_by",
+]

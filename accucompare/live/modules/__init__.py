@@ -1,40 +1,82 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
-from accucompare.live.modules import points as points
-from accucompare.live.modules.attribute_walk import AttributeWalk as AttributeWalk
-from accucompare.live.modules.attribute_walk import Inner as Inner
-from accucompare.live.modules.attribute_walk import containers_of as containers_of
-from accucompare.live.modules.attribute_walk import is_of_torch as is_of_torch
-from accucompare.live.modules.attributes import OF_EVERY_MODULE as OF_EVERY_MODULE
-from accucompare.live.modules.attributes import Attributes as Attributes
-from accucompare.live.modules.attributes import attributes_of as attributes_of
-from accucompare.live.modules.attributes import generators_of as generators_of
-from accucompare.live.modules.attributes import plain_numbers as plain_numbers
-from accucompare.live.modules.attributes import set_attributes as set_attributes
-from accucompare.live.modules.functions import function_name as function_name
-from accucompare.live.modules.functions import has_setup as has_setup
-from accucompare.live.modules.functions import is_torchs as is_torchs
-from accucompare.live.modules.functions import observed_functions as observed_functions
-from accucompare.live.modules.hooks import Call as Call
-from accucompare.live.modules.hooks import Hook as Hook
-from accucompare.live.modules.hooks import Listener as Listener
-from accucompare.live.modules.hooks import Mark as Mark
-from accucompare.live.modules.hooks import arguments_of as arguments_of
-from accucompare.live.modules.hooks import in_backward as in_backward
-from accucompare.live.modules.hooks import listens as listens
-from accucompare.live.modules.hooks import only_holds_modules as only_holds_modules
-from accucompare.live.modules.left_numbers import NumbersKept as NumbersKept
-from accucompare.live.modules.names import Modules as Modules
-from accucompare.live.modules.names import class_of as class_of
-from accucompare.live.modules.names import name_modules as name_modules
-from accucompare.live.modules.names import unwrapped as unwrapped
-from accucompare.live.modules.points import check_finite as check_finite
-from accucompare.live.modules.recomputation import AroundSecondRun as AroundSecondRun
-from accucompare.live.modules.recomputation import Witness as Witness
-from accucompare.live.modules.recomputation import witness as witness
-from accucompare.live.modules.recomputation import witness_no_more as witness_no_more
-from accucompare.live.modules.state import put_together as put_together
-from accucompare.live.modules.state import state_record as state_record
-from accucompare.live.modules.state import take_apart as take_apart
-from accucompare.live.modules.trial_calls import in_trial_call as in_trial_call
-from accucompare.live.modules.unsaved import Unsaved as Unsaved
+from accucompare.live.modules import points
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
+from accucompare.live.modules.attributes import (
+    OF_EVERY_MODULE,
+    Attributes,
+    attributes_of,
+    generators_of,
+    plain_numbers,
+    set_attributes,
+)
+from accucompare.live.modules.functions import (
+    function_name,
+    has_setup,
+    is_torchs,
+    observed_functions,
+)
+from accucompare.live.modules.hooks import (
+    Call,
+    Hook,
+    Listener,
+    Mark,
+    arguments_of,
+    in_backward,
+    listens,
+    only_holds_modules,
+)
+from accucompare.live.modules.left_numbers import NumbersKept
+from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
+from accucompare.live.modules.points import check_finite
+from accucompare.live.modules.recomputation import (
+    AroundSecondRun,
+    Witness,
+    witness,
+    witness_no_more,
+)
+from accucompare.live.modules.state import put_together, state_record, take_apart
+from accucompare.live.modules.trial_calls import in_trial_call
+from accucompare.live.modules.unsaved import Unsaved
+
+__all__ = [
+    "MOST_ITEMS",
+    "OF_EVERY_MODULE",
+    "AroundSecondRun",
+    "AttributeWalk",
+    "Attributes",
+    "Call",
+    "Hook",
+    "Inner",
+    "Listener",
+    "Mark",
+    "Modules",
+    "NumbersKept",
+    "Unsaved",
+    "Witness",
+    "arguments_of",
+    "attributes_of",
+    "check_finite",
+    "class_of",
+    "containers_of",
+    "function_name",
+    "generators_of",
+    "has_setup",
+    "in_backward",
+    "in_trial_call",
+    "is_of_torch",
+    "is_torchs",
+    "listens",
+    "name_modules",
+    "observed_functions",
+    "only_holds_modules",
+    "plain_numbers",
+    "points",
+    "put_together",
+    "set_attributes",
+    "state_record",
+    "take_apart",
+    "unwrapped",
+    "witness",
+    "witness_no_more",
+]

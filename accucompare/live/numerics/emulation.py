@@ -11,7 +11,8 @@ agreement is gone after the first block. A device's transcendental functions, fu
 internal formats are not emulated.
 
 Not rounded: dot and outer products of two vectors, which do not run on matrix units; and products
-in types other than float32 (bfloat16 and float16 are rounded already).
+in types other than float32 (bfloat16 and float16 are rounded already). In a model cast to float64,
+those in float64 are: all else then shows what float32's own rounding makes, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Emulation:
     """What was emulated."""
 
     precision: Precision
+    # the types whose products are rounded
+    dtypes: frozenset[str] = frozenset({"float32"})
     # how often each operator ran with rounded operands. A fused attention is counted itself and by
     # its products.
     counts: Counter[str] = field(default_factory=Counter)
@@ -50,15 +53,18 @@ class Emulation:
 
 
 @contextlib.contextmanager
-def emulated(precision: Precision) -> Iterator[Emulation]:
+def emulated(precision: Precision, *, wide: bool = False) -> Iterator[Emulation]:
     """Within the context, round the operands of this thread's float32 products on the CPU.
+
+    ``wide``: of those in float64, too.
 
     A backward is emulated if it is called inside the context, no matter where its forward ran.
     ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` take their slow path inside, and
     ``nn.LSTM`` the one without oneDNN: their fast paths hide the products. Code compiled by
     torch.compile must run eagerly (``force_eager``).
     """
-    emulation = Emulation(Precision(precision))
+    dtypes = frozenset({"float32", "float64"} if wide else {"float32"})
+    emulation = Emulation(Precision(precision), dtypes)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -103,11 +109,13 @@ def _is_precise(value: Any) -> bool:
 
 
 def rounded_operands(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """A float32 tensor rounded to the nearest values of a format, ties to even, still in float32.
+    """A tensor rounded to a format by way of float32, to the nearest, ties to even; in its type.
 
     Values that are too large become infinite; NaN, infinities and signs are kept. Subnormal numbers
     of formats with 8-bit exponents lose bits as float32's do. FP16 has its own range, up to 65504.
     """
+    if tensor.dtype != torch.float32:
+        return rounded_operands(tensor.to(torch.float32), precision).to(tensor.dtype)
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
     dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
@@ -201,7 +209,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return op(*args, **kwargs)
         kinds = _kinds([args[position] for position in known.operands] or [*args, *kwargs.values()])
         before = self._seen
-        if known.operands and kinds == {"float32"}:
+        if known.operands and kinds and kinds <= self.emulation.dtypes:
             self.emulation.counts[known.name] += 1
             self._seen += 1
             way: Callable[..., Any] = _WAYS.get(known.name, _product)

@@ -28,9 +28,13 @@ class Numerics:
         hf32: bool | None = None,
         tf32: bool | None = None,
         emulate: str | None,
+        wide: bool = False,
         round_results: str | None = None,
     ) -> None:
         """
+        Args:
+            wide: whether the model was cast to float64, so that products in it are emulated, too.
+
         Raises:
             UsageError: if the device does not have what is asked.
         """
@@ -61,6 +65,7 @@ class Numerics:
                 f"emulate {emulate} (--emulate): only on the CPU; {device.type} computes as it does"
             )
         self._emulate = None if emulate is None else Precision(emulate)
+        self._wide = wide
         self._round_results = round_results
         self.options: dict[str, Any] = {
             "deterministic": deterministic,
@@ -94,7 +99,7 @@ class Numerics:
             f" {self._emulate.value}, on the CPU: the size of a layer's error is what to expect of"
             " such hardware, its values are not"
         )
-        with emulated(self._emulate) as emulation:
+        with emulated(self._emulate, wide=self._wide) as emulation:
             try:
                 yield
             finally:

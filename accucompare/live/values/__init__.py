@@ -1,30 +1,63 @@
 """Values: nested ones, tensors on their way to the host, sketches on the device."""
 
-from accucompare.live.values import nested as nested
-from accucompare.live.values.subclasses import dressed_as as dressed_as
-from accucompare.live.values.subclasses import is_plain_class as is_plain_class
-from accucompare.live.values.subclasses import plainly as plainly
-from accucompare.live.values.tensors import Bits as Bits
-from accucompare.live.values.tensors import HostValue as HostValue
-from accucompare.live.values.tensors import added as added
-from accucompare.live.values.tensors import copy_of as copy_of
-from accucompare.live.values.tensors import difference as difference
-from accucompare.live.values.tensors import dtype_name as dtype_name
-from accucompare.live.values.tensors import from_bits as from_bits
-from accucompare.live.values.tensors import layout_of as layout_of
-from accucompare.live.values.tensors import local_part as local_part
-from accucompare.live.values.tensors import other_to_host as other_to_host
-from accucompare.live.values.tensors import outside_transforms as outside_transforms
-from accucompare.live.values.tensors import round_tensor as round_tensor
-from accucompare.live.values.tensors import scalar_to_host as scalar_to_host
-from accucompare.live.values.tensors import seen_by_numpy as seen_by_numpy
-from accucompare.live.values.tensors import tensor_of as tensor_of
-from accucompare.live.values.tensors import to_host as to_host
-from accucompare.live.values.tensors import with_local_part as with_local_part
-from accucompare.live.values.tensors import writes_into as writes_into
-from accucompare.live.values.values import Scalar as Scalar
-from accucompare.live.values.values import describe_value as describe_value
-from accucompare.live.values.values import is_cache as is_cache
-from accucompare.live.values.values import leaves as leaves
-from accucompare.live.values.values import replaced as replaced
-from accucompare.live.values.values import telling_name as telling_name
+from accucompare.live.values import nested
+from accucompare.live.values.subclasses import dressed_as, is_plain_class, plainly
+from accucompare.live.values.tensors import (
+    Bits,
+    HostValue,
+    added,
+    copy_of,
+    difference,
+    dtype_name,
+    from_bits,
+    layout_of,
+    local_part,
+    other_to_host,
+    outside_transforms,
+    round_tensor,
+    scalar_to_host,
+    seen_by_numpy,
+    tensor_of,
+    to_host,
+    with_local_part,
+    writes_into,
+)
+from accucompare.live.values.values import (
+    Scalar,
+    describe_value,
+    is_cache,
+    leaves,
+    replaced,
+    telling_name,
+)
+
+__all__ = [
+    "Bits",
+    "HostValue",
+    "Scalar",
+    "added",
+    "copy_of",
+    "describe_value",
+    "difference",
+    "dressed_as",
+    "dtype_name",
+    "from_bits",
+    "is_cache",
+    "is_plain_class",
+    "layout_of",
+    "leaves",
+    "local_part",
+    "nested",
+    "other_to_host",
+    "outside_transforms",
+    "plainly",
+    "replaced",
+    "round_tensor",
+    "scalar_to_host",
+    "seen_by_numpy",
+    "telling_name",
+    "tensor_of",
+    "to_host",
+    "with_local_part",
+    "writes_into",
+]

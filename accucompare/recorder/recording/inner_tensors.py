@@ -70,7 +70,7 @@ class InnerTensors:
         self._last: dict[str, int] = {}
         self._times: Counter[tuple[str, int, Role, str]] = Counter()
         self.beyond: set[str] = set()  # containers with more items than are looked at
-        self.held: dict[str, str] = {}  # what was there at the start: digests by qualified name
+        self.held: dict[str, str] = {}  # at the start: digests by qualified name
         for name, inner in self._found(everything=True):
             value = inner.value
             if isinstance(value, torch.Tensor) and value.requires_grad:

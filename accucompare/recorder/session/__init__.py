@@ -1,19 +1,40 @@
 """A capture from beginning to end."""
 
-from accucompare.recorder.session.baselines import capture_baselines as capture_baselines
-from accucompare.recorder.session.capture_context import capture as capture
-from accucompare.recorder.session.capture_context import recording as recording
-from accucompare.recorder.session.case_capture import Built as Built
-from accucompare.recorder.session.case_capture import Casting as Casting
-from accucompare.recorder.session.case_capture import build as build
-from accucompare.recorder.session.case_capture import capture_case as capture_case
-from accucompare.recorder.session.case_capture import moved as moved
-from accucompare.recorder.session.case_capture import repeat_of as repeat_of
-from accucompare.recorder.session.failures import WantedGradientsError as WantedGradientsError
-from accucompare.recorder.session.failures import naming_the_model as naming_the_model
-from accucompare.recorder.session.failures import telling_exits as telling_exits
-from accucompare.recorder.session.model_capture import capture_model as capture_model
-from accucompare.recorder.session.session import Session as Session
-from accucompare.recorder.session.start import Start as Start
-from accucompare.recorder.session.start import Within as Within
-from accucompare.recorder.session.start import rank_and_ranks as rank_and_ranks
+from accucompare.recorder.session.baselines import capture_baselines
+from accucompare.recorder.session.capture_context import capture, recording
+from accucompare.recorder.session.case_capture import (
+    Built,
+    Casting,
+    build,
+    capture_case,
+    moved,
+    repeat_of,
+)
+from accucompare.recorder.session.failures import (
+    WantedGradientsError,
+    naming_the_model,
+    telling_exits,
+)
+from accucompare.recorder.session.model_capture import capture_model
+from accucompare.recorder.session.session import Session
+from accucompare.recorder.session.start import Start, Within, rank_and_ranks
+
+__all__ = [
+    "Built",
+    "Casting",
+    "Session",
+    "Start",
+    "WantedGradientsError",
+    "Within",
+    "build",
+    "capture",
+    "capture_baselines",
+    "capture_case",
+    "capture_model",
+    "moved",
+    "naming_the_model",
+    "rank_and_ranks",
+    "recording",
+    "repeat_of",
+    "telling_exits",
+]

@@ -100,8 +100,8 @@ def _whole_or_not_at_all(golden: Place, out: Place, precision: str) -> Iterator[
 def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
     """The floating type that a precision's baseline computes in, and its products' format.
 
-    In golden's own type a device would give golden itself. There the baseline is float64, which
-    shows golden's rounding: the candidate's own.
+    In golden's own type a device would give golden itself, but for products. There the baseline is
+    float64, which shows golden's rounding: the candidate's own.
     """
     dtype, emulate = PRECISIONS[precision]
-    return ("float64" if emulate is None and dtype == float_dtype(golden) else dtype), emulate
+    return ("float64" if dtype == float_dtype(golden) else dtype), emulate

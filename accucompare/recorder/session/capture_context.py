@@ -150,6 +150,7 @@ def recording(
         hf32=options.hf32,
         tf32=options.tf32,
         emulate=options.emulate,
+        wide=within.made.get("dtype") == "float64",
         round_results=options.round_feed if options.round_results else None,
     )
     with contextlib.ExitStack() as stack:

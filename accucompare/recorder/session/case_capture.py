@@ -98,7 +98,7 @@ def capture_case(
         CaptureError: if the model raised, or the bundle cannot be written.
         UsageError: as for ``accucompare.capture``.
     """
-    if options.emulate is not None and dtype not in (None, FloatType.FLOAT32):
+    if options.emulate is not None and dtype in (FloatType.BFLOAT16, FloatType.FLOAT16):
         raise UsageError(
             f"--emulate {options.emulate}: rounds what goes into float32 products; with --dtype"
             f" {dtype} there are none"

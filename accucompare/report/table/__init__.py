@@ -1,53 +1,112 @@
 """What a report shows, as data: columns, sheets, charts, looks."""
 
-from accucompare.report.table import looks as looks
-from accucompare.report.table.columns import COLUMNS as COLUMNS
-from accucompare.report.table.columns import COUNT as COUNT
-from accucompare.report.table.columns import EXCESS as EXCESS
-from accucompare.report.table.columns import GENERAL as GENERAL
-from accucompare.report.table.columns import LOGARITHM as LOGARITHM
-from accucompare.report.table.columns import NUMBER as NUMBER
-from accucompare.report.table.columns import PERCENT as PERCENT
-from accucompare.report.table.columns import SCIENTIFIC as SCIENTIFIC
-from accucompare.report.table.columns import TEXT as TEXT
-from accucompare.report.table.columns import Column as Column
-from accucompare.report.table.columns import Scale as Scale
-from accucompare.report.table.columns import Value as Value
-from accucompare.report.table.columns import bracketed as bracketed
-from accucompare.report.table.columns import chosen as chosen
-from accucompare.report.table.columns import comparison_columns as comparison_columns
-from accucompare.report.table.columns import layer as layer
-from accucompare.report.table.columns import limit_on_error as limit_on_error
-from accucompare.report.table.columns import to_dataframe as to_dataframe
-from accucompare.report.table.columns import value_blocks as value_blocks
-from accucompare.report.table.environment_sheet import ABSENT as ABSENT
-from accucompare.report.table.environment_sheet import DIFFERS as DIFFERS
-from accucompare.report.table.environment_sheet import EnvironmentEntry as EnvironmentEntry
-from accucompare.report.table.environment_sheet import entries as entries
-from accucompare.report.table.environment_sheet import entry_columns as entry_columns
-from accucompare.report.table.environment_sheet import entry_fill as entry_fill
-from accucompare.report.table.environment_sheet import entry_table as entry_table
-from accucompare.report.table.environment_sheet import environment_sheets as environment_sheets
-from accucompare.report.table.environment_sheet import flat as flat
-from accucompare.report.table.environment_sheet import important as important
-from accucompare.report.table.extremes import NONE as NONE
-from accucompare.report.table.heat import HeatMap as HeatMap
-from accucompare.report.table.heat import heat_maps as heat_maps
-from accucompare.report.table.heat import heat_note as heat_note
-from accucompare.report.table.heat import trend_heats as trend_heats
-from accucompare.report.table.overview import MOST_ROWS as MOST_ROWS
-from accucompare.report.table.overview import Chosen as Chosen
-from accucompare.report.table.overview import Groups as Groups
-from accucompare.report.table.overview import Overview as Overview
-from accucompare.report.table.overview import overview_of as overview_of
-from accucompare.report.table.overview import what_is_held as what_is_held
-from accucompare.report.table.sheets import Chart as Chart
-from accucompare.report.table.sheets import ChartSeries as ChartSeries
-from accucompare.report.table.sheets import Line as Line
-from accucompare.report.table.sheets import Page as Page
-from accucompare.report.table.sheets import SheetItem as SheetItem
-from accucompare.report.table.sheets import Table as Table
-from accucompare.report.table.sheets import column_letter as column_letter
-from accucompare.report.table.sheets import heading_lines as heading_lines
-from accucompare.report.table.sheets import table_lines as table_lines
-from accucompare.report.table.sheets import thinned as thinned
+from accucompare.report.table import looks
+from accucompare.report.table.columns import (
+    COLUMNS,
+    COUNT,
+    EXCESS,
+    GENERAL,
+    LOGARITHM,
+    NUMBER,
+    PERCENT,
+    SCIENTIFIC,
+    TEXT,
+    Column,
+    Scale,
+    Value,
+    bracketed,
+    chosen,
+    comparison_columns,
+    layer,
+    limit_on_error,
+    to_dataframe,
+    value_blocks,
+)
+from accucompare.report.table.environment_sheet import (
+    ABSENT,
+    DIFFERS,
+    EnvironmentEntry,
+    entries,
+    entry_columns,
+    entry_fill,
+    entry_table,
+    environment_sheets,
+    flat,
+    important,
+)
+from accucompare.report.table.extremes import NONE
+from accucompare.report.table.heat import HeatMap, heat_maps, heat_note, trend_heats
+from accucompare.report.table.overview import (
+    MOST_ROWS,
+    Chosen,
+    Groups,
+    Overview,
+    overview_of,
+    what_is_held,
+)
+from accucompare.report.table.sheets import (
+    Chart,
+    ChartSeries,
+    Line,
+    Page,
+    SheetItem,
+    Table,
+    column_letter,
+    heading_lines,
+    table_lines,
+    thinned,
+)
+
+__all__ = [
+    "ABSENT",
+    "COLUMNS",
+    "COUNT",
+    "DIFFERS",
+    "EXCESS",
+    "GENERAL",
+    "LOGARITHM",
+    "MOST_ROWS",
+    "NONE",
+    "NUMBER",
+    "PERCENT",
+    "SCIENTIFIC",
+    "TEXT",
+    "Chart",
+    "ChartSeries",
+    "Chosen",
+    "Column",
+    "EnvironmentEntry",
+    "Groups",
+    "HeatMap",
+    "Line",
+    "Overview",
+    "Page",
+    "Scale",
+    "SheetItem",
+    "Table",
+    "Value",
+    "bracketed",
+    "chosen",
+    "column_letter",
+    "comparison_columns",
+    "entries",
+    "entry_columns",
+    "entry_fill",
+    "entry_table",
+    "environment_sheets",
+    "flat",
+    "heading_lines",
+    "heat_maps",
+    "heat_note",
+    "important",
+    "layer",
+    "limit_on_error",
+    "looks",
+    "overview_of",
+    "table_lines",
+    "thinned",
+    "to_dataframe",
+    "trend_heats",
+    "value_blocks",
+    "what_is_held",
+]

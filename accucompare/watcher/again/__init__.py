@@ -1,5 +1,6 @@
 """A step or a call run again, to explain a finding."""
 
-from accucompare.watcher.again.contexts import Contexts as Contexts
-from accucompare.watcher.again.contexts import copies_of as copies_of
-from accucompare.watcher.again.explanation import Explainer as Explainer
+from accucompare.watcher.again.contexts import Contexts, copies_of
+from accucompare.watcher.again.explanation import Explainer
+
+__all__ = ["Contexts", "Explainer", "copies_of"]

@@ -1,3 +1,5 @@
 """Custom autograd Functions against finite differences."""
 
-from accucompare.watcher.custom.gradcheck import check_gradients as check_gradients
+from accucompare.watcher.custom.gradcheck import check_gradients
+
+__all__ = ["check_gradients"]

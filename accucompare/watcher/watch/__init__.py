@@ -1,6 +1,7 @@
 """A watch from beginning to end, and the result of each step."""
 
-from accucompare.watcher.watch.case_watch import watch_case as watch_case
-from accucompare.watcher.watch.running_watch import Watch as Watch
-from accucompare.watcher.watch.watch_context import watch as watch
-from accucompare.watcher.watch.watch_context import watching as watching
+from accucompare.watcher.watch.case_watch import watch_case
+from accucompare.watcher.watch.running_watch import Watch
+from accucompare.watcher.watch.watch_context import watch, watching
+
+__all__ = ["Watch", "watch", "watch_case", "watching"]
