@@ -31,13 +31,11 @@ FORMATS: tuple[Format, ...] = (
 
 
 def format_of(path: Path, name: str | None) -> Format:
-    """The format of a dump.
+    """The format of a dump. Raises UsageError if nothing is there, it is a bundle, or not exactly
+    one format is recognised.
 
     Args:
         name: as ``--from`` gives it; ``None`` to recognise it.
-
-    Raises:
-        UsageError: if nothing is there, it is a bundle, or not exactly one format is recognised.
     """
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or directory")

@@ -141,15 +141,12 @@ class Measurement:
     def __init__(
         self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int
     ) -> None:
-        """Prepare for two types.
+        """Prepare for two types. Raises ValueError if the types are of two kinds.
 
         Args:
             golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
             atol, rtol: as for ``compare.measuring.measure_pair``.
             elements: the most that will be added.
-
-        Raises:
-            ValueError: if the types are of two kinds.
         """
         if golden.kind is not candidate.kind:
             raise ValueError(f"{golden.name} and {candidate.name} are numbers of different kinds")
@@ -161,15 +158,12 @@ class Measurement:
         self._sums = np.empty((-(-reals // sums.CHUNK), self.SUMS))
 
     def add(self, golden: Array, candidate: Array) -> None:
-        """Measure the next block.
+        """Measure the next block. Raises ValueError if the blocks are not equally long, not
+        contiguous, not of the types' storage, or more than was announced.
 
         Args:
             golden, candidate: stored bits, contiguous and equally long, starting at a chunk's
                 start.
-
-        Raises:
-            ValueError: if the blocks are not equally long, not contiguous, not of the types'
-                storage, or more than was announced.
         """
         types = _number(golden, self._golden), _number(candidate, self._candidate)
         _kernel.measure_block(
@@ -198,14 +192,12 @@ def measure_whole(
     atol: float | None,
     rtol: float | None,
 ) -> tuple[Measured, list[list[float]]]:
-    """A ``Measurement``'s result and chunk sums for two whole tensors, in a single call.
+    """A ``Measurement``'s result and chunk sums for two whole tensors, in a single call. Raises
+    ValueError as ``Measurement.add`` does.
 
     Args:
         golden, candidate: stored bits, contiguous and equally long.
         golden_dtype, candidate_dtype, atol, rtol: as for ``Measurement``, of one kind.
-
-    Raises:
-        ValueError: as ``Measurement.add`` does.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     measured, chunks = _kernel.measure_whole(
@@ -289,16 +281,13 @@ def apart_block(
     lengths: tuple[float, float],
 ) -> list[float]:
     """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the
-    GIL.
+    GIL. Raises ValueError as for ``Measurement.add``.
 
     Args:
         golden, candidate: as for ``Measurement.add``.
         golden_dtype, candidate_dtype: their true types.
         powers: of two, that golden's and the candidate's values are multiplied by first.
         lengths: |golden| and |candidate| after that.
-
-    Raises:
-        ValueError: as for ``Measurement.add``.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
@@ -365,7 +354,8 @@ def sketch_blocks(
     places: tuple[Array, Array],
     sketch: Array,
 ) -> None:
-    """Add some blocks of a tensor to its sketch, without the GIL; see ``numbers.sketch``.
+    """Add some blocks of a tensor to its sketch, without the GIL; see ``numbers.sketch``. Raises
+    ValueError if an array is not contiguous, too short or not of the type's storage.
 
     Args:
         values: stored bits, contiguous, starting at a block's start.
@@ -375,9 +365,6 @@ def sketch_blocks(
             the blocks, groups); signs of the groups, int8, likewise.
         places: rotations, int32, and signs, int8, one per block.
         sketch: float64, which is added to.
-
-    Raises:
-        ValueError: if an array is not contiguous, too short or not of the type's storage.
     """
     _kernel.sketch_blocks(
         values, _number(values, dtype), scale, *tables[0].shape, *tables, *places, sketch

@@ -132,16 +132,13 @@ def runs(
     raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]
 ) -> Iterator[tuple[int, Array]]:
     """A shard as runs of the whole tensor's values, each with its first position, and zeros between
-    the shard's values.
+    the shard's values. Raises ValueError if it does not lie in the whole.
 
     Args:
         raw: contiguous array; each run is a part of it, or a copy with zeros around it.
         dtype: its true type.
         shape: of the whole.
         start: where in it the shard begins, per dimension.
-
-    Raises:
-        ValueError: if it does not lie in the whole.
     """
     inside = all(
         first >= 0 and first + count <= whole

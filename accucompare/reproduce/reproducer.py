@@ -254,13 +254,11 @@ class Reproducer:
 
     def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> RunOutcome:
         """Run a restored module on the saved inputs, in the saved mode, autocast and random state;
-        and backward if the finding was there.
+        and backward if the finding was there. Raises CaptureError if gradients were saved, and the
+        output has none.
 
         Args:
             given: values for inputs that could not be saved.
-
-        Raises:
-            CaptureError: if gradients were saved, and the output has none.
         """
         device = self._device
         outcome = RunOutcome(device)

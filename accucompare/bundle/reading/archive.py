@@ -94,13 +94,11 @@ class Archive:
     Any number of threads may use it at once."""
 
     def __init__(self, path: Place, windows: Windows | None = None) -> None:
-        """Open the file and read its directory; members are read on demand.
+        """Open the file and read its directory; members are read on demand. Raises BundleError if
+        it is missing, truncated, or no ZIP file.
 
         Args:
             windows: the bundle's windows, for an object in storage.
-
-        Raises:
-            BundleError: if it is missing, truncated, or no ZIP file.
         """
         self.path = path
         try:

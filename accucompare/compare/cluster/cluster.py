@@ -80,14 +80,12 @@ class _Who(Enum):
 
 @contextlib.contextmanager
 def open_cluster(where: str) -> Iterator[Cluster]:
-    """Connect to a cluster, and check that its processes compute as this one does.
+    """Connect to a cluster, and check that its processes compute as this one does. Raises
+    UsageError if ``where`` is neither, or Dask is not installed; ClusterError if no scheduler
+    answers, or it has no workers, or another accucompare.
 
     Args:
         where: a scheduler's address, or ``local`` or ``local:8`` for processes on this machine.
-
-    Raises:
-        UsageError: if ``where`` is neither, or Dask is not installed.
-        ClusterError: if no scheduler answers, or it has no workers, or another accucompare.
     """
     local = _LOCAL.fullmatch(where)
     if local is None and "://" not in where:
