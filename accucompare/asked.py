@@ -18,11 +18,11 @@ from accucompare.selection import (
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
     CostKind,
-    FloatType,
     Level,
     Mode,
     OnFinding,
     Precision,
+    RoundedFeed,
     Steps,
 )
 from accucompare.text import with_article
@@ -206,14 +206,22 @@ class FedWith:
     round_feed: str | None = told(
         None,
         "With --feed: first round golden's values to this type, to see how far that alone drives"
-        " each layer's result.",
-        one_of=FloatType,
+        " each layer's result. float29 is float32 without its last three bits.",
+        one_of=RoundedFeed,
     )
     round_results: bool = told(
         False,
         "With --round-feed: round the result of each operator to this type, too, as code that"
         " computes in it does.",
     )
+
+    def __post_init__(self) -> None:
+        """UsageError for ``force`` without a golden."""
+        if self.force and self.feed is None:
+            raise UsageError(
+                "force (--force): feeds even from a golden with other weights, and none is named;"
+                " name it (--feed)"
+            )
 
 
 @_documented

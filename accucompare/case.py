@@ -65,9 +65,13 @@ def load_case(target: str | None) -> tuple[Case, str]:
             ``case``. ``None`` stands for ``[tool.accucompare] case = "…"`` of the nearest
             pyproject.toml, and without one for ``./case.py``.
     """
-    target = target or _default_target()
+    target = _default_target() if target is None else target
     source, _, name = target.partition(":")
     name = name or "case"
+    if not source:
+        raise CaseError(
+            f"{target or repr(target)}: names no file or module; type one, as in model.py:{name}"
+        )
     # Python would import it as a package without code
     if os.path.isdir(source) and not os.path.exists(f"{source}/__init__.py"):
         raise CaseError(
@@ -113,7 +117,7 @@ def whole_target(target: str | None) -> str:
     Raises:
         CaseError: without a target, if pyproject.toml has one that cannot be read.
     """
-    source, _, name = (target or _default_target()).partition(":")
+    source, _, name = (_default_target() if target is None else target).partition(":")
     return f"{os.path.normpath(source)}:{name or 'case'}"
 
 

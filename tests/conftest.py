@@ -31,7 +31,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
-settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("all", max_examples=500, deadline=None)
 settings.load_profile("quick")
 
@@ -196,4 +196,5 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    gc.enable()
     _frozen = len(sys.modules)

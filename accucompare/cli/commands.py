@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accucompare.asked import AskedOfCapture, LocateOptions
+from accucompare.asked import AskedOfCapture, FedWith, LocateOptions
 from accucompare.cli import options as option
 from accucompare.cli.decode_command import device_of_locate, locate_decode
 from accucompare.cli.group import PASS, TROUBLE, cli
@@ -104,6 +104,7 @@ def capture(
     flags are left alone unless --seed or --deterministic is given."""
     asked = {**option.taken(AskedOfCapture, options), "queue_bytes": options.pop("queue")}
     of_script = {name: options.pop(name) for name in ("model", "arm")}
+    FedWith(asked["feed"], force=asked["force"])  # refuses what does not fit
     if (command := command_after_dashes()) is not None:
         return capture_script(command, out, quiet, {**asked, **of_script})
     from accucompare.bundle.writing import refuse_directory

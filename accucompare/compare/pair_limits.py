@@ -9,7 +9,7 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
+from accucompare.compare.constants import CANCELS, FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
@@ -138,10 +138,10 @@ class PairLimits:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
         if golden.role in _STATES and golden.path.endswith(_MEANS_OF_SQUARES):
             tolerance = tolerance.of_another_order(ROUNDED_DECAY)
-        return self._with_terms(golden, tolerance, in_force.fed, coarsest)
+        return self._with_terms(golden, candidate.dtype, tolerance, in_force.fed, coarsest)
 
     def _with_terms(
-        self, golden: Record, tolerance: Tolerance, fed: bool, coarsest: str
+        self, golden: Record, dtype: str, tolerance: Tolerance, fed: bool, coarsest: str
     ) -> Tolerance:
         """The limits with room for the rounding of the terms of golden's value."""
         if golden.role is Role.INPUT:
@@ -149,13 +149,15 @@ class PairLimits:
         if golden.role in (Role.INPUT, Role.OUTPUT):
             self._terms.spread(golden)
         if golden.role is Role.BUFFER_UPDATE:
-            return self._terms.widened(tolerance, golden)
+            return self._terms.widened(tolerance, golden, dtype)
         if golden.role not in _OF_BACKWARDS:
             return tolerance
         if fed:
-            tolerance = tolerance.scaled(self._terms.normalised(golden))
-            return self._terms.widened(tolerance, golden)
-        widened = self._terms.widened(tolerance, golden).scaled(FREE_GRADIENTS)
+            times = self._terms.normalised(golden)
+            tolerance = tolerance.of_terms(times, dtype)
+            tolerance = tolerance.scaled(times if times >= CANCELS else 1.0)
+            return self._terms.widened(tolerance, golden, dtype)
+        widened = self._terms.widened(tolerance, golden, dtype).scaled(FREE_GRADIENTS)
         cancelled = self._terms.cancelled(golden)
         if cancelled == 1.0 or not tolerance.rel_l2:
             return widened

@@ -41,6 +41,11 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, Any], message: 
     assert str(refused.value).startswith(message)
 
 
+def test_force_without_a_golden_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^force \(--force\): feeds even .*name it \(--feed\)$"):
+        ac.FedWith(force=True)
+
+
 def test_options_are_checked_again_when_one_is_replaced() -> None:
     with pytest.raises(UsageError, match="steps must be at least 1"):
         replace(CaptureOptions(steps=3), steps=0)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.compare.constants import FLIPPED
+from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RoutedOtherwise
 from accucompare.compare.tokens.paired_sides import PairedSides, call_of_pair
 from accucompare.compare.tokens.routing import Routing
@@ -23,6 +24,8 @@ _Mask = NDArray[np.bool_]
 
 #: Operators that compare, by the beginning of their names.
 _COMPARES = {f"aten.{name}.": getattr(operator, name) for name in ("lt", "le", "gt", "ge")}
+#: Operators that choose.
+_CHOOSES = (*_COMPARES, "aten.topk.", "aten.sort.", "aten.max.", "aten.min.", "aten.arg")
 #: What it takes may change hardly more than the scores do: the highest value, a mask that cuts at
 #: zero. Another choice of theirs explains nothing of what follows.
 _OF_VALUES = ("aten.max.", "aten.min.")
@@ -73,6 +76,13 @@ class InnerChoices(NamedTuple):
         return found
 
 
+def _is_kept(pair: Pair) -> bool:
+    """Whether the values of both sides were."""
+    return all(
+        each is not None and each.member is not None for each in (pair.golden, pair.candidate)
+    )
+
+
 def _is_otherwise(sides: PairedSides, place: int) -> bool | None:
     """Whether choices differ; ``None`` if there are not as many."""
     ours, theirs = sides.put_together(place) or (None, None)
@@ -94,7 +104,11 @@ def _by_operator(sides: PairedSides) -> dict[tuple[Any, ...], dict[str, int]]:
     found: dict[tuple[Any, ...], dict[str, int]] = {}
     for place, pair in enumerate(sides.pairs):
         record = pair.record
-        if record.role in (Role.OP_INPUT, Role.OP_OUTPUT):
+        if (
+            record.role in (Role.OP_INPUT, Role.OP_OUTPUT)
+            and record.type.startswith(_CHOOSES)
+            and _is_kept(pair)
+        ):
             key = *call_of_pair(pair), *record.operator
             found.setdefault(key, {})[record.part] = place
     return found

@@ -83,7 +83,7 @@ class Numerics:
     def emulation(self) -> Iterator[None]:
         """Round what goes into matrix products and convolutions, or all results, if asked."""
         if self._round_results is not None:
-            with RoundedResults(getattr(torch, self._round_results)):
+            with RoundedResults(self._round_results):
                 yield
             return
         if self._emulate is None:

@@ -92,7 +92,7 @@ class Feeding(GoldenValues):
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
 
-    def calls_of(
+    def goldens_calls(
         self,
         step: int,
         name: str,
@@ -190,8 +190,8 @@ class Feeding(GoldenValues):
         ]
         if not asked:
             return []
-        state = vars(self._modules.named[name])
-        kept = (*state["_parameters"].values(), *state["_buffers"].values(), *state.values())
+        module = self._modules.named[name]
+        kept = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
         own = {memory_of(each) for each in kept if _has_memory(each)} | self._handed
         found = [
             (path, memory_of(part))

@@ -94,7 +94,7 @@ class GoldenValues:
             round_to: the type to which golden's floating values are rounded; they keep their own.
             parts: of golden's tensors, for one of several ranks where golden is of one device.
         """
-        self._rounded = None if round_to is None else getattr(torch, str(round_to))
+        self._rounded = round_to
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank

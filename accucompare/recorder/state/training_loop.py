@@ -89,11 +89,6 @@ class Training:
             for number, live in enumerate(lives)
         ]
 
-    def left(self) -> dict[str, Any]:
-        """What schedulers hold now, by their places."""
-        schedulers = (part for part in self.parts if part.component is Component.SCHEDULER)
-        return {f"({part.place})": part.options() for part in schedulers}
-
     def update(self, loss: torch.Tensor) -> None:
         """Step what there is, as a training loop does after the backward."""
         for optimizer in self.optimizers:
