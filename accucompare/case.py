@@ -57,18 +57,13 @@ class Case:
 
 
 def load_case(target: str | None) -> tuple[Case, str]:
-    """Find and build a case.
+    """Find and build a case. Returns the case and its target, with the default filled in. Raises
+    CaseError if there is no such case, or it cannot be built.
 
     Args:
         target: ``file.py[:callable]`` or ``package.module[:callable]``; the callable's default is
             ``case``. ``None`` stands for ``[tool.accucompare] case = "…"`` of the nearest
             pyproject.toml, and without one for ``./case.py``.
-
-    Returns:
-        The case and its target, with the default filled in.
-
-    Raises:
-        CaseError: if there is no such case, or it cannot be built.
     """
     target = _default_target() if target is None else target
     source, _, name = target.partition(":")

@@ -52,14 +52,12 @@ class ReproducerScript(NamedTuple):
 def save_reproducer(
     stem: Path, finding: Finding, snapshot: Snapshot, case: str | None
 ) -> ReproducerScript:
-    """Write the bundle ``stem`` and the script ``stem.py``, replacing an earlier run's.
+    """Write the bundle ``stem`` and the script ``stem.py``, replacing an earlier run's. Raises
+    CaptureError if it cannot be written; nothing is left of it then.
 
     Args:
         stem: such as ``watch/rank0-step7``.
         case: the case that the command line runs, if it does: the script takes the module from it.
-
-    Raises:
-        CaptureError: if it cannot be written; nothing is left of it then.
     """
     script = stem.with_name(f"{stem.name}.py")
     if stem.exists() and not (stem / "manifest.json").is_file():

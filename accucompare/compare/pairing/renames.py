@@ -204,14 +204,9 @@ def _renamed_table(
 
 
 def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model]]) -> None:
-    """Refuse maps that have no effect or are ambiguous.
-
-    Args:
-        sides: pairs of golden's model and the model that it is fed to or that takes over its state.
-
-    Raises:
-        UsageError: if one matches no name, leads to none, or gives two of golden's names one.
-    """
+    """Refuse maps that have no effect or are ambiguous. Raises UsageError if one matches no name,
+    leads to none, or gives two of golden's names one. ``sides``: pairs of golden's model and the
+    model that it is fed to or that takes over its state."""
     for renaming in renamings:
         targets = [
             (new, new in (own.get(kind) or {}))

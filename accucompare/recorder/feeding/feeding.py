@@ -135,16 +135,14 @@ class Feeding(GoldenValues):
         """What a call returns, with golden's values in it; raises as ``inputs``.
 
         Where a module returns its input, or a view of it, the caller gets its own tensor back: it
-        may write into the one and read the other.
+        may write into the one and read the other. Returns the new value; and by path the caller's
+        own tensors in it.
 
         Args:
             place: the call's outputs.
             lent: what it was given; ``None`` if it was not fed.
             given: the current parts of its arguments, by path.
             arrives: see ``Arrives``; for gradients from outside the call.
-
-        Returns:
-            The new value; and by path the caller's own tensors in it.
         """
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)

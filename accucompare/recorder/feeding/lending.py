@@ -121,13 +121,11 @@ class Lent:
         If the module wrote there, golden's values are written there too. If not, nothing is
         written: the memory may be the user's. The caller's tensor is returned only if it is close
         to golden's. If the module wrote nothing and computed something other than golden, the
-        output is left out: golden's is another part of its input.
+        output is left out: golden's is another part of its input. They are by the id of golden's
+        value; ``None`` where the caller's own does not hold it.
 
         Args:
             exchanged: (computed, golden's value).
-
-        Returns:
-            By the id of golden's value; ``None`` where the caller's own does not hold it.
         """
         with plainly():
             return self._aliases(exchanged)
