@@ -203,18 +203,18 @@ def _of_places(
     return _Flips(right, margins, apart, usual, finite * 2.0 ** -_digits(sides, place))
 
 
-#: Which are chosen: the highest or the lowest, and whether in order.
-_WAYS = ((-1, True), (1, True), (-1, False), (1, False))
+#: Whether the highest are chosen, or the lowest; and whether in order.
+_WAYS = ((True, True), (False, True), (True, False), (False, False))
 
 
-def _as_set(way: tuple[int, bool], values: _Floats) -> _Floats:
+def _as_set(way: tuple[bool, bool], values: _Floats) -> _Floats:
     return values if way[1] else np.sort(values, axis=1)
 
 
-def _fits(way: tuple[int, bool], scores: _Floats, taken: _Floats) -> bool:
+def _fits(way: tuple[bool, bool], scores: _Floats, taken: _Floats) -> bool:
     """Whether exactly these values are chosen that way."""
-    sign, _ = way
-    best = sign * np.sort(sign * scores, axis=1)[:, : taken.shape[1]]
+    ordered = np.sort(scores, axis=1)[:, :: -1 if way[0] else 1]
+    best = ordered[:, : taken.shape[1]]
     return bool(np.array_equal(_as_set(way, best), _as_set(way, taken)))
 
 
