@@ -47,49 +47,30 @@ _REINSTALL = "pip install --force-reinstall accucompare"
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or could be better.
-
-    Attributes:
-        cure: what to do; ``""`` if the message says it.
-        serious: whether accucompare cannot work at all, or not on the device that was asked for.
-    """
+    """One thing that is wrong, or could be better."""
 
     topic: str
     message: str
-    cure: str
+    cure: str  # what to do; ``""`` if the message says it
+    # whether accucompare cannot work at all, or not on the device that was asked for
     serious: bool = False
 
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One type of device.
+    """One type of device."""
 
-    Attributes:
-        available: whether a capture can run on it.
-        message: why not, and the cure.
-        description: its name, and versions of its software.
-        flags: the current settings that change numbers.
-    """
-
-    available: bool
-    message: str = ""
+    available: bool  # whether a capture can run on it
+    message: str = ""  # why not, and the cure
     count: int = 0
+    # its name, and versions of its software
     description: dict[str, Any] = field(default_factory=dict)
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)  # the current settings that change numbers
 
 
 @dataclass(frozen=True)
 class Examination:
-    """This machine, and its problems.
-
-    Attributes:
-        processors: how many may be used.
-        memory: bytes that may be used; ``None`` where the system does not say.
-        kernel, crc, digests: the implementations in use; ``None`` where they cannot be imported.
-        versions: of relevant packages, by name; ``None`` for those not installed.
-        environment: relevant variables that are set.
-        problems: the serious ones first.
-    """
+    """This machine, and its problems."""
 
     ok: bool
     accucompare: str
@@ -97,15 +78,17 @@ class Examination:
     python: str
     executable: str
     platform: str
-    processors: int
-    memory: int | None
+    processors: int  # how many may be used
+    memory: int | None  # bytes that may be used; ``None`` where the system does not say
+    # kernel, crc, digests: the implementations in use; ``None`` where they cannot be imported
     kernel: str | None
     crc: str | None
     digests: str | None
+    # of relevant packages, by name; ``None`` for those not installed
     versions: dict[str, str | None]
     devices: dict[str, DeviceReport]
-    environment: dict[str, str]
-    problems: list[Problem]
+    environment: dict[str, str]  # relevant variables that are set
+    problems: list[Problem]  # the serious ones first
 
 
 def examine(device: DeviceName | None = None, timeout: float = _PATIENCE) -> Examination:

@@ -41,17 +41,12 @@ ServerAnswer = tuple[dict[str, Any], bytes | None]
 
 @dataclass(frozen=True)
 class Url:
-    """A place in object storage. ``str`` and ``repr`` leave credentials out; ``whole`` has them.
-
-    Attributes:
-        path: bucket or host, and the rest, without a slash at its end.
-        user: ``user:password@``, if given.
-        query: ``?…`` such as a signature, if given; each file below gets it, too.
-    """
+    """A place in object storage. ``str`` and ``repr`` leave credentials out; ``whole`` has them."""
 
     scheme: str
-    path: str
-    user: str = field(default="", repr=False)
+    path: str  # bucket or host, and the rest, without a slash at its end
+    user: str = field(default="", repr=False)  # ``user:password@``, if given
+    # ``?…`` such as a signature, if given; each file below gets it, too
     query: str = field(default="", repr=False)
 
     def __str__(self) -> str:
@@ -160,12 +155,8 @@ class Url:
         **options: Any,
     ) -> Future[Any]:
         """Begin ``call``; ``wait`` gives its result. Without asyncio support in the library, the
-        call is done at once.
-
-        Args:
-            before, after: positional arguments before and after the path; libraries name them
-                differently.
-        """
+        call is done at once. ``before``, ``after``: positional arguments before and after the path;
+        libraries name them differently."""
         return self._begin(
             lambda system, path: _called(system, name, *before, path, *after, **options)
         )

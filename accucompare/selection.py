@@ -10,13 +10,13 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 
-class _Value(str, Enum):
-    """A value of an option, spelled as the user writes it."""
+class Word(str, Enum):
+    """A member is its value in every text that is made of it."""
 
     __str__ = str.__str__
 
 
-class Mode(_Value):
+class Mode(Word):
     """``mode``: what a capture keeps of a tensor."""
 
     TENSORS = "tensors"
@@ -29,14 +29,14 @@ class Mode(_Value):
 SKETCH_SIZE, LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE = 256, 16, 65536
 
 
-class Level(_Value):
+class Level(Word):
     """``level``: whose inputs and outputs a capture records, or a watch looks at."""
 
     MODULE = "module"
     OP = "op"
 
 
-class RoleGroup(_Value):
+class RoleGroup(Word):
     """``roles``: which records a capture makes.
 
     ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: their gradients,
@@ -64,7 +64,7 @@ class RoleGroup(_Value):
         return tuple(each for each in cls if each.value in names)
 
 
-class FloatType(_Value):
+class FloatType(Word):
     """``dtype``: the type that a case is cast to."""
 
     FLOAT64 = "float64"
@@ -73,7 +73,7 @@ class FloatType(_Value):
     FLOAT16 = "float16"
 
 
-class RoundedFeed(_Value):
+class RoundedFeed(Word):
     """``round_feed``; ``float29`` is float32 without its last three bits, about as much as two
     devices' float32 differs."""
 
@@ -84,14 +84,14 @@ class RoundedFeed(_Value):
     FLOAT16 = "float16"
 
 
-class RoundedType(_Value):
+class RoundedType(Word):
     """``round_weights``."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
-class Precision(_Value):
+class Precision(Word):
     """``emulate``: a format that matrix units round float32 operands to.
 
     Bits of sign, exponent and explicit mantissa: ``HF32`` 1 + 8 + 11 (Huawei, ATC user guide,
@@ -105,14 +105,14 @@ class Precision(_Value):
     FP16 = "fp16"
 
 
-class CostKind(_Value):
+class CostKind(Word):
     """``by``: what a share that is kept in float32 is of."""
 
     FLOPS = "flops"
     BYTES = "bytes"
 
 
-class OnFinding(_Value):
+class OnFinding(Word):
     """``on_finding``: what a watch does when it finds something."""
 
     RAISE = "raise"
@@ -120,18 +120,18 @@ class OnFinding(_Value):
     SNAPSHOT = "snapshot"
 
 
-class Standard(_Value):
+class Standard(Word):
     """``accept``: a published standard for training (``accucompare.compare.runs.acceptance``)."""
 
     MINDFORMERS = "mindformers"
 
 
-class Viewer(_Value):
+class Viewer(Word):
     MODEL_EXPLORER = "model-explorer"
     PERFETTO = "perfetto"
 
 
-class DumpFormat(_Value):
+class DumpFormat(Word):
     """``import --from``; each has a reader in ``accucompare.dumps``."""
 
     MSPROBE = "msprobe"
@@ -152,17 +152,11 @@ _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of 
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps of a run are recorded.
+    """Which steps of a run are recorded."""
 
-    Attributes:
-        count: the number after the last step that is run.
-        chosen: the recorded steps, in order; ``None`` for all.
-        first: the first step of this run; earlier ones were run elsewhere.
-    """
-
-    count: int
-    chosen: tuple[int, ...] | None = None
-    first: int = 0
+    count: int  # the number after the last step that is run
+    chosen: tuple[int, ...] | None = None  # the recorded steps, in order; ``None`` for all
+    first: int = 0  # the first step of this run; earlier ones were run elsewhere
 
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:

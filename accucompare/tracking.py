@@ -31,15 +31,11 @@ _KNOWN = "wandb, tensorboard or mlflow"
 
 @dataclass(frozen=True)
 class Logged:
-    """What is logged of a comparison.
+    """What is logged of a comparison."""
 
-    Attributes:
-        scalars: by name, ``accucompare/worst_x_limit``; infinite where a row fails without one.
-        texts: by name: the conclusion, and the first culprit.
-    """
-
+    # by name, ``accucompare/worst_x_limit``; infinite where a row fails without one
     scalars: dict[str, float]
-    texts: dict[str, str]
+    texts: dict[str, str]  # by name: the conclusion, and the first culprit
 
 
 def log_to(

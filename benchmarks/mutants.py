@@ -51,6 +51,7 @@ EXEMPT = {
         "how far float64 itself rounds: the bounds are proved, and tested against exact arithmetic"
     ),
     "carried_apart": "how many calls are looked at for a sum",
+    "gradient_pieces": "how many pieces there may be for every order to be tried",
     "called_tree": "how small blocks are; a run proves what is kept",
     "cluster": "how work is divided, and how long a machine is waited for",
     "describing": "how many culprits are described, and how much of a tensor is read for it",

@@ -82,7 +82,7 @@ def of_token(name: str) -> TrainingFault:
                 output: torch.Tensor = forward(data)
                 with given_as(module, "weight", torch.Tensor.detach):
                     constant = forward(data)
-                missed = torch.zeros(output.shape, dtype=torch.bool)
+                missed = torch.zeros_like(output, dtype=torch.bool)
                 (missed[0, 0] if output.dim() == 3 else missed[0]).fill_(True)
                 return torch.where(missed, constant, output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,12 @@ from tests.forkserver import CLI, with_torch
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom
 # some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests write to memory where there is much of it: a disk's file system would work a tenth of all
+# the time.
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
 settings.register_profile("quick", max_examples=40, deadline=None)

@@ -6,22 +6,25 @@ environment, streams and exit code of a fresh process. What is read while module
 as ``OMP_NUM_THREADS``, and what happens at exit, needs a fresh one.
 
 For what needs more modules, such as torch_npu where the NPU is simulated, the same process forks a
-second server from itself, which goes on and imports them."""
+second server from itself, which goes on and imports them. Processes that test share the servers."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
+from hashlib import md5
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -29,6 +32,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parent.parent
+#: Not that of the test which starts a server.
+FOLDER = tempfile.gettempdir()
 CLI = "from accucompare.cli import main; main()"
 #: As ``python script.py …`` and ``python -m module …``, whose name is the first argument.
 SCRIPT = """
@@ -84,12 +89,35 @@ _NPU = ("torch_npu",)
 #: Bytes of a large page, and what Linux calls it to make one of many small ones.
 _HUGE, _COLLAPSE = 2 << 20, 25
 
-#: In the server and its children: what it reads requests from, which ends with the tests.
+#: In the server and its children: where requests come from, which ends with the tests.
 requests = -1
 
 
+def _connected(name: str, start: Callable[[str], object]) -> socket.socket:
+    """To a server of all test processes of a run, which the first of them starts."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    path = f"{FOLDER}/forkserver.{run[:12]}.{name}"
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = socket.socket(socket.AF_UNIX)
+        if server.connect_ex(path):
+            start(path)
+            server.connect(path)
+    return server
+
+
+def _listening(path: str) -> socket.socket:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    return listening
+
+
 class Forkserver:
-    """Starts the process; it ends when this object does, or the process that has it.
+    """Processes that test ask one server, which the first of them starts, and which ends with the
+    last.
 
     Args:
         variables: its environment, and so what is read while it imports.
@@ -97,25 +125,27 @@ class Forkserver:
     """
 
     def __init__(self, variables: Mapping[str, str], modules: tuple[str, ...] = MODULES) -> None:
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="forkserver.")
-        command = [
-            sys.executable,
-            "-c",
-            (
-                f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forkserver import"
-                " serve; serve()"
-            ),
-        ]
-        self._process = subprocess.Popen(
-            [*command, str(requests), str(answers), *modules],
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(requests, answers),
-        )
-        os.close(requests)
-        os.close(answers)
+        self._variables, self._modules = dict(variables), modules
+        self._folder = tempfile.TemporaryDirectory(prefix="forkserver.", dir=FOLDER)
+        self._servers: dict[tuple[str, ...], socket.socket] = {}
+        self._servers[()] = _connected(_name(modules), self._start)
+
+    def _start(self, path: str) -> None:
+        with _listening(path) as listening:
+            command = [
+                sys.executable,
+                "-c",
+                (
+                    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forkserver import"
+                    " serve; serve()"
+                ),
+            ]
+            self._process = subprocess.Popen(
+                [*command, str(listening.fileno()), path, *self._modules],
+                env=self._variables,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(listening.fileno(),),
+            )
 
     def run(
         self,
@@ -123,7 +153,7 @@ class Forkserver:
         *arguments: str | Path,
         cwd: Path,
         variables: Mapping[str, str],
-        more: Sequence[str] = (),
+        more: tuple[str, ...] = (),
     ) -> CompletedProcess[str]:
         """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c",
         program, ...], text=True)``.
@@ -131,65 +161,88 @@ class Forkserver:
         Args:
             more: what the process finds imported, too.
         """
+        if more not in self._servers:
+            self._servers[more] = _connected(
+                _name((*self._modules, *more)), lambda path: self._ask((), second=[path, more])
+            )
         streams = [Path(self._folder.name, name) for name in ("out", "err")]
         argv = ["-c", *map(str, arguments)]
-        request = {
-            "program": program,
-            "argv": argv,
-            "cwd": str(cwd),
-            "variables": dict(variables),
-            "streams": list(map(str, streams)),
-        }
-        os.write(self._requests, json.dumps([more, request]).encode() + b"\n")
-        answer = os.read(self._answers, 100)
-        assert answer, "the server has died; what it printed is above"
+        code = self._ask(
+            more,
+            program=program,
+            argv=argv,
+            cwd=str(cwd),
+            variables=dict(variables),
+            streams=list(map(str, streams)),
+        )
         out, err = (stream.read_text() for stream in streams)
-        return CompletedProcess([program, *argv[1:]], int(answer), out, err)
+        return CompletedProcess([program, *argv[1:]], code, out, err)
+
+    def _ask(self, server: tuple[str, ...], **request: Any) -> int:
+        self._servers[server].sendall(json.dumps(request).encode() + b"\n")
+        answer = self._servers[server].recv(100)
+        assert answer, "the server has died; what it printed is above"
+        return int(answer)
+
+
+def _name(modules: tuple[str, ...]) -> str:
+    return md5(" ".join(modules).encode()).hexdigest()[:12]
 
 
 def serve() -> None:
+    """Import, and then fork for each process that tests."""
+    _import(sys.argv[3:])
+    _listen(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+
+
+def _listen(listening: socket.socket, path: str) -> NoReturn:
+    """Fork for each client, until the last has gone."""
+    clients: set[int] = set()
+    listening.settimeout(1)
+    while True:
+        with suppress(TimeoutError):
+            client, _ = listening.accept()
+            child = os.fork()
+            if not child:
+                listening.close()
+                _answer(client)
+            client.close()
+            clients.add(child)
+        clients -= {child for child in clients if os.waitpid(child, os.WNOHANG)[0]}
+        if not clients:
+            for name in (path, f"{path}.lock"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+            os._exit(0)
+
+
+def _answer(client: socket.socket) -> NoReturn:
     """Fork for each line of requests, and answer with the child's exit code."""
     global requests
-    requests, answers = map(int, sys.argv[1:3])
-    _import(sys.argv[3:])
-    seconds: dict[tuple[str, ...], tuple[int, int]] = {}
-    with os.fdopen(requests) as lines:
+    client.settimeout(None)
+    requests = client.fileno()
+    with client.makefile() as lines:
         for line in lines:
-            more, request = json.loads(line)
-            if more:
-                modules = tuple(more)
-                if modules not in seconds:
-                    seconds[modules] = _second_server(modules)
-                asked, answered = seconds[modules]
-                os.write(asked, line.encode())
-                answer = os.read(answered, 100)
-                assert answer, "the second server has died; what it printed is above"
-                os.write(answers, answer)
-            else:
-                os.write(answers, _forked(request))
-
-
-def _second_server(modules: tuple[str, ...]) -> tuple[int, int]:
-    """Fork a server that has more modules; where it is asked, and where it answers."""
-    requests, asked = os.pipe()
-    answered, answers = os.pipe()
-    if os.fork():
-        os.close(requests)
-        os.close(answers)
-        return asked, answered
-    os.close(asked)
-    os.close(answered)
-    if modules == _NPU:
-        os.environ.update(_with_npu())
-        sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
-        exec(AUTOLOAD, {})
-        _settle()
-    else:
-        _import(modules)
-    with os.fdopen(requests) as lines:
-        for line in lines:
-            os.write(answers, _forked(json.loads(line)[1]))
+            request = json.loads(line)
+            code = _second_server(*request["second"]) if "second" in request else _forked(request)
+            client.sendall(str(code).encode())
     os._exit(0)
+
+
+def _second_server(path: str, modules: list[str]) -> int:
+    """Fork a server that has more modules."""
+    listening = _listening(path)
+    if not os.fork():
+        if modules == [*_NPU]:
+            os.environ.update(_with_npu())
+            sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
+            exec(AUTOLOAD, {})
+            _settle()
+        else:
+            _import(modules)
+        _listen(listening, path)
+    listening.close()
+    return 0
 
 
 def find_simulation() -> None:
@@ -225,11 +278,11 @@ def _settle() -> None:
                     madvise(ctypes.c_void_p(place), ctypes.c_size_t(_HUGE), _COLLAPSE)
 
 
-def _forked(request: dict[str, Any]) -> bytes:
+def _forked(request: dict[str, Any]) -> int:
     child = os.fork()
     if not child:
         become(**request)
-    return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def become(
@@ -277,9 +330,7 @@ def _with_npu() -> dict[str, str]:
 
 @cache
 def _server() -> Forkserver:
-    """One for each process that tests. It could load CANN's libraries where they are simulated, and
-    imports torch without any device.
-    """
+    """It could load CANN's libraries where they are simulated; imports torch without devices."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with suppress(RuntimeError):  # there is no simulated NPU here
         # which is read once, when a process starts

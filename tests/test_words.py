@@ -37,7 +37,9 @@ def is_of_an_error(node: ast.AST) -> bool:
 
 def is_named(node: ast.AST) -> bool:
     """The members of an Enum are names, whatever their values are."""
-    return isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(x) for x in node.bases)
+    return isinstance(node, ast.ClassDef) and bool(
+        {"Enum", "Word"} & {*map(ast.unparse, node.bases)}
+    )
 
 
 def sentences(node: ast.AST) -> Iterator[str]:

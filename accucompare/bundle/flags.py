@@ -10,22 +10,18 @@ MANTISSA = {"hf32": 11, "tf32": 10, "fp16": 10, "bf16": 7}
 
 
 class Flag(NamedTuple):
-    """A flag, as ``Cpu.flags`` names it, that changes numbers when it has some value.
-
-    Attributes:
-        types: the device types that it matters for.
-        products: the float32 products that it lets round: ``"matmul"``, ``"conv"`` or ``""``.
-        format: what the products are rounded to if it is True; ``""`` where its value says so.
-        saturates: whether overflow then gives the largest finite value instead of infinity.
-    """
+    """A flag, as ``Cpu.flags`` names it, that changes numbers when it has some value."""
 
     name: str
     values: tuple[object, ...]
     effect: str
     cure: str
-    types: tuple[str, ...]
+    types: tuple[str, ...]  # the device types that it matters for
+    # the float32 products that it lets round: ``"matmul"``, ``"conv"`` or ``""``
     products: str = ""
+    # what the products are rounded to if it is True; ``""`` where its value says so
     format: str = ""
+    # whether overflow then gives the largest finite value instead of infinity
     saturates: bool = False
 
     def rounds_to(self, value: Any) -> str:

@@ -43,11 +43,9 @@ def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
 
 def announcer(quiet: bool) -> Callable[[str], None]:
     """Tells on standard error what is done next."""
-    return (
-        (lambda doing: None)
-        if quiet
-        else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
-    )
+    if quiet:
+        return lambda doing: None
+    return lambda doing: click.echo(f"… {printable(doing)}", err=True)
 
 
 @contextlib.contextmanager

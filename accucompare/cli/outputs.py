@@ -113,13 +113,10 @@ class Outputs(NamedTuple):
     def checked(
         self, bundles: Iterable[Path] = (), inputs: Mapping[str, Path | None] = MappingProxyType({})
     ) -> Outputs:
-        """The same, each checked to be writable before any work is done.
-
-        Raises:
-            UsageError: if one would overwrite another, one of the ``inputs``, or a file in a
-                bundle; ``bundles`` are those that will be written.
-            ReportError: if a directory is not writable, or pyarrow is missing and needed.
-        """
+        """The same, each checked to be writable before any work is done. Raises UsageError if one
+        would overwrite another, one of the ``inputs``, or a file in a bundle; ``bundles`` are those
+        that will be written; ReportError if a directory is not writable, or pyarrow is missing and
+        needed."""
         refuse_places(
             {"--report": self.reports, "--json": self.json, "--parquet": self.parquet},
             bundles,
@@ -206,11 +203,9 @@ def answered(
 
 
 def logs_of(log: Path) -> tuple[Path, ...]:
-    return (
-        tuple(path for path in log.glob("rank*") if path.is_file())
-        if os.path.isdir(log)
-        else (log,)
-    )
+    if os.path.isdir(log):
+        return tuple(path for path in log.glob("rank*") if path.is_file())
+    return (log,)
 
 
 def stem(path: Place) -> str:

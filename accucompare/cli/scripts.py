@@ -59,11 +59,8 @@ class MayRunScript(Command):
 
 
 def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | None:
-    """The command after ``--``; ``None`` without ``--``.
-
-    Raises:
-        UsageError: if nothing follows ``--``, or a case or an option not for scripts is given.
-    """
+    """The command after ``--``; ``None`` without ``--``. Raises UsageError if nothing follows
+    ``--``, or a case or an option not for scripts is given."""
     ctx = click.get_current_context()
     given = [name for name in ctx.params if was_given(ctx, name)]
     command: list[str] | None = ctx.meta.get(__name__)

@@ -150,11 +150,9 @@ def watch(
 def _on_finding(options: dict[str, Any]) -> str:
     """By default, a run that may be paused goes on after a finding."""
     said = was_given(click.get_current_context(), "on_finding")
-    return (
-        str(options["on_finding"])
-        if said or options["pause_after"] is None
-        else OnFinding.SNAPSHOT.value
-    )
+    if said or options["pause_after"] is None:
+        return str(options["on_finding"])
+    return OnFinding.SNAPSHOT.value
 
 
 def _watch_script(
@@ -279,11 +277,9 @@ def _bare_warnings() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        return (
-            f"\n{message}\n"
-            if issubclass(category, NonFiniteWarning)
-            else usual(message, category, filename, lineno, line)
-        )
+        if issubclass(category, NonFiniteWarning):
+            return f"\n{message}\n"
+        return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = bare
     try:

@@ -12,40 +12,28 @@ from accucompare.compare.rows import Row
 
 
 class BlamedOperator(msgspec.Struct, frozen=True):
-    """The operator of a compiled graph whose value is wrong.
+    """The operator of a compiled graph whose value is wrong."""
 
-    Attributes:
-        region: the module whose graph it is in.
-        operator, line: what is called, and where in the user's code.
-        compiled, eager: relative L2 errors against float64.
-        backward: whether its gradient is wrong.
-        alone: whether it is wrong when compiled alone, too; else with all before it.
-        kernel, code: of generated code: the function, and the file that has it.
-    """
-
-    region: str
+    region: str  # the module whose graph it is in
+    # operator, line: what is called, and where in the user's code
     operator: str
     line: str
+    # compiled, eager: relative L2 errors against float64
     compiled: float
     eager: float
-    backward: bool = False
-    alone: bool = False
+    backward: bool = False  # whether its gradient is wrong
+    alone: bool = False  # whether it is wrong when compiled alone, too; else with all before it
+    # kernel, code: of generated code: the function, and the file that has it
     kernel: str = ""
     code: str = ""
 
 
 class Nearer(msgspec.Struct, frozen=True):
-    """How compiled and eager values lie to those in float64.
+    """How compiled and eager values lie to those in float64."""
 
-    Attributes:
-        values: how many outputs and gradients have other bits than eager's, or than float64.
-        nearer: in how many compiled is at least as near as eager.
-        middle: the median of compiled's error as a multiple of eager's.
-    """
-
-    values: int
-    nearer: int
-    middle: float
+    values: int  # how many outputs and gradients have other bits than eager's, or than float64
+    nearer: int  # in how many compiled is at least as near as eager
+    middle: float  # the median of compiled's error as a multiple of eager's
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Nearer | None:
@@ -63,34 +51,22 @@ class Nearer(msgspec.Struct, frozen=True):
 
 
 class CompiledLevel(msgspec.Struct, frozen=True):
-    """One way in which the model was cut into regions.
+    """One way in which the model was cut into regions."""
 
-    Attributes:
-        compiled: its regions, and what ran eagerly.
-        passed: whether all that was compared passed.
-    """
-
-    compiled: Compiled
-    passed: bool
+    compiled: Compiled  # its regions, and what ran eagerly
+    passed: bool  # whether all that was compared passed
 
 
 class CompiledFound(msgspec.Struct, frozen=True):
-    """What was compiled, and what that shows.
-
-    Attributes:
-        levels: the finest first; those inside of a culprit last.
-        whole: whether the model was compiled as one, too, so that no code was left out.
-        nearer: ``None`` if no value tells.
-        operator: in which the first culprit's error is made; ``None`` if that is unknown.
-        no_operator: why that is unknown.
-    """
+    """What was compiled, and what that shows."""
 
     backend: str
-    levels: tuple[CompiledLevel, ...]
-    whole: bool
-    nearer: Nearer | None = None
+    levels: tuple[CompiledLevel, ...]  # the finest first; those inside of a culprit last
+    whole: bool  # whether the model was compiled as one, too, so that no code was left out
+    nearer: Nearer | None = None  # ``None`` if no value tells
+    # in which the first culprit's error is made; ``None`` if that is unknown
     operator: BlamedOperator | None = None
-    no_operator: str = ""
+    no_operator: str = ""  # why that is unknown
 
     @property
     def eager(self) -> dict[str, str]:

@@ -9,8 +9,10 @@ from enum import Enum
 
 from accucompare.bundle.format import SERIES_ROLES
 from accucompare.compare import facts
+from accucompare.compare.constants import NEAR
 from accucompare.compare.facts import BareFact, Fact
 from accucompare.compare.judging import but_plain
+from accucompare.compare.limits import other_configuration
 from accucompare.compare.origins import STRUCTURAL, Culprit, Stage, is_choice, is_of_glue
 from accucompare.compare.preflight_facts import About, BesideGolden, PreflightFinding
 from accucompare.compare.remarks import TermsCancel
@@ -47,13 +49,10 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided of a result.
-
-    Attributes:
-        facts: what it rests on, the most telling first; what an all-clear does not cover is last.
-    """
+    """What is decided of a result."""
 
     answer: Answer
+    # what it rests on, the most telling first; what an all-clear does not cover is last
     facts: tuple[Fact, ...]
 
     @property
@@ -174,7 +173,7 @@ def _first_over(result: Result) -> Decision | None:
         and culprit.scaled is None
         and not culprit.row.lost
     ):
-        first = min(result.culprits, key=_when)
+        first = min(result.culprits, key=lambda each: (each.record.step, each.record.order))
         later = facts.Order.MOST_STEPS if culprit.seen > first.seen else facts.Order.LATER
         return _different(
             facts.FirstOver(culprit, facts.Order.FIRST if culprit is first else later)
@@ -285,8 +284,28 @@ def _trouble_of_an_all_clear(result: Result) -> Iterator[Fact]:
         yield BareFact.NO_OUTPUT
     if result.refused is not None and by_baseline:
         yield BareFact.WITHIN_REFUSED
+    yield from _near_otherwise(result)
     if result.unseen:
         yield BareFact.OPTIMIZERS_DIFFER
+    yield from _left_otherwise(result)
+
+
+def _left_otherwise(result: Result) -> Iterator[Fact]:
+    """What the steps left in attributes, which no row shows."""
+    if left := tuple(each for each in result.preflight if each.about is About.LEFT):
+        yield facts.MadeOtherwise(facts.Otherwise.LEFT, left)
+
+
+def _near_otherwise(result: Result) -> Iterator[Fact]:
+    """Rows near fixed limits of modules that are configured otherwise: one may be why."""
+    if result.by_user or result.baseline is not None:
+        return
+    manifests = result.golden.manifest, result.candidate.manifest
+    options = {each[0]: each for each in other_configuration(*manifests)}
+    for row in result.rows if options else ():
+        option = None if row.golden is None else options.get(row.golden.name)
+        if option is not None and (row.verdict.over_limit or 0.0) > NEAR:
+            yield facts.NearOtherwise(row, option)
 
 
 def _judged_by_few(result: Result) -> bool:
@@ -472,10 +491,6 @@ def _blamed(result: Result, culprits: Sequence[Culprit]) -> facts.Blamed:
     """The first culprit; fed, where each error is its own, the first two."""
     shown = 2 if result.fed else 1
     return facts.Blamed(tuple(culprits[:shown]), max(0, len(culprits) - shown) if result.fed else 0)
-
-
-def _when(culprit: Culprit) -> tuple[int, int]:
-    return culprit.record.step, culprit.record.order
 
 
 def _is_no_rounding(result: Result, culprit: Culprit) -> bool:

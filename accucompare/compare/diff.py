@@ -27,7 +27,13 @@ from accucompare.compare.across_ranks import (
 )
 from accucompare.compare.asked_in_vain import on_maps, unused_layouts, unused_options, unused_rules
 from accucompare.compare.diff_options import DiffOptions, Work
-from accucompare.compare.fusions import on_fusions, with_carried_sums
+from accucompare.compare.fusions import (
+    added_like,
+    in_pieces_like,
+    on_fusions,
+    with_carried_sums,
+    with_sums_of_pieces,
+)
 from accucompare.compare.judging import Beside, DiffRows, Sides, but_plain, plain_count
 from accucompare.compare.layouts import Unified, own_clipping, unify
 from accucompare.compare.limits import OtherCode, Tolerance, other_optimizer
@@ -162,19 +168,16 @@ def _without_looking_for_cycles() -> Iterator[None]:
 
 
 class _Paired(NamedTuple):
-    """The pairs, all and selected.
-
-    Attributes:
-        parameters: golden's names that the candidate ties.
-        carried: classes of which golden, or the candidate, carries a value as two terms.
-    """
+    """The pairs, all and selected."""
 
     pairs: list[Pair]
     tokens: PairedTokens
     renamings: list[Renaming]
     proposed: list[str]
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # golden's names that the candidate ties
+    # classes of which golden, or the candidate, carries a value as two terms
     carried: list[tuple[bool, str]]
+    in_sums: bool  # whether gradients of several backwards may be added up
 
     @property
     def unified(self) -> Unified:
@@ -210,6 +213,10 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
         parameters,
     )
     pairs, carried = with_carried_sums(pairs, opened.golden, opened.candidate)
+    in_pieces = pairs
+    if opened.golden_ranks is None and opened.candidate_ranks is None:
+        pairs = with_sums_of_pieces(pairs, opened.golden, opened.candidate)
+    in_sums = pairs is not in_pieces
     pairs = pairing.with_gradients_given_back(pairs)
     pairs = [pair for pair in pairs if not _inside_of_region(pair, opened)]
     selected = [pair for pair in pairs if options.selection.allows(pair.record.name)]
@@ -222,7 +229,7 @@ def _pair(opened: Opened, options: DiffOptions) -> _Paired:
     if opened.scales:
         scaled = with_golden_scale(tokens.unified.pairs, opened.scales)
         tokens = tokens._replace(unified=tokens.unified._replace(pairs=scaled))
-    return _Paired(pairs, tokens, renamings, proposed, parameters, carried)
+    return _Paired(pairs, tokens, renamings, proposed, parameters, carried, in_sums)
 
 
 def _inside_of_region(pair: Pair, opened: Opened) -> bool:
@@ -308,7 +315,8 @@ def _judge(
     )
     several = opened.candidate_ranks is not None or opened.golden_ranks is not None
     # its workers know records as they were captured
-    as_captured = not (several or opened.fusions or paired.carried or opened.scales)
+    rewritten = opened.fusions or opened.in_parts or paired.carried or paired.in_sums
+    as_captured = not (several or rewritten or opened.scales)
     on = cluster if as_captured else None
     outcomes = _outcomes(sides, tasks, options.work, on, opened.at_once)
     if several:
@@ -327,7 +335,7 @@ def _judge(
     if baseline.bundle is not None and not opened.fed:
         outcomes = runs.by_envelope(tasks, outcomes, runs.after_updates(*opened.series))
     tasks.clear()  # of a million pairs
-    origins.rewritten = bool(opened.fusions or paired.carried)
+    origins.rewritten = bool(opened.fusions or opened.in_parts or paired.carried)
     uncalled = never_called(opened.golden, opened.candidate, options.selection)
     rows: Sequence[Row]
     if opened.at_once:  # steps without operators
@@ -359,7 +367,7 @@ def _findings(
     )
     findings += on_maps(renamings, paired.proposed, options.auto, opened.models)
     findings += [*on_stages(opened.named, options.renamings), *on_runs(opened)]
-    findings += on_fusions(opened.fusions, paired.carried)
+    findings += on_fusions(opened.fusions, paired.carried, opened.in_parts)
     return findings + baseline.findings(golden, candidate, renamings, alone, compared)
 
 
@@ -423,12 +431,16 @@ def _with_second_runs(
         return tasks
     return [
         msgspec.structs.replace(
-            task,
-            repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
-            golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
+            task, repeat=_in(theirs, task.pair.candidate), golden_repeat=_in(ours, task.pair.golden)
         )
         for task in tasks
     ]
+
+
+def _in(run: Mapping[Key, Record], record: Record | None) -> Record | None:
+    if record is None:
+        return None
+    return in_pieces_like(added_like(run.get(record.key), record, run), record, run)
 
 
 def _count(pairs: list[Pair]) -> int:

@@ -47,22 +47,13 @@ class Work:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """The options of ``accucompare.diff``, parsed.
+    """The options of ``accucompare.diff``, parsed."""
 
-    Attributes:
-        limits: what the user gave for all layers.
-        rules: limits by layer.
-        auto: whether to apply the renamings that would otherwise be proposed.
-        selection: the layers to compare, by golden's names.
-        standard: decides in place of the rows.
-        layouts: how the candidate's ranks hold some tensors.
-    """
-
-    limits: Tolerance = Tolerance()
-    rules: tuple[Rule, ...] = ()
+    limits: Tolerance = Tolerance()  # what the user gave for all layers
+    rules: tuple[Rule, ...] = ()  # limits by layer
     renamings: tuple[Renaming, ...] = ()
-    auto: bool = False
-    selection: Selection = Selection()
-    standard: Standard | None = None
-    layouts: tuple[GivenLayout, ...] = ()
+    auto: bool = False  # whether to apply the renamings that would otherwise be proposed
+    selection: Selection = Selection()  # the layers to compare, by golden's names
+    standard: Standard | None = None  # decides in place of the rows
+    layouts: tuple[GivenLayout, ...] = ()  # how the candidate's ranks hold some tensors
     work: Work = Work()

@@ -6,7 +6,7 @@ a class, with what was found."""
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -131,6 +131,13 @@ class Blamed(_Said, frozen=True):
     more: int
 
 
+class NearOtherwise(_Said, frozen=True):
+    """A row of a module that is configured otherwise; fixed limits pass it, though it is near."""
+
+    row: Row
+    option: tuple[str, str, Any, Any]  # module, attribute, golden's value, the candidate's
+
+
 class OverPrecise(_Said, frozen=True):
     """Rows far closer to golden than the baseline."""
 
@@ -146,6 +153,7 @@ class Otherwise(Enum):
     CONFIGURED = auto()
     RUN = auto()
     GIVEN = auto()
+    LEFT = auto()  # as it is at the end
 
 
 class MadeOtherwise(_Said, frozen=True):
@@ -185,6 +193,7 @@ Differs: TypeAlias = OtherModel | GivenDifferently | Parting | FirstOver | Other
 #: What qualifies another answer.
 Qualifying: TypeAlias = (
     NotDeterministic
+    | NearOtherwise
     | OverPrecise
     | MadeOtherwise
     | TrainedOtherwise

@@ -21,17 +21,11 @@ class LimitSource(str, Enum):
 
 
 class DefaultOfDtype(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """The table by dtype.
+    """The table by dtype."""
 
-    Attributes:
-        dtype: the row of the table.
-        before: whether it is an earlier value's type; these values have another.
-        of_step: whether it is for a number of a step.
-    """
-
-    dtype: str
-    before: bool = False
-    of_step: bool = False
+    dtype: str  # the row of the table
+    before: bool = False  # whether it is an earlier value's type; these values have another
+    of_step: bool = False  # whether it is for a number of a step
 
 
 class RuleOfFile(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -45,20 +39,15 @@ LimitOrigin: TypeAlias = LimitSource | DefaultOfDtype | RuleOfFile
 
 
 class LimitsOfPair(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """The limits of a tolerance, all of which judged; ``None`` is no limit.
-
-    Attributes:
-        by_default: whether they are not the user's.
-        unjudged: why no baseline judges.
-    """
+    """The limits of a tolerance, all of which judged; ``None`` is no limit."""
 
     atol: int | float | None
     rtol: int | float | None
     rel_l2: int | float | None
     cosine: int | float | None
     source: LimitOrigin
-    by_default: bool
-    unjudged: tuple[PairRemark, ...] = ()
+    by_default: bool  # whether they are not the user's
+    unjudged: tuple[PairRemark, ...] = ()  # why no baseline judges
 
 
 class LimitKind(str, Enum):

@@ -32,11 +32,7 @@ def with_golden_scale(pairs: Sequence[Pair], ratios: Mapping[int, float]) -> lis
     """The pairs, with the candidate's gradients of calls as golden's loss scale makes them.
 
     Those of parameters are unscaled when they are recorded. Scales are powers of two, so that the
-    products are exact.
-
-    Args:
-        ratios: as of ``loss_scale_ratios``.
-    """
+    products are exact. ``ratios``: as of ``loss_scale_ratios``."""
     return [
         replace(pair, candidate=in_golden_scale(pair.candidate, ratios))
         if ratios and pair.golden is not None and pair.candidate is not None

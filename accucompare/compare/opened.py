@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from accucompare.bundle.format import Key, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.diff_options import DiffOptions
-from accucompare.compare.fusions import Fusions
+from accucompare.compare.fusions import Fusions, as_golden_calls, given_as_golden
 from accucompare.compare.judging import Sides
 from accucompare.compare.layouts import (
     RankRecords,
@@ -42,33 +42,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """The bundles of a diff, and their records.
-
-    Attributes:
-        repeat, golden_repeat: the second runs of the candidate and of golden.
-        baseline: the one that decides, if any may.
-        golden_records, candidate_records: of the steps that are judged pair by pair.
-        damage: records and steps that could not be read; later stages add theirs.
-        at_once: the other steps.
-        named: the candidate's ranks under golden's names.
-        fusions: what one side has fused and the other in parts; the candidate is as golden is.
-        scales: golden's loss scale over the candidate's, by step, where they differ.
-    """
+    """The bundles of a diff, and their records."""
 
     golden: Bundle
     candidate: Bundle
+    # repeat, golden_repeat: the second runs of the candidate and of golden
     repeat: Bundle | None
     golden_repeat: Bundle | None
-    baseline: ChosenBaseline
+    baseline: ChosenBaseline  # the one that decides, if any may
     in_force: LimitsInForce
+    # golden_records, candidate_records: of the steps that are judged pair by pair
     golden_records: list[Record]
     candidate_records: list[Record]
-    damage: list[str]
-    at_once: Mapping[StepOfBundle, JudgedStep]
+    damage: list[str]  # records and steps that could not be read; later stages add theirs
+    at_once: Mapping[StepOfBundle, JudgedStep]  # the other steps
     golden_ranks: RankRecords | None
     candidate_ranks: RankRecords | None
-    named: UnderGoldenNames
+    named: UnderGoldenNames  # the candidate's ranks under golden's names
+    # what one side has fused and the other in parts; the candidate is as golden is
     fusions: Fusions
+    # how many calls of golden's and of the candidate's make up the same, by the candidate's names
+    in_parts: Mapping[str, tuple[int, int]]
+    # golden's loss scale over the candidate's, by step, where they differ
     scales: Mapping[int, float]
 
     @property
@@ -145,6 +140,13 @@ def open_sides(
         theirs, candidate_records = fusions.under_golden_names(
             theirs, candidate_records, ours.manifest
         )
+    in_parts: dict[str, tuple[int, int]] = {}
+    if alone:
+        golden_records, candidate_records, in_parts, batches = as_golden_calls(
+            golden_records, candidate_records, options.renamings
+        )
+        if batches:
+            theirs = given_as_golden(theirs, ours.manifest, batches)
     if ours.manifest.options.imported is not None:
         golden_records = with_paths_of(golden_records, candidate_records)
     elif theirs.manifest.options.imported is not None:
@@ -164,6 +166,7 @@ def open_sides(
         ranks[1],
         named,
         fusions,
+        in_parts,
         scales,
     )
 
@@ -226,11 +229,9 @@ REPEAT = "repeat1"
 
 
 def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
-    return (
-        stack.enter_context(open_bundle(first / REPEAT))
-        if is_file(first / REPEAT / "manifest.json")
-        else None
-    )
+    if is_file(first / REPEAT / "manifest.json"):
+        return stack.enter_context(open_bundle(first / REPEAT))
+    return None
 
 
 def records_of(
@@ -262,8 +263,6 @@ def records_of(
 
 
 def by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
-    return (
-        {}
-        if run is None
-        else {record.key: record for record in records_of(run, keep_going, damage)}
-    )
+    if run is None:
+        return {}
+    return {record.key: record for record in records_of(run, keep_going, damage)}

@@ -9,7 +9,7 @@ from functools import lru_cache
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import NODE_ROLES, TRAINING_ROLES, Record, Role
 from accucompare.bundle.reading import Bundle
-from accucompare.compare.constants import CANCELS, FREE_GRADIENTS, RECURRENT, SUMMED
+from accucompare.compare.constants import CANCELS, FREE_GRADIENTS, RECURRENT, ROUNDED_DECAY, SUMMED
 from accucompare.compare.limits import (
     COPIES,
     EXACT,
@@ -19,9 +19,10 @@ from accucompare.compare.limits import (
     fed_limit,
     floor,
     is_half,
+    kernels_of,
     product_formats,
 )
-from accucompare.compare.origins import PARAMETER_GRADIENTS, Terms, parameter_of
+from accucompare.compare.origins import OF_SUMS, PARAMETER_GRADIENTS, Terms, parameter_of
 from accucompare.compare.pairing import Pair
 from accucompare.compare.rows import same_bits
 from accucompare.numbers import DTYPES
@@ -47,12 +48,23 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
         for name, kind in (model.get("modules") or {}).items()
         if kind in sums and (name in trains or kind == "GroupNorm")
     )
-    recurrent = frozenset(filter(torchs, RECURRENT))
+    device = candidate.manifest.environment.get("device") or {}
     return LimitsInForce(
-        rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing, recurrent
+        rules,
+        limits,
+        candidate.manifest.fed,
+        matmul,
+        max(matmul, conv),
+        copies,
+        summing,
+        recurrent=frozenset(filter(torchs, RECURRENT)),
+        on_device=isinstance(device, dict) and device.get("type", "cpu") != "cpu",
     )
 
 
+_STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
+#: What optimizers call a mean of squared gradients.
+_MEANS_OF_SQUARES = ("exp_avg_sq", "square_avg")
 _OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
 #: What an update is given.
 _GIVEN = frozenset((Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE))
@@ -77,6 +89,8 @@ class PairLimits:
     _added: dict[tuple[int, int, str], frozenset[str]] = field(default_factory=dict)
     # the limits, if no rules go by layer
     _of_dtypes: dict[tuple[str, str, str, str, Role, bool], Tolerance] = field(default_factory=dict)
+    # the largest room so far for a device's kernel
+    _kernels: dict[tuple[int, int], float] = field(default_factory=dict)
     # the largest error so far of a recurrent module's roundings
     _composed: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -118,8 +132,12 @@ class PairLimits:
         # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
+        if in_force.on_device and coarsest == "float32":
+            tolerance = tolerance.of_kernels(self._of_kernels(golden, in_force.fed))
         if in_force.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
+        if golden.role in _STATES and golden.path.endswith(_MEANS_OF_SQUARES):
+            tolerance = tolerance.of_another_order(ROUNDED_DECAY)
         return self._with_terms(golden, candidate.dtype, tolerance, in_force.fed, coarsest)
 
     def _with_terms(
@@ -156,6 +174,15 @@ class PairLimits:
             return False
         given = self._given.get(update, {})
         return {Role.PARAM_GRAD, Role.PARAM_BEFORE} <= given.keys() and all(given.values())
+
+    def _of_kernels(self, golden: Record, fed: bool) -> float:
+        """How far off a kernel may be, in others' limits; free-running, all later values, too."""
+        own = kernels_of(golden.type) if golden.role in OF_SUMS else 1.0
+        if fed:
+            return own
+        step = golden.rank, golden.step
+        self._kernels[step] = max(own, self._kernels.get(step, 1.0))
+        return self._kernels[step]
 
     def _of_roundings(self, golden: Record, candidate: Record, in_force: LimitsInForce) -> float:
         """A recurrent module's relative L2 error in half types; free-running, later values' too."""

@@ -24,6 +24,7 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
+    LEFT = "left"  # attributes that the steps have changed, as they are at the end
     # missing parts of the state that a capture started from; a module that feeding changed
     UNVERIFIED = "unverified"
     OTHER = "other"
@@ -156,19 +157,15 @@ class OtherDigests(FindingFact, frozen=True):
 
 
 class OtherTypes(FindingFact, frozen=True):
-    """Entries with another type.
-
-    Attributes:
-        golden, other: the types.
-        known: whether they are known to be equal after rounding; else that is unknown.
-        names, shared: which, and of how many; no names if all of golden's type changed.
-    """
+    """Entries with another type."""
 
     table: DigestTable
+    # golden, other: the types
     golden: str
     other: str
     side: BesideGolden
-    known: bool
+    known: bool  # whether they are known to be equal after rounding; else that is unknown
+    # names, shared: which, and of how many; no names if all of golden's type changed
     names: tuple[str, ...]
     shared: int
 
@@ -234,6 +231,32 @@ class MoreAttributes(FindingFact, frozen=True):
     count: int
     module: str
     attribute: str
+
+
+class LeftDiffers(FindingFact, frozen=True):
+    """An attribute of a module as the steps leave it, as each side's ``repr``; ``None`` if they do
+    not change it."""
+
+    module: str
+    attribute: str
+    golden: str | None
+    other: str | None
+    side: BesideGolden
+
+
+class OneHolds(FindingFact, frozen=True):
+    """An attribute that holds a tensor at the end on one side only, and did on both."""
+
+    name: str
+    golden: bool
+    side: BesideGolden
+
+
+class LeftUnlooked(FindingFact, frozen=True):
+    """A container that holds more than a capture looks at."""
+
+    name: str
+    side: BesideGolden
 
 
 class FlagDiffers(FindingFact, frozen=True):
@@ -316,17 +339,11 @@ class FeedingChanged(FindingFact, frozen=True):
 
 class RefusedBaseline(FindingFact, frozen=True):
     """A baseline that may not judge because it did not run golden's code, or could not be captured
-    here for that reason.
+    here for that reason."""
 
-    Attributes:
-        path: its bundle, if there is one.
-        why: how its code differs.
-        cure: the command that captures a proper one, to be run where golden was captured.
-    """
-
-    path: Place | None
-    why: OtherCode
-    cure: Suggestion
+    path: Place | None  # its bundle, if there is one
+    why: OtherCode  # how its code differs
+    cure: Suggestion  # the command that captures a proper one, to be run where golden was captured
 
 
 class ProperBaseline(FindingFact, frozen=True):
@@ -336,16 +353,11 @@ class ProperBaseline(FindingFact, frozen=True):
 
 
 class BaselineHelps(FindingFact, frozen=True):
-    """A baseline would tell rounding from a bug.
+    """A baseline would tell rounding from a bug."""
 
-    Attributes:
-        advice: how to capture it.
-        then: the diff that takes it.
-        version: a package, and its version where golden was captured, if that differs.
-    """
-
-    advice: Suggestion
-    then: str
+    advice: Suggestion  # how to capture it
+    then: str  # the diff that takes it
+    # a package, and its version where golden was captured, if that differs
     version: tuple[str, str] | None
 
 
@@ -374,15 +386,10 @@ class NotInBaseline(FindingFact, frozen=True):
 
 
 class OtherModel(FindingFact, frozen=True):
-    """Two models with less than half in common.
+    """Two models with less than half in common."""
 
-    Attributes:
-        alike: the number of rows with one shape on both sides.
-        rows: the number of all rows.
-    """
-
-    alike: int
-    rows: int
+    alike: int  # the number of rows with one shape on both sides
+    rows: int  # the number of all rows
 
 
 class MapClash(FindingFact, frozen=True):
@@ -406,34 +413,22 @@ class MapsProposed(FindingFact, frozen=True):
 
 
 class NamesPutBack(FindingFact, frozen=True):
-    """Modules of ranks that are golden's under other names.
+    """Modules of ranks that are golden's under other names."""
 
-    Attributes:
-        ranks: all that call them so.
-        names: the own names with golden's.
-        evidence: how that is known, as ``NameEvidence`` calls it.
-    """
-
-    ranks: tuple[int, ...]
-    names: tuple[tuple[str, str], ...]
-    evidence: str
+    ranks: tuple[int, ...]  # all that call them so
+    names: tuple[tuple[str, str], ...]  # the own names with golden's
+    evidence: str  # how that is known, as ``NameEvidence`` calls it
 
 
 class FusedNames(FindingFact, frozen=True):
-    """Parameters of one side that are made up of the other's.
+    """Parameters of one side that are made up of the other's."""
 
-    Attributes:
-        of_golden: whether golden has the fused one.
-        whole: the first such parameter.
-        parts: each with its runs of rows: where one begins in the whole, and how many they are.
-        more: how many further parameters are made up so.
-    """
-
-    of_golden: bool
-    whole: str
+    of_golden: bool  # whether golden has the fused one
+    whole: str  # the first such parameter
+    # each with its runs of rows: where one begins in the whole, and how many they are
     parts: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     turned: bool
-    more: int
+    more: int  # how many further parameters are made up so
 
 
 class CarriedApart(FindingFact, frozen=True):
@@ -443,18 +438,22 @@ class CarriedApart(FindingFact, frozen=True):
     classes: tuple[str, ...]
 
 
-class OddMicrobatches(FindingFact, frozen=True):
-    """The calls of ranks' stages did not have each microbatch once, in order.
+class CallsInParts(FindingFact, frozen=True):
+    """Modules of which so many calls of golden's make up so many of the candidate's."""
 
-    Attributes:
-        order: the microbatches of the calls, if they follow in another order.
-    """
+    names: tuple[str, ...]
+    golden: int
+    candidate: int
+
+
+class OddMicrobatches(FindingFact, frozen=True):
+    """The calls of ranks' stages did not have each microbatch once, in order."""
 
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
     doubled: tuple[int, ...]
     dropped: tuple[int, ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # the microbatches of the calls, if they follow in another order
 
 
 class MatchesNothing(FindingFact, frozen=True):
@@ -486,17 +485,11 @@ class RuleJudgesNothing(FindingFact, frozen=True):
 
 @dataclass(frozen=True)
 class PreflightFinding:
-    """One thing that pre-flight found.
-
-    Attributes:
-        serious: whether it alone may explain differences.
-        of_baseline: whether it is about the baseline.
-        about: the field to decide by.
-        beside_baseline: whether golden was compared with the baseline, not the candidate.
-    """
+    """One thing that pre-flight found."""
 
     fact: FindingFact
-    serious: bool = True
-    of_baseline: bool = False
-    about: About = About.OTHER
+    serious: bool = True  # whether it alone may explain differences
+    of_baseline: bool = False  # whether it is about the baseline
+    about: About = About.OTHER  # the field to decide by
+    # whether golden was compared with the baseline, not the candidate
     beside_baseline: bool = False

@@ -18,21 +18,18 @@ _TAKEN = (Role.INPUT, Role.GRAD_OUTPUT, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
 @dataclass(frozen=True)
 class BesideReference:
-    """How the candidate's errors compare with the reference's, in rows of what calls made.
+    """How the candidate's errors compare with the reference's, in rows of what calls made."""
 
-    Attributes:
-        nearer, further, alike: in how many rows the candidate is nearer to golden than the
-            reference, further from it, and as near.
-        median: of the candidate's error as a multiple of the reference's; ``None`` without a row
-            in which both differ from golden.
-        worst: the row with the largest such multiple, and that multiple; infinite where the
-            reference has no error.
-    """
-
+    # nearer, further, alike: in how many rows the candidate is nearer to golden than the reference,
+    # further from it, and as near
     nearer: int
     further: int
     alike: int
+    # of the candidate's error as a multiple of the reference's; ``None`` without a row in which
+    # both differ from golden
     median: float | None
+    # the row with the largest such multiple, and that multiple; infinite where the reference has no
+    # error
     worst: tuple[Row, float] | None
 
     @property
@@ -42,14 +39,10 @@ class BesideReference:
 
 @dataclass(frozen=True)
 class Reference:
-    """A third bundle, compared with the same golden. It judges nothing.
-
-    Attributes:
-        errors: its relative L2 error, by golden's record.
-    """
+    """A third bundle, compared with the same golden. It judges nothing."""
 
     path: Place
-    errors: dict[Key, float]
+    errors: dict[Key, float]  # its relative L2 error, by golden's record
 
     def error(self, row: Row) -> float | None:
         """Its relative L2 error in a row; ``None`` if it was not measured."""

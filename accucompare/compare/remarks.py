@@ -118,8 +118,11 @@ class OneSideWhy(str, Enum):
     FLAT_PARAMETERS = "flat parameters"  # FSDP1's, whose gradients cannot be told apart
     IN_FLAT = "in flat"  # FSDP1 has one tensor of all parameters of a module
     ADDS_NO_ZEROS = "zeros"  # the other's is zero everywhere
+    HELD_SAME = "held the same"  # what the other's steps made, as its model had run before
+    HELD_OTHER = "held another"  # likewise, but other values
     KEPT_NOTHING = "kept nothing"  # its module has no tensor in this attribute
     PASSES_BY = "passes by"  # the call gave its own input back, which was written into later
+    NO_UPDATE_TELLS = "no update tells"  # no update in these steps tells whether it is used
     CAST = "cast"  # the argument has another type there, so that a cast of it makes a copy
 
 
@@ -138,14 +141,10 @@ class OtherOptimizerState(_Fact, frozen=True):
 
 
 class PartsMissing(_Fact, frozen=True):
-    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record.
-
-    Attributes:
-        lacking: ranks that finished the step and should have one.
-    """
+    """Parts of the global tensor are missing, or overlap; these ``ranks`` have a record."""
 
     ranks: tuple[int, ...]
-    lacking: tuple[int, ...] = ()
+    lacking: tuple[int, ...] = ()  # ranks that finished the step and should have one
 
 
 class NotRecordedOn(_Fact, frozen=True):
@@ -161,21 +160,13 @@ class UnknownLayout(_Fact, frozen=True):
 
 
 class TokensElsewhere(_Fact, frozen=True):
-    """Rows of an expert without a partner, or of tokens that it is not known for.
+    """Rows of an expert without a partner, or of tokens that it is not known for."""
 
-    Attributes:
-        golden: how many of golden's tokens the candidate has elsewhere.
-        candidate: how many of the candidate's golden has elsewhere.
-        of: how many golden has.
-        by_rounding: whether the router sent them elsewhere, within its rounding.
-        ranks: those that hold such rows of the candidate.
-    """
-
-    golden: int
-    candidate: int
-    of: int
-    by_rounding: bool
-    ranks: tuple[int, ...] = ()
+    golden: int  # how many of golden's tokens the candidate has elsewhere
+    candidate: int  # how many of the candidate's golden has elsewhere
+    of: int  # how many golden has
+    by_rounding: bool  # whether the router sent them elsewhere, within its rounding
+    ranks: tuple[int, ...] = ()  # those that hold such rows of the candidate
 
 
 class RowsAlike(_Fact, frozen=True):
@@ -187,31 +178,35 @@ class RowsAlike(_Fact, frozen=True):
 
 
 class RoutedOtherwise(_Fact, frozen=True):
-    """A router chose other experts than golden's.
+    """A router, or an operator in a module's own code, chose otherwise than golden's."""
 
-    Attributes:
-        tokens, of: for how many tokens, of how many; 0 if it only chose in another order.
-        margin: the largest, in golden's scores, between what was chosen and what was not; ``None``
-            if the scores are not known.
-        apart: how far the two sides' scores are apart there.
-        by_rounding: whether that explains it.
-    """
-
+    # tokens, of: for how many tokens, of how many; 0 if it only chose in another order
     tokens: int
     of: int
+    # the largest, in golden's scores, between what was chosen and what was not; ``None`` if the
+    # scores are not known
     margin: float | None
-    apart: float | None
-    by_rounding: bool
+    apart: float | None  # how far the two sides' scores are apart there
+    by_rounding: bool  # whether that explains it
+    of_operator: str = ""  # the operator's name; ``""`` for a router
+
+
+class UsedToChoose(_Fact, frozen=True):
+    """An operator chose by it, compared with this number if not 0; ``same``: as in golden."""
+
+    number: float
+    same: bool
 
 
 class AfterRouting(_Fact, frozen=True):
     """It was computed after so many tokens were routed otherwise by the module ``router``; or, if
-    it is of that module's own backward, of them, too."""
+    it is of that module's own backward, of them, too. ``of_operator``: in its own code, by that."""
 
     tokens: int
     of: int
     router: str
     own: bool = False
+    of_operator: str = ""
 
 
 class CalledInParts(_Fact, frozen=True):

@@ -97,15 +97,11 @@ class PatternKind(Enum):
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """What was done to golden's values, all or those of a place.
-
-    Attributes:
-        axis: whose slices have each a factor or offset; without one, each row has.
-        low, high: the range of factors or offsets without the outermost tenth; or a single number.
-    """
+    """What was done to golden's values, all or those of a place."""
 
     kind: PatternKind
-    axis: Axis | None = None
+    axis: Axis | None = None  # whose slices have each a factor or offset; without one, each row has
+    # low, high: the range of factors or offsets without the outermost tenth; or a single number
     low: float | None = None
     high: float | None = None
     share: float = 0.0
@@ -122,30 +118,21 @@ class ErrorCause(Enum):
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """The shape of an error; what is uncertain is left out.
-
-    Attributes:
-        dtype: the candidate's.
-        one_in: of so many elements one was looked at.
-    """
+    """The shape of an error; what is uncertain is left out."""
 
     bad: tuple[BadElements, ...] = ()
     place: ErrorPlace | None = None
     patterns: tuple[Pattern, ...] = ()
     causes: tuple[ErrorCause, ...] = ()
-    dtype: str = "float32"
-    one_in: int = 1
+    dtype: str = "float32"  # the candidate's
+    one_in: int = 1  # of so many elements one was looked at
 
 
 class OtherChoices(msgspec.Struct, frozen=True):
-    """Integers, booleans or masks that differ.
+    """Integers, booleans or masks that differ."""
 
-    Attributes:
-        off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
-            many; 0 if unknown.
-        first: the index of the first one.
-    """
-
+    # off, rows: if each row is a choice, such as a token's experts: how many rows differ, of how
+    # many; 0 if unknown
     off: int = 0
     rows: int = 0
-    first: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()  # the index of the first one

@@ -29,11 +29,8 @@ class Cpu:
     SKETCHES_IN: str | None = None
 
     def open(self, index: int | None) -> torch.device:
-        """Make sure that the device is there.
-
-        Raises:
-            DeviceError: if its software or the device itself is missing: what, why, and the cure.
-        """
+        """Make sure that the device is there. Raises DeviceError if its software or the device
+        itself is missing: what, why, and the cure."""
         return torch.device("cpu")
 
     def count(self) -> int:
@@ -124,10 +121,8 @@ class Cpu:
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
         """Copy a tensor's values into a contiguous tensor of its dtype and shape, on the host.
-
-        Returns:
-            What to call, from any thread, before the target is read; ``None`` if the copy is done.
-        """
+        Returns what to call, from any thread, before the target is read; ``None`` if the copy is
+        done."""
         target.copy_(source)
         return None
 

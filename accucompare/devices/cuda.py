@@ -20,11 +20,8 @@ class Cuda(Streams):
     SKETCHES_IN = "float64"
 
     def open(self, index: int | None) -> torch.device:
-        """Check that the GPU is there.
-
-        Raises:
-            DeviceError: if torch was built without CUDA, or there is no such GPU.
-        """
+        """Check that the GPU is there. Raises DeviceError if torch was built without CUDA, or there
+        is no such GPU."""
         if torch.version.cuda is None and torch.version.hip is None:
             raise DeviceError(
                 f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a"

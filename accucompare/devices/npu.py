@@ -34,11 +34,8 @@ class Npu(Streams):
     SKETCHES_IN = "float32"  # float64 runs on the NPU's slow processor, if at all
 
     def open(self, index: int | None) -> torch.device:
-        """Import torch_npu and check that the NPU is there.
-
-        Raises:
-            DeviceError: if torch_npu, CANN or the NPU is missing, or does not work.
-        """
+        """Import torch_npu and check that the NPU is there. Raises DeviceError if torch_npu, CANN
+        or the NPU is missing, or does not work."""
         try:
             importlib.import_module("torch_npu")
         except Exception as error:  # a bare Exception where CANN is half set up

@@ -58,11 +58,8 @@ def open_device(name: DeviceName) -> torch.device:
     """Import torch with what the device needs, and make sure that the device is there.
 
     Libraries' prints go to standard error meanwhile: torch_npu prints warnings, and standard output
-    is for results.
-
-    Raises:
-        DeviceError: if torch, the device's software, or the device itself is missing.
-    """
+    is for results. Raises DeviceError if torch, the device's software, or the device itself is
+    missing."""
     # `import torch` would fail where torch_npu is installed without CANN
     if name.type != "npu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

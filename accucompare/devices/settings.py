@@ -57,11 +57,8 @@ _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNO
 def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:
     """The variables that may change what a run computes, with their values by name.
 
-    Values that look secret become digests; URLs lose their credentials.
-
-    Args:
-        named: variables that the run's own code names.
-    """
+    Values that look secret become digests; URLs lose their credentials. ``named``: variables that
+    the run's own code names."""
     chosen = {name for name in environment if is_a_librarys(name)} | {
         name for name in named if name in environment
     }

@@ -182,11 +182,9 @@ def _is_both(value: tuple[Any, Any]) -> bool:
 
 def _load(value: float | int) -> LoadedItem:
     """A norm as float64; an XOR of bits as uint64, which must be equal."""
-    return (
-        LoadedItem(np.array(value, np.float64), "float64")
-        if isinstance(value, float)
-        else LoadedItem(np.array(value, np.uint64), "uint64")
-    )
+    if isinstance(value, float):
+        return LoadedItem(np.array(value, np.float64), "float64")
+    return LoadedItem(np.array(value, np.uint64), "uint64")
 
 
 DEBUG_MODE_FORMAT = Format(

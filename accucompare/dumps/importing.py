@@ -37,22 +37,18 @@ ImportProgress = Callable[[int, int], None]
 
 @dataclass
 class ImportResult:
-    """What came of an import.
-
-    Attributes:
-        records, without_values, weights: how many there are in the bundle.
-        left_out: what has no counterpart, each with its step and rank.
-        unreadable: what could not be read, each with the reason; the bundle is then incomplete.
-        notes: what a reader of the bundle is to know.
-    """
+    """What came of an import."""
 
     format: Format
+    # records, without_values, weights: how many there are in the bundle
     records: int = 0
     without_values: int = 0
     weights: int = 0
+    # what has no counterpart, each with its step and rank
     left_out: list[NotImported] = field(default_factory=list)
+    # what could not be read, each with the reason; the bundle is then incomplete
     unreadable: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader of the bundle is to know
 
 
 def import_dump(

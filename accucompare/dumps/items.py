@@ -69,33 +69,25 @@ class NotImported:
 
 @dataclass(frozen=True)
 class ItemPart:
-    """One step of one rank.
-
-    Attributes:
-        items: yields each key once, in execution order, and what is left out; reads the part's
-            index when called. Raises ``BundleError`` if that is damaged.
-        modules: the class of each module that the dump names, by qualified name; called after
-            ``items`` is exhausted.
-    """
+    """One step of one rank."""
 
     rank: int
     step: int
+    # yields each key once, in execution order, and what is left out; reads the part's index when
+    # called. Raises ``BundleError`` if that is damaged.
     items: Callable[[], Iterator[Item | NotImported]]
+    # the class of each module that the dump names, by qualified name; called after ``items`` is
+    # exhausted
     modules: Callable[[], dict[str, str]] = dict
 
 
 class Dump(DumpFacts, frozen=True, kw_only=True):
-    """A dump that was opened.
+    """A dump that was opened."""
 
-    Attributes:
-        parts: by rank and step, each once.
-        environment: where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
-        notes: what a reader of the bundle is to know, one sentence each.
-    """
-
-    parts: tuple[ItemPart, ...]
+    parts: tuple[ItemPart, ...]  # by rank and step, each once
+    # where it ran, as in a manifest: ``{"versions": {"torch": …}}``
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader of the bundle is to know, one sentence each
 
 
 @dataclass(frozen=True)
@@ -108,23 +100,16 @@ class Naming:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of dumps.
-
-    Attributes:
-        title: the tool, as messages call it.
-        recognise: whether a path looks like one; cheap, and never raises for hostile content.
-        open: opens it, by what the user says of its names. Raises ``BundleError`` or
-            ``UsageError``.
-        takes_pattern, takes_onnx: whether it uses a name pattern, and an ONNX model.
-        generic: whether it is taken only if no other format is recognised.
-        looks_like: what ``recognise`` looks for, in words, for messages and help.
-    """
+    """A format of dumps."""
 
     name: str
-    title: str
+    title: str  # the tool, as messages call it
+    # whether a path looks like one; cheap, and never raises for hostile content
     recognise: Callable[[Path], bool]
+    # opens it, by what the user says of its names. Raises ``BundleError`` or ``UsageError``.
     open: Callable[[Path, Naming], Dump]
-    looks_like: str
+    looks_like: str  # what ``recognise`` looks for, in words, for messages and help
+    # takes_pattern, takes_onnx: whether it uses a name pattern, and an ONNX model
     takes_pattern: bool = False
     takes_onnx: bool = False
-    generic: bool = False
+    generic: bool = False  # whether it is taken only if no other format is recognised

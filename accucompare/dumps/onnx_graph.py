@@ -54,28 +54,18 @@ class OnnxCall:
 
 @dataclass(frozen=True)
 class Computed:
-    """What a model says of its values.
+    """What a model says of its values."""
 
-    Attributes:
-        outputs: the calls whose one output a value is, the innermost first.
-        why_not: why a call's output cannot be told, by the last value that it computes.
-        weights: values that are weights under another name.
-        results: the outputs of the model, in their order.
-    """
-
-    outputs: dict[str, list[OnnxCall]]
+    outputs: dict[str, list[OnnxCall]]  # the calls whose one output a value is, the innermost first
+    # why a call's output cannot be told, by the last value that it computes
     why_not: dict[str, str]
-    weights: set[str]
-    results: list[str]
+    weights: set[str]  # values that are weights under another name
+    results: list[str]  # the outputs of the model, in their order
 
 
 def read_onnx(path: Path) -> Computed:
-    """What an ``.onnx`` file says of its values; its weights are not read.
-
-    Raises:
-        UsageError: if there is no such file, or it names no node's module.
-        BundleError: if it is damaged.
-    """
+    """What an ``.onnx`` file says of its values; its weights are not read. Raises UsageError if
+    there is no such file, or it names no node's module; BundleError if it is damaged."""
     try:
         with path.open("rb") as file:
             # closed with the last view of it

@@ -79,33 +79,25 @@ class OverflowedOperator:
 
 @dataclass(frozen=True)
 class Overflow:
-    """One overflow, as a unit of the device noted it.
-
-    Attributes:
-        time: when it was written, in microseconds.
-        unit: of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``,
-            ``AICPU``, ``SDMA``.
-        status: not 0; 64 bits per number.
-        operator: ``None`` if its dump is not in the same folder.
-    """
+    """One overflow, as a unit of the device noted it."""
 
     file: Path
-    time: int
+    time: int  # when it was written, in microseconds
+    # of the device: ``AI Core``, ``DHA Atomic Add``, ``L2 Atomic Add``, ``AIC``, ``AIV``,
+    # ``AICPU``, ``SDMA``
     unit: str
     task: int
     stream: int
     model: int
-    status: tuple[int, ...]
-    operator: OverflowedOperator | None
+    status: tuple[int, ...]  # not 0; 64 bits per number
+    operator: OverflowedOperator | None  # ``None`` if its dump is not in the same folder
 
     @property
     def name(self) -> str:
         """The operator, as far as it is known."""
-        return (
-            "an operator without a dump"
-            if self.operator is None
-            else f"{self.operator.type} {self.operator.name}"
-        )
+        if self.operator is None:
+            return "an operator without a dump"
+        return f"{self.operator.type} {self.operator.name}"
 
     @property
     def what(self) -> str:

@@ -142,11 +142,9 @@ def _module(found: dict[str, Any]) -> str:
         type(each) is not int for each in (layer, 0 if head is None else head)
     ):
         raise ValueError(f"the layer {str(layer)[:20]!r} of {str(block)[:20]!r}")
-    return (
-        f"decoder.layers.{layer}.mlp.router"
-        if block == "decoder"
-        else f"mtp.layers.{head}.mtp_model_layer.layers.{layer}.mlp.router"
-    )
+    if block == "decoder":
+        return f"decoder.layers.{layer}.mlp.router"
+    return f"mtp.layers.{head}.mtp_model_layer.layers.{layer}.mlp.router"
 
 
 def _beside(file: Path, found: dict[str, Any]) -> Iterator[_Beside]:

@@ -10,21 +10,14 @@ from accucompare.findings.checklist import CheckOutcome, CheckStatus
 
 @dataclass(frozen=True)
 class FunctionGradients:
-    """A custom Function in one form of its calls: the same shapes, types and other arguments.
+    """A custom Function in one form of its calls: the same shapes, types and other arguments."""
 
-    Attributes:
-        name: of the Function, or ``namespace::name`` of a custom operator.
-        modules: qualified names of the modules whose code applies it so.
-        calls: how often they do.
-        given: its tensors: ``float32 [8, 24, 96], float32 [96]``.
-        outcome: FAIL if its backward is not its forward's derivative; WARN if it is one only beside
-            the recorded inputs.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    calls: int
-    given: str
+    name: str  # of the Function, or ``namespace::name`` of a custom operator
+    modules: tuple[str, ...]  # qualified names of the modules whose code applies it so
+    calls: int  # how often they do
+    given: str  # its tensors: ``float32 [8, 24, 96], float32 [96]``
+    # FAIL if its backward is not its forward's derivative; WARN if it is one only beside the
+    # recorded inputs
     outcome: CheckOutcome
 
 
@@ -42,8 +35,6 @@ class GradientCheck:
         """FAIL where one fails; PASS only if there is one and all were checked."""
         if self.of(CheckStatus.FAIL):
             return CheckStatus.FAIL
-        return (
-            CheckStatus.NOT_LOOKED_AT
-            if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions
-            else CheckStatus.PASS
-        )
+        if self.of(CheckStatus.NOT_LOOKED_AT) or not self.functions:
+            return CheckStatus.NOT_LOOKED_AT
+        return CheckStatus.PASS

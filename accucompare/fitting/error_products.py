@@ -104,19 +104,12 @@ def _difference(values: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 class MeasuredTerms(NamedTuple):
-    """What backwards of golden's code tell.
+    """What backwards of golden's code tell."""
 
-    Attributes:
-        terms: ``None`` if there are none.
-        counts: operations of each module's own code.
-        backwards: how many there were.
-        why_none: why there are no terms.
-    """
-
-    terms: ErrorTerms | None
-    counts: Mapping[str, int]
-    backwards: int
-    why_none: str = ""
+    terms: ErrorTerms | None  # ``None`` if there are none
+    counts: Mapping[str, int]  # operations of each module's own code
+    backwards: int  # how many there were
+    why_none: str = ""  # why there are no terms
 
 
 def measured_terms(

@@ -70,19 +70,15 @@ class ValuePlace(NamedTuple):
 
 @dataclass
 class GoldenForward:
-    """A forward of golden's code whose graph is kept.
-
-    Attributes:
-        edges: where the gradient of each value arrives.
-        outputs: the values that are to be right.
-        counts: operations by module.
-    """
+    """A forward of golden's code whose graph is kept."""
 
     names: Sequence[str]
     wanted: Sequence[FitOutput]
+    # where the gradient of each value arrives
     edges: dict[ValuePlace, GradientEdge] = field(default_factory=dict)
+    # the values that are to be right
     outputs: dict[FitOutput, torch.Tensor] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # operations by module
 
     def run(
         self,

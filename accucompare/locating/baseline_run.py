@@ -21,24 +21,18 @@ Announce = Callable[[str], None]
 
 @dataclass
 class BaselineRun:
-    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``).
+    """Runs of golden's case on the CPU, fed with golden (see ``compare.judging.proof``)."""
 
-    Attributes:
-        code, case: what runs it, and what is run.
-        golden: its manifest.
-        out, options: of the baseline's capture.
-        layout: the ranks that a baseline in a half type computes as.
-        failed: why the proof could not be run; ``""`` if it could.
-    """
-
+    # code, case: what runs it, and what is run
     code: GoldenCode
     case: str
-    golden: Manifest
+    golden: Manifest  # its manifest
+    # out, options: of the baseline's capture
     out: Place
     options: CaptureOptions
     announce: Announce
-    layout: Place | None = None
-    failed: str = ""
+    layout: Place | None = None  # the ranks that a baseline in a half type computes as
+    failed: str = ""  # why the proof could not be run; ``""`` if it could
 
     def make(self, candidate: Manifest) -> bool:
         """Make the baseline in the candidate's precision; whether that worked."""

@@ -52,11 +52,8 @@ def locate_compiled(setup: LocateSetup) -> Comparison:
     Each region is compiled alone and given golden's inputs. Golden is the case in float64, run
     eagerly; the baseline is the case in the candidate's type, run eagerly on the same device. The
     finest regions come first, then larger ones, then the whole model. Where a region is wrong, its
-    children follow, and then the operators of its graph.
-
-    Returns:
-        The comparison of the smallest region that is wrong, or the finest, with ``compiled``.
-    """
+    children follow, and then the operators of its graph. Returns the comparison of the smallest
+    region that is wrong, or the finest, with ``compiled``."""
     options = setup.options
     if setup.golden is not None:
         backend = "" if options.compile == "inductor" else f" {options.compile}"

@@ -29,15 +29,10 @@ _NEEDS = (
 
 @dataclass(frozen=True)
 class GoldenCode:
-    """What runs golden's code.
+    """What runs golden's code."""
 
-    Attributes:
-        python: the interpreter that has golden's versions; ``None`` for this one.
-        case: the case that golden was captured from, if it was named.
-    """
-
-    python: str | Path | None
-    case: str | None
+    python: str | Path | None  # the interpreter that has golden's versions; ``None`` for this one
+    case: str | None  # the case that golden was captured from, if it was named
 
     def check(self) -> None:
         """Raise UsageError if the other interpreter cannot capture."""

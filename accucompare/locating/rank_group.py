@@ -84,11 +84,8 @@ class RankGroup:
         self.order(capture_arguments(case, device, out, options, dtype=dtype))
 
     def order(self, arguments: Sequence[str]) -> None:
-        """For rank 0: let every rank run a command of accucompare.
-
-        Raises:
-            CaptureError: if a rank failed; the others were ended.
-        """
+        """For rank 0: let every rank run a command of accucompare. Raises CaptureError if a rank
+        failed; the others were ended."""
         port = _free_port()
         self._tell({"arguments": arguments, "port": port})
         self._next()

@@ -114,8 +114,6 @@ def _where_nan(values: Array) -> Array | None:
 @cache
 def _nan(name: str) -> Any:
     """The bits that stand for every NaN of a floating type."""
-    return (
-        np.array([np.nan])[0]
-        if name == "float64"
-        else round_to(np.array([np.nan]), DTYPES[name])[0]
-    )
+    if name == "float64":
+        return np.array([np.nan])[0]
+    return round_to(np.array([np.nan]), DTYPES[name])[0]

@@ -29,26 +29,16 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class DType:
-    """One element type.
+    """One element type."""
 
-    Attributes:
-        name: PyTorch's name without ``torch.``
-        storage: the NumPy type in the ``.npz``
-        widened: the NumPy type whose values ``widen`` returns
-        ml_dtype: the name in ``ml_dtypes`` of a type NumPy lacks, or ``""``
-        digits: significand bits, the hidden one included (0 for ints and bools)
-        largest: the largest finite value (0 for ints and bools)
-        signed: whether the highest bit is a sign (false for ``float8_e8m0fnu``)
-    """
-
-    name: str
+    name: str  # PyTorch's name without ``torch.``
     kind: Kind
-    storage: np.dtype[Any]
-    widened: np.dtype[Any]
-    ml_dtype: str = ""
-    digits: int = 0
-    largest: float = 0.0
-    signed: bool = True
+    storage: np.dtype[Any]  # the NumPy type in the ``.npz``
+    widened: np.dtype[Any]  # the NumPy type whose values ``widen`` returns
+    ml_dtype: str = ""  # the name in ``ml_dtypes`` of a type NumPy lacks, or ``""``
+    digits: int = 0  # significand bits, the hidden one included (0 for ints and bools)
+    largest: float = 0.0  # the largest finite value (0 for ints and bools)
+    signed: bool = True  # whether the highest bit is a sign (false for ``float8_e8m0fnu``)
 
     @property
     def rounding(self) -> float:
@@ -155,11 +145,8 @@ def round_to(values: Array, dtype: DType) -> Array:
     """Round float64 or float32 values to a narrower floating type, to nearest even, as
     ``tensor.to`` does.
 
-    PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this.
-
-    Returns:
-        The raw bits, an array of ``dtype.storage``.
-    """
+    PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this. Returns the raw
+    bits, an array of ``dtype.storage``."""
     with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)
         if not dtype.ml_dtype:

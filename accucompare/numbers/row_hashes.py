@@ -39,11 +39,8 @@ class RowHashes:
 
     def add(self, name: str, bits: Array) -> None:
         """Take the next rows, whole ones, of a type."""
-        content = memoryview(np.ascontiguousarray(bits).view("u1"))
-        size = self.width * bits.itemsize
-        one = xxhash.xxh3_64_intdigest
-        known = self._of.setdefault(name, [])
-        known += [one(content[at : at + size]) for at in range(0, len(content), size)]
+        rows = np.ascontiguousarray(bits).view("u1").reshape(-1, self.width * bits.itemsize)
+        self._of.setdefault(name, []).extend(map(xxhash.xxh3_64_intdigest, rows))
 
     def to_json(self) -> dict[str, Any]:
         """``{"block": 16, "digests": {"float32": base64}}``."""

@@ -1,4 +1,4 @@
-"""Work on a large tensor that a second thread shares, while the thread that needs it waits."""
+"""Work on a large tensor that other threads share, while the thread that needs it waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_helper: list[ThreadPoolExecutor] = []  # at most one
+_helper: list[ThreadPoolExecutor] = []  # at most one, of so many threads
+_HELPERS = max(1, min(3, (os.cpu_count() or 1) // 4))
 
 
 def shared(act: Callable[[int], _T], count: int) -> list[_T]:
-    """``[act(0), act(1), …]``, some of them by a helping thread, if a processor is free for it.
+    """``[act(0), act(1), …]``, some of them by helping threads, if processors are free for them.
 
     ``act`` should take at least 50 µs, most of it without the GIL."""
     waiting = deque(range(count))
@@ -26,17 +27,18 @@ def shared(act: Callable[[int], _T], count: int) -> list[_T]:
         while waiting:
             try:
                 place = waiting.popleft()
-            except IndexError:  # the other thread took the last one
+            except IndexError:  # another thread took the last one
                 return
             found[place] = act(place)
 
-    helping = _begun(work) if count > 1 else None
+    helping = [_begun(work) for _ in range(min(_HELPERS, count - 1))]
     try:
         work()
     finally:
         waiting.clear()
-        if helping is not None and not helping.cancel():
-            helping.result()
+        for each in helping:
+            if each is not None and not each.cancel():
+                each.result()
     return [found[place] for place in range(count)]
 
 
@@ -44,7 +46,7 @@ def _begun(work: Callable[[], None]) -> Future[None] | None:
     if not _helper:
         from concurrent.futures import ThreadPoolExecutor  # most commands start without it
 
-        _helper.append(ThreadPoolExecutor(1, "accucompare-helper"))
+        _helper.append(ThreadPoolExecutor(_HELPERS, "accucompare-helper"))
     try:
         return _helper[0].submit(work)
     except RuntimeError:  # Python is ending

@@ -219,17 +219,11 @@ def distance(one: Float64, other: Float64) -> float:
 
 
 class Products(NamedTuple):
-    """Estimates for pairs of tensors, from their sketches a and b, with d = b - a.
+    """Estimates for pairs of tensors, from their sketches a and b, with d = b - a."""
 
-    Attributes:
-        apart: squared norm of d.
-        along: inner product of a and d.
-        length: squared norm of a.
-    """
-
-    apart: Float64
-    along: Float64
-    length: Float64
+    apart: Float64  # squared norm of d
+    along: Float64  # inner product of a and d
+    length: Float64  # squared norm of a
 
 
 @np.errstate(all="ignore")

@@ -29,24 +29,17 @@ AnyNumber = int | float | bool
 
 
 class Statistics(msgspec.Struct, frozen=True, gc=False):
-    """Statistics over a tensor's finite values; complex tensors count as pairs of reals.
+    """Statistics over a tensor's finite values; complex tensors count as pairs of reals."""
 
-    Attributes:
-        min, max: extrema, exact; ``None`` where no value is finite.
-        mean: arithmetic mean; ``None`` likewise.
-        l2: Euclidean norm; ``None`` where it exceeds float64.
-        nan: how many values are NaN.
-        inf: how many are +Inf or -Inf.
-        rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0
-            for sums in float64.
-    """
-
+    # min, max: extrema, exact; ``None`` where no value is finite
     min: AnyNumber | None
     max: AnyNumber | None
-    mean: float | None
-    l2: float | None
-    nan: Count
-    inf: Count
+    mean: float | None  # arithmetic mean; ``None`` likewise
+    l2: float | None  # Euclidean norm; ``None`` where it exceeds float64
+    nan: Count  # how many values are NaN
+    inf: Count  # how many are +Inf or -Inf
+    # how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0 for sums in
+    # float64
     rounding: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
     def to_json(self) -> dict[str, Any]:

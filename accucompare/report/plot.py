@@ -25,11 +25,7 @@ def plot_divergence(comparison: Result) -> Figure:
     """The relative L2 error of every output in execution order, with limit, baseline and failures.
 
     The axis is logarithmic: errors that are zero or not finite are left out. The figure is
-    independent of pyplot.
-
-    Raises:
-        ReportError: if matplotlib is missing.
-    """
+    independent of pyplot. Raises ReportError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -19,20 +19,17 @@ TableRow = tuple[str, str, Any]
 
 @dataclass
 class RunOutcome:
-    """The tensors of one run of a module.
-
-    Attributes:
-        inputs, outputs: every tensor and number, by path.
-        gradients: for a finding in the backward, of the inputs and the parameters.
-        inside: the first tensor that was not finite among its children's inputs and outputs.
-        stand_ins: inputs that had not been saved and got None.
-    """
+    """The tensors of one run of a module."""
 
     device: torch.device
+    # inputs, outputs: every tensor and number, by path
     inputs: list[TableRow] = field(default_factory=list)
     outputs: list[TableRow] = field(default_factory=list)
+    # for a finding in the backward, of the inputs and the parameters
     gradients: list[TableRow] = field(default_factory=list)
+    # the first tensor that was not finite among its children's inputs and outputs
     inside: TableRow | None = None
+    # inputs that had not been saved and got None
     stand_ins: list[str] = field(default_factory=list)
 
 

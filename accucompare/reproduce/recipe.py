@@ -204,11 +204,9 @@ class _Writer:
             if list(live._modules) != [str(index) for index in range(len(live._modules))]:
                 raise CannotRebuildError("its children have names of their own")
             children = [self.module(child) for child in live._modules.values() if child is not None]
-            return (
-                _call(self.reference(kind), children)
-                if kind is nn.Sequential
-                else f"nn.ModuleList({self._list(children)})"
-            )
+            if kind is nn.Sequential:
+                return _call(self.reference(kind), children)
+            return f"nn.ModuleList({self._list(children)})"
         arguments, by_name = [], False
         for parameter in constructor_parameters(kind):
             value = guessed(live, parameter, searched)

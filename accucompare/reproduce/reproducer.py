@@ -127,11 +127,7 @@ class Reproducer:
 
     def device(self, name: str | None) -> torch.device:
         """The device of that name; by default the training's, or the CPU if that is not there.
-
-        Raises:
-            DeviceError: if it is not there.
-            UsageError: if it is no name of a device.
-        """
+        Raises DeviceError if it is not there; UsageError if it is no name of a device."""
         if name is not None:
             return open_device(DeviceName.parse(name))
         try:
@@ -435,11 +431,9 @@ class Reproducer:
         site = self.found.site
         if self.found.direction is Direction.BACKWARD:
             given = [row for row in outcome.inputs if row[0] == "output's gradient"]
-            return (
-                given
-                if site is Site.LOSS
-                else [*outcome.gradients, *(given if site is Site.SUM else [])]
-            )
+            if site is Site.LOSS:
+                return given
+            return [*outcome.gradients, *(given if site is Site.SUM else [])]
         if site is Site.INPUT:
             return outcome.inputs
         bad = {

@@ -45,18 +45,12 @@ def float_type(dtype: str | None) -> FloatType | None:
 
 
 class BatchOfCase:
-    """The batch of a case's first inputs.
-
-    Attributes:
-        arguments: positional and keyword arguments, on the CPU.
-        samples: how many there are.
-        tokens: by sample and token, whether it is no padding; ``None`` without a mask.
-    """
+    """The batch of a case's first inputs."""
 
     def __init__(
         self, name: str, model: nn.Module, arguments: CallArguments, axis: int = 0
     ) -> None:
-        self.arguments = arguments
+        self.arguments = arguments  # positional and keyword arguments, on the CPU
         self._axis = axis
         self._model = model
         shapes = [
@@ -66,7 +60,7 @@ class BatchOfCase:
         ]
         if not shapes:
             raise CaseError(f"{name}: the case's inputs have no tensor with samples")
-        self.samples = int(shapes[0][axis])
+        self.samples = int(shapes[0][axis])  # how many there are
         if self.samples < 2:
             raise CaseError(
                 f"{name}: axis {axis} of the case's first input has {self.samples} sample; give a"
@@ -74,6 +68,7 @@ class BatchOfCase:
                 " batches, or name another axis (--batch-axis)"
             )
         self._mask = self._mask_of(arguments[1])
+        # by sample and token, whether it is no padding; ``None`` without a mask
         self.tokens: NDArray[np.bool_] | None = None
         if self._mask is not None:
             mask = arguments[1][self._mask.name]

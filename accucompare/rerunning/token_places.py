@@ -17,27 +17,18 @@ TOKENS_NAMES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inpu
 
 
 class TokenPlace(NamedTuple):
-    """Where a tensor has its tokens.
+    """Where a tensor has its tokens."""
 
-    Attributes:
-        axis: ``None`` if it has none, and is the same whatever the sequence.
-        keys: the axis of the tokens that each may see, of a mask; ``None`` without.
-        flat: whether the axis runs over all samples' tokens.
-    """
-
-    axis: int | None
-    keys: int | None = None
-    flat: bool = False
+    axis: int | None  # ``None`` if it has none, and is the same whatever the sequence
+    keys: int | None = None  # the axis of the tokens that each may see, of a mask; ``None`` without
+    flat: bool = False  # whether the axis runs over all samples' tokens
 
 
 def token_place(
     whole: torch.Size, short: torch.Size, tokens: tuple[int, int], samples: int
 ) -> TokenPlace | None:
-    """The place, from a tensor's shapes in two runs; ``None`` if they do not tell.
-
-    Args:
-        tokens: in the whole sequence, and in the shorter one.
-    """
+    """The place, from a tensor's shapes in two runs; ``None`` if they do not tell. ``tokens``: in
+    the whole sequence, and in the shorter one."""
     if len(whole) != len(short):
         return None
     unlike = [axis for axis, size in enumerate(whole) if size != short[axis]]
@@ -53,16 +44,12 @@ def token_place(
 
 @dataclass(frozen=True)
 class Columns:
-    """The tokens of one call of the model.
+    """The tokens of one call of the model."""
 
-    Attributes:
-        tokens: by sample and column, which of golden's tokens it is; -1 for padding.
-        first: whether the call is the sequence's first.
-        padded: whether the sequence has padding, so that columns are no places of tokens.
-    """
-
+    # by sample and column, which of golden's tokens it is; -1 for padding
     tokens: NDArray[np.int64]
-    first: bool
+    first: bool  # whether the call is the sequence's first
+    # whether the sequence has padding, so that columns are no places of tokens
     padded: bool = False
 
     @property
@@ -96,11 +83,8 @@ def _apart(tensor: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def bits_of(values: torch.Tensor) -> tuple[Array, str] | None:
-    """Tokens' values as stored bits, and their type; ``None`` if they cannot be read.
-
-    Args:
-        values: with the tokens as first axis.
-    """
+    """Tokens' values as stored bits, and their type; ``None`` if they cannot be read. ``values``:
+    with the tokens as first axis."""
     host = to_host(values.reshape(len(values), -1).contiguous())
     return None if host.array is None else (host.array, host.dtype)
 

@@ -112,21 +112,16 @@ class _Listening(Listener[Call]):
 
 @dataclass(eq=False)
 class GoldenTokens:
-    """What a whole sequence gave, by module call.
-
-    Attributes:
-        values: on the CPU.
-        places: of their tokens, as far as a shorter run proves them.
-        errors: what rounding made of each, in a run in the candidate's type.
-        anticipates: the first module whose values change with later tokens, if the model's outputs
-            do.
-    """
+    """What a whole sequence gave, by module call."""
 
     tokens: int
     samples: int
-    values: dict[_ValueKey, torch.Tensor] = field(default_factory=dict)
+    values: dict[_ValueKey, torch.Tensor] = field(default_factory=dict)  # on the CPU
+    # of their tokens, as far as a shorter run proves them
     places: dict[_ValueKey, TokenPlace] = field(default_factory=dict)
+    # what rounding made of each, in a run in the candidate's type
     errors: dict[_ValueKey, TokenErrors] = field(default_factory=dict)
+    # the first module whose values change with later tokens, if the model's outputs do
     anticipates: str | None = None
 
     @property
@@ -338,10 +333,7 @@ class FedTokens(_Listening):
 
     def _kept(self, tokens: NDArray[np.int64], shared: bool) -> NDArray[np.bool_]:
         """By sample and column, whether it is a token, and no padding in golden, either.
-
-        Args:
-            shared: of values that all samples have in common.
-        """
+        ``shared``: of values that all samples have in common."""
         rows = np.arange(len(tokens))[:, None]
         kept: NDArray[np.bool_] = (tokens >= 0) & self._real[rows, np.maximum(tokens, 0)]
         return np.asarray(kept.all(axis=0))[None] if shared else kept

@@ -37,16 +37,12 @@ class NoCacheError(CaseError):
 
 @dataclass(frozen=True)
 class GivenTokens:
-    """A sequence as one run gives it.
-
-    Attributes:
-        tokens: by sample and column, which of golden's tokens it is; -1 for padding.
-        ends: the column behind the last of each call.
-    """
+    """A sequence as one run gives it."""
 
     way: DecodeWay
+    # by sample and column, which of golden's tokens it is; -1 for padding
     tokens: NDArray[np.int64]
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # the column behind the last of each call
 
     @property
     def calls(self) -> list[Columns]:
@@ -292,11 +288,7 @@ class TokenSequence:
     def drive(
         self, model: nn.Module, arrangement: GivenTokens, moved: Callable[[Any], Any]
     ) -> None:
-        """Give a model the sequence.
-
-        Args:
-            moved: brings arguments to the model's device and type.
-        """
+        """Give a model the sequence. ``moved``: brings arguments to the model's device and type."""
         if arrangement.way in BY_GENERATE:
             self._generate(model, arrangement, moved)
             return

@@ -15,11 +15,7 @@ _AHEAD = 3
 
 
 class Arming:
-    """The steps to observe, counted from the one where the file of ``--arm`` appears, if given.
-
-    Attributes:
-        armed: whether the first step is known.
-    """
+    """The steps to observe, counted from the one where the file of ``--arm`` appears, if given."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -27,7 +23,7 @@ class Arming:
         self._file = None if plan.arm is None else plan.arm
         self._agreed = os.path.join(plan.folder, "armed")
         self._several = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
-        self.armed = self._file is None
+        self.armed = self._file is None  # whether the first step is known
 
     def steps(self, step: int) -> Steps | None:
         """The steps to observe; ``None`` for all, or while not ``armed``: ask before each step."""

@@ -40,16 +40,11 @@ HIDING = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Captured:
-    """A script that was captured.
-
-    Attributes:
-        written: whether there is a bundle.
-        troubles: what is wrong with it, one sentence each.
-    """
+    """A script that was captured."""
 
     ended: Ended
-    written: bool
-    troubles: list[str]
+    written: bool  # whether there is a bundle
+    troubles: list[str]  # what is wrong with it, one sentence each
 
 
 def capture_script(

@@ -21,56 +21,34 @@ _RECORDED, _PASSED = b"r", b"."
 
 
 class SeenModel(msgspec.Struct, kw_only=True):
-    """A module that a process called from outside all modules.
+    """A module that a process called from outside all modules."""
 
-    Attributes:
-        name: its class, ``Class:2`` for the second; the whole's if only parts of it are called.
-        parameters: how many numbers.
-        trained_by: the classes of the optimizers that updated it.
-        calls: how many were counted while outermost calls were looked at.
-        steps: how many updates, in a list of models.
-        part: whether it is called as a part of the chosen model.
-        chosen: whether it was captured or watched.
-    """
-
-    name: str
-    parameters: int = 0
-    trained_by: list[str] = []
-    calls: int = 0
-    steps: int = 0
-    part: bool = False
-    chosen: bool = False
+    name: str  # its class, ``Class:2`` for the second; the whole's if only parts of it are called
+    parameters: int = 0  # how many numbers
+    trained_by: list[str] = []  # the classes of the optimizers that updated it
+    calls: int = 0  # how many were counted while outermost calls were looked at
+    steps: int = 0  # how many updates, in a list of models
+    part: bool = False  # whether it is called as a part of the chosen model
+    chosen: bool = False  # whether it was captured or watched
 
 
 class Seen(msgspec.Struct, kw_only=True):
-    """What one process has seen.
-
-    Attributes:
-        rank: under a launcher.
-        torch: its version; empty if our part never started.
-        models: in the order of their first calls.
-        steps: how many steps of the chosen model were counted.
-        recorded: the numbers of the steps that were captured or watched.
-        evaluations: the chosen model's calls without gradients between steps; not recorded.
-        notes: for a reader, one sentence each.
-        error: what failed in our code; ``None`` if nothing did.
-        ended: whether Python ended normally; false after a kill or ``os._exit``.
-    """
+    """What one process has seen."""
 
     pid: int
     argv: list[str] = msgspec.field(
         default_factory=lambda: [without_credentials(each) for each in sys.argv]
     )
     python: str = msgspec.field(default_factory=lambda: sys.executable)
-    rank: int | None = None
-    torch: str = ""
-    models: list[SeenModel] = []
-    steps: int = 0
-    recorded: list[int] = []
-    evaluations: int = 0
-    notes: list[str] = []
-    error: str | None = None
-    ended: bool = False
+    rank: int | None = None  # under a launcher
+    torch: str = ""  # its version; empty if our part never started
+    models: list[SeenModel] = []  # in the order of their first calls
+    steps: int = 0  # how many steps of the chosen model were counted
+    recorded: list[int] = []  # the numbers of the steps that were captured or watched
+    evaluations: int = 0  # the chosen model's calls without gradients between steps; not recorded
+    notes: list[str] = []  # for a reader, one sentence each
+    error: str | None = None  # what failed in our code; ``None`` if nothing did
+    ended: bool = False  # whether Python ended normally; false after a kill or ``os._exit``
     began: float = msgspec.field(default_factory=time.time)
 
     def write(self, folder: str | Path) -> None:
@@ -117,25 +95,16 @@ def read_seen(folder: str | Path) -> list[Seen]:
 
 
 class Claim(msgspec.Struct, kw_only=True):
-    """Which process writes as a rank.
-
-    Attributes:
-        within: the pids of the processes that started it.
-        trains: whether its model is trained.
-    """
+    """Which process writes as a rank."""
 
     pid: int
-    within: list[int]
-    trains: bool
+    within: list[int]  # the pids of the processes that started it
+    trains: bool  # whether its model is trained
 
 
 def claim(folder: str | Path, rank: int, own: Claim) -> tuple[bool, str]:
     """Claim a rank. The first process to ask gets it; the one that started it takes it over once it
-    has ended.
-
-    Returns:
-        Whether the claim holds, and a note for a reader.
-    """
+    has ended. Returns whether the claim holds, and a note for a reader."""
     path = Path(folder) / f"rank{rank}.claim"
     try:
         with path.open("xb") as file:

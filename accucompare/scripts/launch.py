@@ -30,17 +30,11 @@ _LEFT_AT_END = 1 << 16
 
 @dataclass(frozen=True)
 class Ended:
-    """A script that has ended.
+    """A script that has ended."""
 
-    Attributes:
-        code: its exit code; 128 plus the signal's number if a signal ended it, as in a shell.
-        seen: what its processes have seen.
-        unheard: why they could not write what they saw; ``None`` if they could.
-    """
-
-    code: int
-    seen: list[Seen]
-    unheard: str | None = None
+    code: int  # its exit code; 128 plus the signal's number if a signal ended it, as in a shell
+    seen: list[Seen]  # what its processes have seen
+    unheard: str | None = None  # why they could not write what they saw; ``None`` if they could
 
 
 def run(

@@ -25,23 +25,17 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Observation:
-    """What can be done to a capture or a watch of a running script.
+    """What can be done to a capture or a watch of a running script."""
 
-    Attributes:
-        step: a step is over; an optimizer's hook may call this.
-        close: end; the error, if any, has ended the script. Do not call it in a hook.
-        aside: observe nothing in this context.
-        rest: the next steps are not observed. Do not call it in a hook.
-        wake: the next step is observed again. Do not call it in a hook.
-        scaled_by: set the scaler of the losses; ``None`` for none. An optimizer's hook may call
-            this.
-    """
-
-    step: Callable[[], None]
+    step: Callable[[], None]  # a step is over; an optimizer's hook may call this
+    # end; the error, if any, has ended the script. Do not call it in a hook.
     close: Callable[[BaseException | None], None]
-    aside: Callable[[], contextlib.AbstractContextManager[None]]
+    aside: Callable[[], contextlib.AbstractContextManager[None]]  # observe nothing in this context
+    # the next steps are not observed. Do not call it in a hook.
     rest: Callable[[], None] = _nothing
+    # the next step is observed again. Do not call it in a hook.
     wake: Callable[[], None] = _nothing
+    # set the scaler of the losses; ``None`` for none. An optimizer's hook may call this.
     scaled_by: Callable[[Any], None] = _nothing
 
 

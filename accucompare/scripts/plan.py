@@ -22,30 +22,22 @@ class Action(str, Enum):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process of the script is to do.
-
-    Attributes:
-        folder: where processes leave their handshakes.
-        out: the bundle, or the log's directory; absolute, since a script may change its directory.
-        options: of ``accucompare.capture`` or ``accucompare.watch``, by name.
-        steps: which to record, or how many to watch; from the step where ``arm`` appears, if given.
-        model: ``SeenModel.name`` or a class; ``None``: the first one trained, or else called.
-        seed: for Python, NumPy and torch when torch is imported; ``None`` leaves generators alone.
-        deterministic: use deterministic algorithms from then on.
-        arm: nothing is done before this file exists.
-        version: of the package that made the plan.
-    """
+    """What every process of the script is to do."""
 
     action: Action
-    folder: str
+    folder: str  # where processes leave their handshakes
+    # the bundle, or the log's directory; absolute, since a script may change its directory
     out: str = ""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # of ``accucompare.capture`` or ``accucompare.watch``, by name
+    # which to record, or how many to watch; from the step where ``arm`` appears, if given
     steps: str | None = None
+    # ``SeenModel.name`` or a class; ``None``: the first one trained, or else called
     model: str | None = None
+    # for Python, NumPy and torch when torch is imported; ``None`` leaves generators alone
     seed: int | None = None
-    deterministic: bool = False
-    arm: str | None = None
-    version: str = __version__
+    deterministic: bool = False  # use deterministic algorithms from then on
+    arm: str | None = None  # nothing is done before this file exists
+    version: str = __version__  # of the package that made the plan
 
     @property
     def chosen(self) -> Steps | None:

@@ -73,18 +73,12 @@ def _prepare_numbers(plan: Plan) -> None:
 
 @dataclass
 class _Chosen:
-    """The model that is observed.
-
-    Attributes:
-        seen: its entry in the handshake.
-        optimizers: hold its parameters; without any, each call is a step.
-        steps: those to observe; ``None`` for all.
-    """
+    """The model that is observed."""
 
     model: nn.Module
-    seen: SeenModel
-    optimizers: list[Any]
-    steps: Steps | None
+    seen: SeenModel  # its entry in the handshake
+    optimizers: list[Any]  # hold its parameters; without any, each call is a step
+    steps: Steps | None  # those to observe; ``None`` for all
 
 
 class Script:

@@ -173,11 +173,8 @@ def captured(
 
 
 def options_of(bundle: Place) -> CaptureOptions:
-    """The options that record a model as this bundle was recorded.
-
-    Raises:
-        BundleError: if it is missing or damaged.
-    """
+    """The options that record a model as this bundle was recorded. Raises BundleError if it is
+    missing or damaged."""
     with open_bundle(bundle) as opened:
         made = opened.manifest.options
     names = ("mode", "level", "seed", "only", "skip", "roles")

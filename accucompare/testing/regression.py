@@ -27,23 +27,14 @@ _LONGEST = 80  # characters of a directory's name
 
 @dataclass
 class LayersRegression:
-    """Compares each layer of a model with a bundle that is kept beside the test.
+    """Compares each layer of a model with a bundle that is kept beside the test."""
 
-    Attributes:
-        file: the test's file; ``test_model.py`` keeps its bundles in ``test_model/``.
-        test: the test's name in it.
-        update: write bundles instead of comparing.
-        scratch: the test's temporary directory.
-        reports: where failing tests of this file write reports; ``None`` for ``scratch``.
-        note_written: called with each bundle that was written.
-    """
-
-    file: Path
-    test: str
-    update: bool
-    scratch: Path
-    reports: Path | None
-    note_written: Callable[[Path], None]
+    file: Path  # the test's file; ``test_model.py`` keeps its bundles in ``test_model/``
+    test: str  # the test's name in it
+    update: bool  # write bundles instead of comparing
+    scratch: Path  # the test's temporary directory
+    reports: Path | None  # where failing tests of this file write reports; ``None`` for ``scratch``
+    note_written: Callable[[Path], None]  # called with each bundle that was written
     _used: set[str] = field(default_factory=set)
 
     def check(
@@ -118,8 +109,6 @@ def bundle_name(test: str, name: str = "") -> str:
     whole = f"{test}.{name}" if name else test
     plain = whole.replace("::", ".")
     safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]
-    return (
-        safe
-        if safe == plain
-        else f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-    )
+    if safe == plain:
+        return safe
+    return f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -32,37 +32,25 @@ _OUTPUT = "output"
 
 @dataclass(frozen=True)
 class GivenRun:
-    """A bundle, or the JSON of a comparison.
-
-    Attributes:
-        group: the number of the argument that it comes from.
-        inside: whether that is a folder, which holds it.
-    """
+    """A bundle, or the JSON of a comparison."""
 
     place: Place
     is_bundle: bool
-    group: int
-    inside: bool = False
+    group: int  # the number of the argument that it comes from
+    inside: bool = False  # whether that is a folder, which holds it
 
 
 @dataclass
 class OpenedRuns:
-    """The runs of a trend, in order.
-
-    Attributes:
-        left_out: what cannot be part of it.
-    """
+    """The runs of a trend, in order."""
 
     runs: list[TrendRun] = field(default_factory=list)
-    left_out: list[LeftOutRun] = field(default_factory=list)
+    left_out: list[LeftOutRun] = field(default_factory=list)  # what cannot be part of it
 
 
 def given_runs(runs: Iterable[str | Place]) -> list[GivenRun]:
-    """The bundles and JSON results that are meant.
-
-    Raises:
-        UsageError: if one is neither, or a folder holds none.
-    """
+    """The bundles and JSON results that are meant. Raises UsageError if one is neither, or a folder
+    holds none."""
     places = enumerate(map(place_of, runs))
     return [given for number, place in places for given in _given(place, number)]
 
@@ -127,12 +115,9 @@ def opened_runs(
     options: dict[str, Any],
     progress: Callable[[int, int], None] | None,
 ) -> OpenedRuns:
-    """Read the JSON results, and compare the bundles with golden, or with the first of them.
-
-    Raises:
-        BundleError: if golden cannot be opened.
-        UsageError: if bundles have nothing to be compared with, or options would judge nothing.
-    """
+    """Read the JSON results, and compare the bundles with golden, or with the first of them. Raises
+    BundleError if golden cannot be opened; UsageError if bundles have nothing to be compared with,
+    or options would judge nothing."""
     bundles = [each for each in given if each.is_bundle]
     if golden is None and len(bundles) == 1:
         raise UsageError(

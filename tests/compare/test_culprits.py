@@ -873,3 +873,31 @@ def test_fed_a_choice_that_differs_hides_no_glue_behind_it(tmp_path: Path) -> No
         golden, candidate, baseline=write(tmp_path / "baseline", side(1, 1e-3, 1), **feed)
     )
     assert set(places(comparison)) == {"(root) (glue, before pick)", "(root) (glue, before fc)"}
+
+
+@pytest.mark.parametrize(("off", "answer"), [(1.006, "rounding"), (1.013, "not sure")])
+def test_what_is_configured_otherwise_must_not_be_near_its_fixed_limit(
+    tmp_path: Path, off: float, answer: str
+) -> None:
+    """A wrong eps in a bfloat16 LayerNorm of a script, which has no baseline."""
+    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    golden = write(
+        tmp_path / "golden",
+        [item("norm", values)],
+        model={"configuration": {"norm": {"eps": 1e-5}}},
+    )
+    candidate = write(
+        tmp_path / "candidate",
+        [item("norm", values * np.float32(off), "bfloat16")],
+        model={"configuration": {"norm": {"eps": 0.05}}},
+        capture={
+            "feed": {
+                "golden": "golden",
+                "identity": ac.open_bundle(golden).identity(),
+                "not_fed": [],
+            }
+        },
+    )
+    comparison = ac.diff(golden, candidate)
+    assert comparison.answer.value == answer
+    assert "norm.eps" in comparison.conclusion

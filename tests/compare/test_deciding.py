@@ -17,10 +17,11 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.format.manifest import StepSeries
 from accucompare.bundle.format.records import Record
+from accucompare.compare.constants import SINGLE
 from accucompare.compare.fusions import is_sum
 from accucompare.compare.judging.judge import judge_pair, settle_noise, settle_unsteady
 from accucompare.compare.layouts.layout_checks import _are_alike
-from accucompare.compare.limits import LimitsInForce, Tolerance
+from accucompare.compare.limits import LimitsInForce, Tolerance, floor, kernels_of
 from accucompare.compare.limits.baseline import Expected
 from accucompare.compare.measuring.masks import is_masked
 from accucompare.compare.measuring.measure import Metrics
@@ -29,7 +30,7 @@ from accucompare.compare.origins.terms import Terms
 from accucompare.compare.origins.trace import Trace
 from accucompare.compare.pairing.sequences import numbered_as
 from accucompare.compare.remarks import RoutedOtherwise
-from accucompare.compare.rows.rows import Reason, Row, Verdict
+from accucompare.compare.rows.rows import Reason, Row, Status, Verdict
 from accucompare.compare.runs.acceptance import Acceptance, accept
 from accucompare.compare.runs.step_pairs import StepPair, settings_of
 from accucompare.compare.runs.wander import Apart, Quantity, RunLimits, Wander, envelope
@@ -422,6 +423,16 @@ def beyond_the_last_place(roundings: float, folder: Path) -> bool:
     )
 
 
+@decides("constants.ROUNDED_DECAY", 2.86e-5, 3.1e-5)
+def another_mean_of_squares(off: float, folder: Path) -> bool:
+    """Adam's second moment, of a kernel that rounds 1 - beta2."""
+    golden, candidate, baseline = (
+        [item("fc", values, role="state_after", path="weight.exp_avg_sq", parent=None)]
+        for values in (np.ones(400, np.float32), np.full(400, 1 + off, np.float32), np.ones(400))
+    )
+    return fed(folder, golden, candidate, baseline)[-1].status is Status.FAIL
+
+
 # what something other than an update changes
 
 
@@ -615,6 +626,25 @@ def composed_by(kind: str, roundings: int) -> None:
         return not ac.diff(golden, sides[0], baseline=sides[1]).passed
 
     decides(f"constants.RECURRENT['{kind}']", roundings - 0.2, roundings + 0.2)(is_off)
+
+
+def kernel_of_a_device(kind: str, pattern: str, times: float) -> None:
+    """An output in float32 against a float64 baseline without an error of its own."""
+
+    def is_off(off: float, _: Path) -> bool:
+        record = item(type=kind, dtype="float32", shape=(4,)).record
+        tolerance = LimitsInForce(fed=True).tolerance_for(record, record)
+        metrics = Metrics(rel_l2=off * SINGLE.slack * floor("float32"), compared=10**12)
+        tolerance = tolerance.of_kernels(kernels_of(kind))
+        return over(judge_pair(record, record, metrics, tolerance, Expected(0.0)))
+
+    name = f"constants.KERNELS_OF_DEVICES[{pattern!r}]"
+    decides(name, 0.96 * times, 1.04 * times)(is_off)
+
+
+kernel_of_a_device("ConvTranspose2d", "Conv(Transpose)?[123]d", 3.0)
+kernel_of_a_device("LSTM", "^(LSTM|GRU|RNN)$", 16.0)
+kernel_of_a_device("CTCLoss", "^CTCLoss$", 8.0)
 
 
 composed_by("LSTM", 6)

@@ -1,5 +1,5 @@
-"""Recurrent modules in half types: composed of operators, of which each rounds, beside a baseline
-by a fused kernel, which rounds less.
+"""Recurrent modules: in half types composed of operators, of which each rounds, beside a baseline
+by a fused kernel, which rounds less; in float32 by a device's own kernel.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.api import Comparison
 from tests.combinations import pairwise
+from tests.compare.builder import item, write
 
 KINDS = {nn.LSTM: "lstm", nn.GRU: "gru", nn.RNN: "rnn_tanh"}
 Kind = type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]
@@ -128,3 +130,41 @@ def test_a_recurrent_module_that_is_off_by_more_is_a_bug(
 ) -> None:
     found = compared(tmp_path, kind, 20, torch.bfloat16, fault=fault)
     assert (found.answer.value, found.culprits[0].place) == ("bug", "rnn")
+
+
+@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_devices_own_kernel_is_rounding_in_float32_and_a_cpus_is_not(
+    tmp_path: Path, device: str, fed: bool
+) -> None:
+    """An LSTM that is 5e-6 off, as cuDNN's is, and what is made of its output."""
+    golden = np.random.default_rng(0).standard_normal((2, 4096))
+    for name, dtype, off in (
+        ("golden", "float32", 1.0),
+        ("candidate", "float32", 1.0 + 5e-6),
+        ("baseline", "float64", 1.0 + 1e-7),
+    ):
+        later = off if name != "candidate" or not fed else 1.0
+        write(
+            tmp_path / name,
+            [
+                item("rnn", golden[0] * off, dtype, type="LSTM"),
+                item("fc", golden[1] * later, dtype),
+            ],
+            environment={"device": {"type": device if name == "candidate" else "cpu"}},
+            **(
+                {
+                    "capture": {
+                        "feed": {
+                            "golden": "golden",
+                            "identity": ac.open_bundle(tmp_path / "golden").identity(),
+                            "not_fed": [],
+                        }
+                    }
+                }
+                if fed and name != "golden"
+                else {}
+            ),
+        )
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline")
+    assert found.passed is (device == "cuda")

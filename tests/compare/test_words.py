@@ -29,7 +29,7 @@ def _said(node: ast.AST, place: str) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue
-        if isinstance(child, ast.ClassDef) and any("Enum" in ast.unparse(b) for b in child.bases):
+        if isinstance(child, ast.ClassDef) and {"Enum", "Word"} & {*map(ast.unparse, child.bases)}:
             continue
         if isinstance(child, ast.JoinedStr):
             text = "".join(

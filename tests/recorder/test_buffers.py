@@ -4,10 +4,14 @@ error its writer's own.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +23,7 @@ from accucompare.bundle.format.records import WRITTEN_ROLES, Record, Role
 from accucompare.compare.decide import Answer
 from accucompare.compare.rows.rows import Reason, Status
 from accucompare.live.values import tensors
-from accucompare.recorder.recording import buffers, making
+from accucompare.recorder.recording import inner_tensors, making
 from tests.asked import grouped
 from tests.compare.builder import edit_manifest, set_lines
 from tests.recorded import Opened
@@ -94,6 +98,27 @@ class SetLater(Writer):
         self.last = x[1:] * self.scale
 
 
+class Inside(Writer):
+    """Keeps it in what it has among its attributes: containers, objects, an array."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.cache: dict[Any, Any] = {"k": torch.zeros(8), "other": self.kept}
+        self.history: deque[torch.Tensor] = deque(maxlen=3)
+        self.state: Any = SimpleNamespace(pair=(), around=self, rows=[{}])
+        self.array = np.zeros(8)
+
+    def write(self, x: torch.Tensor) -> None:
+        # writes that are not counted are no step's
+        self.cache["k"].data.copy_(x[0])
+        self.array[:] = x[0].float().numpy()
+        found = x[0] * self.scale
+        self.cache[8, x.dtype, x.device] = found + 1
+        self.history.append(found)
+        self.state.pair = (found + 2, found + 3)
+        self.state.rows[0]["of.it"] = found + 4
+
+
 class Counter(Writer):
     def __init__(self, scale: float) -> None:
         super().__init__(scale)
@@ -159,6 +184,7 @@ BUFFERS: dict[str, Callable[[float], nn.Module]] = {
         Registered,
         Plain,
         SetLater,
+        Inside,
         Counter,
         Norm,
         Uncounted,
@@ -309,20 +335,80 @@ def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path
     assert "1.kept (buffer update)" in comparison.conclusion
 
 
+def test_what_is_inside_of_attributes_has_its_place_as_name(tmp_path: Path, opened: Opened) -> None:
+    found = opened(train(net("inside"), tmp_path / "golden", steps=4)).records()
+    written = {(each.step, each.role, each.path) for each in found if each.role in WRITTEN_ROLES}
+    names = "cache.k", "cache.(8,dtype,device)", "state.pair.1", "state.rows.0.of.it", "array"
+    assert {(0, Role.BUFFER_UPDATE, name) for name in names[1:]} < written
+    # a queue's items move on; each is a write once, and where it is at the end
+    for step, item in ((0, 0), (1, 1), (2, 2), (3, 2)):
+        assert (step, Role.BUFFER_UPDATE, f"history.{item}") in written
+    assert {(4, Role.BUFFER_BEFORE, name) for name in ("cache.k", "history.0")} < written
+    assert not [path for *_, path in written if "other" in path or "around" in path]
+
+
 @pytest.mark.parametrize("fed", [False, True])
 def test_an_attribute_in_which_one_side_keeps_nothing_is_no_bug(fed: bool, tmp_path: Path) -> None:
     keeps, lacks = tmp_path / "keeps", tmp_path / "lacks"
-    for golden, candidate, answer in (
-        (keeps, lacks, Answer.NOT_SURE),
-        (lacks, keeps, Answer.IDENTICAL_SO_FAR),
+    for kind, golden, candidate, answer in (
+        ("setlater", keeps, lacks, Answer.NOT_SURE),
+        ("setlater", lacks, keeps, Answer.IDENTICAL_SO_FAR),
+        ("inside", keeps, lacks, Answer.NOT_SURE),
     ):
         for out in (golden, candidate):
-            model = net("setlater")
+            model = net(kind)
+            if kind == "inside":
+                model[1].cache.clear()
+                model[1].write = lambda x, own=model[1]: own.cache.setdefault("k", x[0])
             if out is lacks:
                 model[1].write = lambda x: None  # type: ignore[assignment, method-assign]
             feed = {"feed": golden} if fed and out is candidate else {}
             train(model, out, overwrite=True, **feed)
         assert ac.diff(golden, candidate).answer is answer
+
+
+class Counts(nn.Module):
+    """Changes numbers of its own; ``wrong`` names the one that it changes otherwise."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.calls, self._hidden, self.mean, self.when = 0, 0, 0.0, 0.0
+        self.sums = {"n": 0}
+        self.state = SimpleNamespace(held={})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1 + (self.wrong == "calls")
+        self._hidden += self.wrong != "_hidden"
+        self.mean = 0.5 * self.mean + x.abs().mean().item() * (1 + (self.wrong == "mean"))
+        self.sums["n"] += 1 + (self.wrong == "sums.n")
+        self.when = time.time()
+        self.state.held = {"x": x.detach()}
+        self.training = self.wrong != "training"
+        return x * 2
+
+    def forget(self) -> None:
+        if self.wrong != "state.held.x":
+            self.state.held.clear()
+
+
+def test_numbers_that_the_steps_leave_are_compared(tmp_path: Path) -> None:
+    def run(wrong: str, out: str, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+        model = net("lerp")
+        model[1] = Counts(wrong)
+        return train(
+            model.to(dtype), tmp_path / out, loop=lambda model: model[1].forget(), **options
+        )
+
+    golden = run("", "golden")
+    assert ac.diff(golden, run("", "same")).answer is Answer.IDENTICAL
+    for options in ({}, {"feed": golden, "force": True}):  # a mean is rounded, too
+        found = ac.diff(golden, run("", "rounded", torch.bfloat16, overwrite=True, **options))
+        assert "left otherwise" not in found.conclusion
+    for wrong in ("calls", "_hidden", "mean", "sums.n", "state.held.x", "training"):
+        found = ac.diff(golden, run(wrong, "wrong", overwrite=True))
+        assert found.answer is Answer.NOT_SURE
+        assert f"left otherwise: 1.{wrong}" in found.conclusion
 
 
 @pytest.mark.parametrize("when", ["loop", "between"])
@@ -538,7 +624,7 @@ def test_where_nothing_is_written_no_call_reads_a_buffer(
             read.append(tensor.data_ptr())
             return to_host(tensor, *more)
 
-        for room in (buffers, making):
+        for room in (inner_tensors, making):
             monkeypatch.setattr(room, "to_host", noted)
         for _ in range(3):
             model(torch.ones(4, 8))

@@ -405,6 +405,32 @@ def test_what_a_module_writes_into_its_input_its_caller_sees(
     assert fed.load("").tolist() == [5.0, -2.0]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.mul_(2).squeeze_(1),
+        lambda x: x.transpose_(0, 2),
+        lambda x: x.resize_(2, 1, 2),
+        lambda x: x.resize_(6, 1, 3).fill_(1.0),
+    ],
+    ids=["unsqueeze_", "squeeze_", "transpose_", "smaller", "larger"],
+)
+def test_the_shape_that_a_module_gives_its_input_its_caller_sees(
+    change: Any, feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        self.m(y)
+        out: torch.Tensor = self.l(y)
+        return out
+
+    model = Glue(forward, m=Glue(lambda self, x: change(x).sum()), l=Scale(3.0))
+    fed = feed_into(model, torch.arange(12.0).reshape(4, 1, 3))
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
+
+
 def test_what_a_module_adds_to_a_list_or_a_dict_its_caller_sees(
     feed_into: FeedInto, opened: Opened, tmp_path: Path
 ) -> None:
@@ -771,6 +797,34 @@ def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(
         "m output ",
         " output 0",
     }
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "parameter"])
+def test_what_a_module_keeps_and_returns_its_caller_sees_written_later(
+    kind: str, feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    def write(self: Any, x: torch.Tensor, row: int) -> torch.Tensor:
+        self.table[row] = x
+        rows: torch.Tensor = self.table[:2]
+        return rows
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        first = self.around(x, 0)
+        self.around(self.l(x), 1)
+        out: torch.Tensor = self.l(first)  # of two rows
+        return out
+
+    cache = Glue(write)
+    if kind == "attribute":
+        cache.table = torch.zeros(3, 2)
+    elif kind == "buffer":
+        cache.register_buffer("table", torch.zeros(3, 2))
+    else:
+        cache.table = nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+    around = Glue(lambda self, x, row: self.cache(x, row), cache=cache)
+    fed = feed_into(Glue(forward, around=around, l=Scale(3.0)), torch.ones(2))
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
 
 
 class Small(IntEnum):

@@ -1,4 +1,4 @@
-"""Captures of backwards through gradients: penalties, and forces that are fitted."""
+"""Captures of several backwards: through gradients (penalties, fitted forces), and of losses."""
 
 from __future__ import annotations
 
@@ -118,3 +118,63 @@ def test_a_fault_is_named(tmp_path: Path) -> None:
     assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {
         ("inner.0", Stage.BACKWARD)
     }
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.one, self.other = nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.trunk(x)
+        return self.one(h), self.other(h)
+
+
+def descended(out: Path, *losses: Callable[[Any, Any], Any], feed: Path | None = None) -> Path:
+    """Capture a step of a model whose losses go backward one after the other."""
+    model = TwoHeads()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, out, **grouped(feed=feed)):
+        found = model(values(2, 4))
+        for loss in losses:
+            loss(*found).backward(retain_graph=True)
+        optimizer.step()
+    return out
+
+
+def first(one: Any, other: Any) -> Any:
+    return one.square().sum()
+
+
+def second(one: Any, other: Any) -> Any:
+    return other.exp().sum()
+
+
+def both(one: Any, other: Any) -> Any:
+    return first(one, other) + second(one, other)
+
+
+def less_of_it(one: Any, other: Any) -> Any:
+    return 0.99 * second(one, other)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("golden", "candidate"),
+    [((both,), (second, first)), ((first, second), (both,)), ((first, second), (second, first))],
+)
+def test_losses_go_backward_in_any_order_one_by_one_or_together(
+    golden: Any, candidate: Any, fed: bool, tmp_path: Path
+) -> None:
+    descended(tmp_path / "golden", *golden)
+    feed = tmp_path / "golden" if fed else None
+    descended(tmp_path / "right", *candidate, feed=feed)
+    assert ac.diff(tmp_path / "golden", tmp_path / "right").exit_code == 0
+    wrong = [less_of_it if loss is second else loss for loss in candidate]
+    wrong = [first, less_of_it] if wrong == [both] else wrong
+    descended(tmp_path / "wrong", *wrong, feed=feed)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "wrong")
+    assert comparison.exit_code == 1
+    assert comparison.culprits[0].stage is (Stage.LOSS if fed else Stage.BACKWARD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accucompare.report.checklist_page import with_tables
+from tests.report.checklist_page import with_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "checklist.md"
 

@@ -331,12 +331,8 @@ def stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
 
 
 def open_source(place: Place, windows: Windows | None) -> Source:
-    """Open a file to be read by position; a URL needs ``windows``.
-
-    Raises:
-        OSError: if it cannot be read.
-        BundleError: if it is no regular file.
-    """
+    """Open a file to be read by position; a URL needs ``windows``. Raises OSError if it cannot be
+    read; BundleError if it is no regular file."""
     return LocalFile(place) if isinstance(place, Path) else RemoteFile(place, windows or Windows())
 
 

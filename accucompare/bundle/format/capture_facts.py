@@ -54,26 +54,19 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class DumpFacts(msgspec.Struct, frozen=True):
-    """What a tool can record that wrote a dump.
+    """What a tool can record that wrote a dump."""
 
-    Attributes:
-        roles: the roles that it can record; lacking others is no difference.
-        root: whether it records the root module.
-        named_gradients: whether it records the gradients of inputs that are passed by name.
-        innermost_outputs: whether it records only outputs of modules without children.
-        pruned: names of lists of layers from which it left some out.
-        partial: whether it holds single values instead of all calls of all layers: a value without
-            a partner is then no difference.
-        hashes: what it holds in place of values (``norm``, ``hash_tensor``), by the ends of paths;
-            empty if it holds values.
-    """
-
-    roles: tuple[str, ...]
-    root: bool = True
+    roles: tuple[str, ...]  # the roles that it can record; lacking others is no difference
+    root: bool = True  # whether it records the root module
+    # whether it records the gradients of inputs that are passed by name
     named_gradients: bool = True
-    innermost_outputs: bool = False
-    pruned: tuple[str, ...] = ()
+    innermost_outputs: bool = False  # whether it records only outputs of modules without children
+    pruned: tuple[str, ...] = ()  # names of lists of layers from which it left some out
+    # whether it holds single values instead of all calls of all layers: a value without a partner
+    # is then no difference
     partial: bool = False
+    # what it holds in place of values (``norm``, ``hash_tensor``), by the ends of paths; empty if
+    # it holds values
     hashes: tuple[str, ...] = ()
 
 
@@ -94,34 +87,21 @@ class AsLayout(msgspec.Struct, frozen=True):
 
 
 class RegionFacts(msgspec.Struct, frozen=True):
-    """What compiling one region took. Regions that share compiled code say it once, the first.
+    """What compiling one region took. Regions that share compiled code say it once, the first."""
 
-    Attributes:
-        graphs: how many graphs were compiled; 0 if there was nothing to compile.
-        breaks: why the graph broke: what lies there ran eagerly.
-        recompiled: why it was compiled again.
-        guards: how many conditions its compiled code holds under.
-        seconds: how long compiling took.
-    """
-
-    graphs: Count = 0
-    breaks: tuple[str, ...] = ()
-    recompiled: tuple[str, ...] = ()
-    guards: Count = 0
-    seconds: float = 0.0
+    graphs: Count = 0  # how many graphs were compiled; 0 if there was nothing to compile
+    breaks: tuple[str, ...] = ()  # why the graph broke: what lies there ran eagerly
+    recompiled: tuple[str, ...] = ()  # why it was compiled again
+    guards: Count = 0  # how many conditions its compiled code holds under
+    seconds: float = 0.0  # how long compiling took
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """Regions: modules that ran as one, so that no call inside was seen.
+    """Regions: modules that ran as one, so that no call inside was seen."""
 
-    Attributes:
-        backend: of torch.compile; ``None`` if they ran eagerly.
-        regions: by name.
-        eager: modules whose own code ran eagerly since they could not be compiled, and why.
-    """
-
-    backend: str | None = None
-    regions: dict[str, RegionFacts] = {}
+    backend: str | None = None  # of torch.compile; ``None`` if they ran eagerly
+    regions: dict[str, RegionFacts] = {}  # by name
+    # modules whose own code ran eagerly since they could not be compiled, and why
     eager: dict[str, str] = {}
 
     def hides(self, name: str) -> bool:
@@ -133,87 +113,86 @@ class Compiled(msgspec.Struct, frozen=True):
         return False
 
 
+#: A number or a text among a module's attributes.
+PlainValue = bool | int | float | str
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What the steps have left in the attributes of modules, beside records of tensors."""
+
+    # numbers and texts that are not what they were, by module and place in it: before (None if not
+    # there) and after
+    numbers: dict[str, dict[str, tuple[PlainValue | None, PlainValue | None]]] = {}
+    unchanged: dict[str, dict[str, PlainValue]] = {}  # private numbers, and those in containers
+    held: dict[str, str] = {}  # by attributes that are no buffers, at the start: types and digests
+    dropped: tuple[str, ...] = ()  # those of ``Options.kept`` that hold no tensor any more
+    beyond: tuple[str, ...] = ()  # containers with more items than were looked at
+
+
 class Options(msgspec.Struct, frozen=True):
-    """The options of a capture that a comparison decides by. Older bundles lack some.
+    """The options of a capture that a comparison decides by. Older bundles lack some."""
 
-    Attributes:
-        mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
-        sketch: how its sketches were made, if it holds some.
-        level: ``op`` if it holds operators.
-        case_steps: how many steps its case was to run, unless they were chosen one by one; not in
-            older bundles.
-        like: the bundle that it took weights and inputs from.
-        emulate: the format that it rounded operands of products to.
-        as_layout: the ranks whose sums it made on one device; not in older bundles.
-        round_weights: the type that golden's weights were rounded to.
-        written: whether it records what is written into buffers and arguments; older versions do
-            not.
-        kept: the plain attributes in which modules kept tensors; ``None`` in older bundles, which
-            do not record those that held nothing at the start.
-        left_grads: whether it holds gradients that no update took; of several ranks, and in older
-            bundles, it does not.
-        call_grads: whether it holds what single calls add to parameters' gradients, if any.
-        round_feed: the type that golden's values were rounded to before they were fed.
-        round_results: whether each operator's result was rounded to it, too.
-        backward: whether it holds gradients.
-        no_backward: whether it was asked to hold none.
-        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which
-            hold all that ``backward`` implies.
-        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all.
-        fallback: the modules that ran in another type than the capture's.
-        imported: the tool whose dump it was made from.
-        replaced: the weights that differed from golden's before golden's were copied in.
-        closing: the number after its last step, if it looked at what that left behind. A step of
-            this number holds what changed since then. ``None`` if it did not look: in older
-            bundles, or because the model ran on without being recorded.
-        unplaced_draws: on several ranks, how many random draws were for tensors whose layout is not
-            known: each rank drew as if it held the whole. 0 in older bundles.
-        script: whether an unedited script was captured instead of a case.
-        other_models: the script's models that might have been captured, too; none if it was told.
-        run: what all ranks of one run have in common, and no other run; ``""`` for one rank, and in
-            older bundles.
-        compiled: the regions that it ran as one; not in older bundles.
-        eager: whether the model's own compiled code ran eagerly.
-        overruled: what else differed from golden's before it was replaced: ``the mode of
-            encoder.drop``, ``the gradient of 0.weight``.
-    """
-
+    # what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``
     mode: str | None = None
-    sketch: SketchFacts | None = None
-    level: str | None = None
+    sketch: SketchFacts | None = None  # how its sketches were made, if it holds some
+    level: str | None = None  # ``op`` if it holds operators
     seed: Any = None
     steps: int | None = None
+    # how many steps its case was to run, unless they were chosen one by one; not in older bundles
     case_steps: Count | None = None
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] | None = None
-    like: str | None = None
-    emulate: str | None = None
+    like: str | None = None  # the bundle that it took weights and inputs from
+    emulate: str | None = None  # the format that it rounded operands of products to
+    # the ranks whose sums it made on one device; not in older bundles
     as_layout: AsLayout | None = None
     dtype: str | None = None
-    round_weights: str | None = None
+    round_weights: str | None = None  # the type that golden's weights were rounded to
+    # whether it records what is written into buffers and arguments; older versions do not
     written: bool = False
+    # the plain attributes in which modules kept tensors; ``None`` in older bundles, which do not
+    # record those that held nothing at the start
     kept: tuple[str, ...] | None = None
+    left: Left | None = None  # what else its steps left in attributes; not in older bundles
+    # whether it holds gradients that no update took; of several ranks, and in older bundles, it
+    # does not
     left_grads: bool = False
+    # whether it holds what single calls add to parameters' gradients, if any
     call_grads: bool = True
+    # the type that golden's values were rounded to before they were fed
     round_feed: str | None = None
-    round_results: bool = False
+    round_results: bool = False  # whether each operator's result was rounded to it, too
     loss: bool | None = None
-    backward: bool | None = None
-    no_backward: bool | None = None
+    backward: bool | None = None  # whether it holds gradients
+    no_backward: bool | None = None  # whether it was asked to hold none
+    # the groups of records that it was asked to hold; ``None`` in older bundles, which hold all
+    # that ``backward`` implies
     roles: tuple[RoleGroup, ...] | None = None
+    # the steps that it was asked to hold, of a longer run; ``None`` if all
     chosen_steps: tuple[Count, ...] | None = None
     optimizer: str | None = None
-    fallback: Fallback | None = None
-    imported: Imported | None = None
+    fallback: Fallback | None = None  # the modules that ran in another type than the capture's
+    imported: Imported | None = None  # the tool whose dump it was made from
+    # the weights that differed from golden's before golden's were copied in
     replaced: tuple[str, ...] = ()
-    eager: bool = False
+    eager: bool = False  # whether the model's own compiled code ran eagerly
+    # what else differed from golden's before it was replaced: ``the mode of encoder.drop``, ``the
+    # gradient of 0.weight``
     overruled: tuple[str, ...] = ()
+    # the number after its last step, if it looked at what that left behind. A step of this number
+    # holds what changed since then. ``None`` if it did not look: in older bundles, or because the
+    # model ran on without being recorded.
     closing: Count | None = None
+    # on several ranks, how many random draws were for tensors whose layout is not known: each rank
+    # drew as if it held the whole. 0 in older bundles.
     unplaced_draws: Count = 0
-    script: bool = False
+    script: bool = False  # whether an unedited script was captured instead of a case
+    # the script's models that might have been captured, too; none if it was told
     other_models: tuple[str, ...] = ()
+    # what all ranks of one run have in common, and no other run; ``""`` for one rank, and in older
+    # bundles
     run: str = ""
-    compiled: Compiled | None = None
+    compiled: Compiled | None = None  # the regions that it ran as one; not in older bundles
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold a group's records, and there were some."""
@@ -224,18 +203,14 @@ class Options(msgspec.Struct, frozen=True):
 
 class Code(msgspec.Struct, frozen=True):
     """Which code ran, as the manifest's ``model`` says; ``None`` where an older bundle does not
-    say.
+    say."""
 
-    Attributes:
-        sources: digests of the source files of Python modules, by the modules' names.
-        functions_seen: whether all functions that ran are among them.
-        class_sources: the Python modules that define the classes of the model's modules.
-        configuration: the numbers and strings that each module keeps, by its name.
-        classes: the Python modules that define the classes of each name.
-    """
-
+    # digests of the source files of Python modules, by the modules' names
     sources: dict[str, str] | None = None
-    functions_seen: bool | None = True
+    functions_seen: bool | None = True  # whether all functions that ran are among them
+    # the Python modules that define the classes of the model's modules
     class_sources: tuple[str, ...] | None = None
+    # the numbers and strings that each module keeps, by its name
     configuration: dict[str, dict[str, Any]] | None = None
+    # the Python modules that define the classes of each name
     classes: dict[str, tuple[str, ...]] | None = None

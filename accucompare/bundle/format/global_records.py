@@ -25,6 +25,8 @@ class LayoutEvidence(str, Enum):
     WEIGHTS = "by the rows of its weight"
     VALUES = "by its values"
     LOSS_SCALE = "by the loss scales"
+    CALLS = "by the shapes of the calls"
+    BACKWARDS = "of several backwards"
 
 
 def row_width(shape: tuple[int, ...]) -> int:
@@ -33,31 +35,23 @@ def row_width(shape: tuple[int, ...]) -> int:
 
 
 class Box(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A part of a global tensor, and the ranks' records that hold it.
+    """A part of a global tensor, and the ranks' records that hold it."""
 
-    Attributes:
-        start: the index of its first element in the global tensor.
-        terms: of one shape.
-        factor: what the terms' sum is multiplied by.
-        replicas: what other ranks hold in place of the terms, and should be equal.
-        where: the box's first index and the one behind its last in each dimension of the terms; if
-            empty, it is all of them.
-        flat: whether it is a run of the flattened tensor.
-        taken: the numbers of the terms' rows that the box consists of, in its order, as the bytes
-            of int64; if empty, rows are not chosen. A row is all that has one index but the last;
-            of a vector, one number.
-        turned: whether it is a box of the transposed terms, which are matrices.
-        form: the shape in which the terms are read, of as many elements; if empty, their own.
-    """
-
-    start: tuple[int, ...]
-    terms: Addends
-    factor: float = 1.0
+    start: tuple[int, ...]  # the index of its first element in the global tensor
+    terms: Addends  # of one shape
+    factor: float = 1.0  # what the terms' sum is multiplied by
+    # what other ranks hold in place of the terms, and should be equal
     replicas: tuple[Addends, ...] = ()
+    # the box's first index and the one behind its last in each dimension of the terms; if empty, it
+    # is all of them
     where: tuple[tuple[int, int], ...] = ()
-    flat: bool = False
+    flat: bool = False  # whether it is a run of the flattened tensor
+    # the numbers of the terms' rows that the box consists of, in its order, as the bytes of int64;
+    # if empty, rows are not chosen. A row is all that has one index but the last; of a vector, one
+    # number.
     taken: bytes = b""
-    turned: bool = False
+    turned: bool = False  # whether it is a box of the transposed terms, which are matrices
+    # the shape in which the terms are read, of as many elements; if empty, their own
     form: tuple[int, ...] = ()
 
     @property
@@ -94,20 +88,14 @@ UNKNOWN_CONTENT: dict[str, Any] = {"digest": None, "statistics": None, "sketch":
 
 
 class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
-    """A tensor of the global model, known by the key of its lowest rank with the rank 0.
+    """A tensor of the global model, known by the key of its lowest rank with the rank 0."""
 
-    Attributes:
-        boxes: its parts, which fill it; where there is none, it is zero.
-        evidence: how it is known where they lie.
-        axes: the dimensions of the mesh that shard it, by axis: ``((2, ("tp",)),)``.
-        reduced: how this comparison reduced what ranks hold: ``sum``, ``avg`` or ``""``.
-        padding: the axis that was padded for the ranks, and how much of it is left out.
-    """
-
-    boxes: tuple[Box, ...] = ()
-    evidence: LayoutEvidence = LayoutEvidence.RECORDED
+    boxes: tuple[Box, ...] = ()  # its parts, which fill it; where there is none, it is zero
+    evidence: LayoutEvidence = LayoutEvidence.RECORDED  # how it is known where they lie
+    # the dimensions of the mesh that shard it, by axis: ``((2, ("tp",)),)``
     axes: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    reduced: str = ""
+    reduced: str = ""  # how this comparison reduced what ranks hold: ``sum``, ``avg`` or ``""``
+    # the axis that was padded for the ranks, and how much of it is left out
     padding: tuple[int, int] | None = None
 
     @classmethod
@@ -135,6 +123,11 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
 
     def holders(self, index: tuple[int, ...]) -> list[int]:
         """The ranks whose values make up an element."""
+        box = self.box_at(index)
+        return [] if box is None else [record.rank for record in box.terms]
+
+    def box_at(self, index: tuple[int, ...]) -> Box | None:
+        """The part that has an element."""
         flat = 0
         for at, length in zip(index, self.shape, strict=False):
             flat = flat * length + at
@@ -142,5 +135,5 @@ class GlobalRecord(Record, frozen=True, gc=False, array_like=True):
             place = (flat,) if box.flat else index
             edges = zip(place, box.start, box.shape, strict=False)
             if all(first <= at < first + length for at, first, length in edges):
-                return [record.rank for record in box.terms]
-        return []
+                return box
+        return None

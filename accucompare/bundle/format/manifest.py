@@ -10,15 +10,15 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import xxhash
 
 from accucompare.bundle.format.capture_facts import Code, Feed, Options
-from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role, checked_count
+from accucompare.bundle.format.records import NODE_ROLES, WRITTEN_ROLES, Role
 from accucompare.bundle.format.saved_training import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import is_stream, replace_whole
@@ -141,56 +141,41 @@ def _bytes_of(path: Place, asked: Future[ServerAnswer] | None = None) -> bytes:
     return path.read_bytes()
 
 
-@dataclass(frozen=True)
-class StepEntry:
-    """One finished step of one rank.
+class StepEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One finished step of one rank."""
 
-    Attributes:
-        records: how many lines ``stepN.jsonl`` has.
-        digest: of ``stepN.jsonl``'s bytes.
-        partial: whether the capture was stopped inside it.
-    """
-
-    step: int
-    records: int
-    digest: str
-    partial: bool = False
+    step: Count
+    records: Count  # how many lines ``stepN.jsonl`` has
+    digest: str  # of ``stepN.jsonl``'s bytes
+    partial: bool = False  # whether the capture was stopped inside it
 
 
 class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One training step in a few numbers.
-
-    Attributes:
-        losses: the scalar roots of the step's backwards, in order, without the loss scale of a
-            ``GradScaler``.
-        lr: learning rates, by the optimizer's class and the number of the parameter group:
-            ``AdamW.0``; of a second optimizer of that class ``AdamW#2.0``.
-        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled
-            and before clipping; ``None`` if there was no update, or a gradient cannot be read.
-        clipped_norm: the same of the gradients that the updates used; ``None`` if none was clipped.
-        of_parts: whether these norms are of what this rank has of gradients that lie on several
-            ranks: parts, or terms of a sum.
-        loss_scale: by which a ``GradScaler`` multiplied the losses.
-        skipped: whether a ``GradScaler`` skipped an update because of gradients that were not
-            finite.
-        updates: how many updates were made.
-        batch: a digest of the digests of the tensors that the model is called with.
-        weights: a digest of the digests of all parameters when the step's first update begins;
-            ``None`` if updates are not recorded.
-        own_weights: the same of a model whose optimizer steps copies or parts of its parameters.
-    """
+    """One training step in a few numbers."""
 
     step: Count
+    # the scalar roots of the step's backwards, in order, without the loss scale of a ``GradScaler``
     losses: tuple[float, ...] = ()
+    # learning rates, by the optimizer's class and the number of the parameter group: ``AdamW.0``;
+    # of a second optimizer of that class ``AdamW#2.0``
     lr: dict[str, float] = msgspec.field(default_factory=dict)
+    # L2 norm, in float64, of all gradients that the step's updates are given, unscaled and before
+    # clipping; ``None`` if there was no update, or a gradient cannot be read
     grad_norm: float | None = None
+    # the same of the gradients that the updates used; ``None`` if none was clipped
     clipped_norm: float | None = None
+    # whether these norms are of what this rank has of gradients that lie on several ranks: parts,
+    # or terms of a sum
     of_parts: bool = False
-    loss_scale: float | None = None
+    loss_scale: float | None = None  # by which a ``GradScaler`` multiplied the losses
+    # whether a ``GradScaler`` skipped an update because of gradients that were not finite
     skipped: bool = False
-    updates: Count = 0
-    batch: str | None = None
+    updates: Count = 0  # how many updates were made
+    batch: str | None = None  # a digest of the digests of the tensors that the model is called with
+    # a digest of the digests of all parameters when the step's first update begins; ``None`` if
+    # updates are not recorded
     weights: str | None = None
+    # the same of a model whose optimizer steps copies or parts of its parameters
     own_weights: str | None = None
 
 
@@ -204,6 +189,37 @@ class _Settings(msgspec.Struct, frozen=True):
     versions: dict[str, Any] | None = None
     variables: dict[str, str] | None = None
     libraries: dict[str, str] | None = None
+
+
+class _Value(msgspec.Struct):
+    dtype: str
+    shape: list[Any]
+    digests: dict[str, Any]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    parameters: dict[str, _Value] = {}
+    buffers: dict[str, _Value] = {}
+    modules: dict[str, str] = {}
+    not_called: list[str] = []
+    signatures: dict[str, list[str]] = {}
+
+
+class _Fields(msgspec.Struct):
+    """The fields of a manifest as far as readers rely on their types."""
+
+    complete: bool = False
+    stopped: dict[str, Any] | None = None
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)] = 1
+    steps: list[StepEntry] = []
+    series: list[StepSeries] = []
+    state: dict[str, Any] | None = None
+    capture: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    model: _Model = _Model()
+    inputs: dict[str, dict[str, _Value]] = {}
+    mesh: dict[str, tuple[Count, Count]] = {}
+    notes: list[str] = []
 
 
 @dataclass
@@ -336,11 +352,9 @@ class Manifest:
         entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.run_steps
         held = {entry.step for entry in entries}
         if asked.chosen is None:
-            return (
-                f"the run ended after {len(held)} of {asked.count} step(s)"
-                if len(held) < asked.count
-                else ""
-            )
+            if len(held) < asked.count:
+                return f"the run ended after {len(held)} of {asked.count} step(s)"
+            return ""
         late = [number for number in asked.chosen if number not in held]
         missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
         return (
@@ -361,7 +375,7 @@ class Manifest:
             "format_version": self.format_version,
             "accucompare": __version__,
             **{field.name: getattr(self, field.name) for field in fields(self)},
-            "steps": [asdict(entry) for entry in self.steps],
+            "steps": msgspec.to_builtins(self.steps),
             "series": msgspec.to_builtins(self.series),
         }
         replace_whole(
@@ -407,10 +421,8 @@ class Manifest:
             raise BundleError(f"{path}: is corrupt (its digest does not match); capture it again")
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         try:
-            _expect(known.get("steps", []), list, "steps")
-            known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
-            known["series"] = _typed(known.get("series", []), list[StepSeries])
-            known["mesh"] = _typed(known.get("mesh", {}), dict[str, tuple[Count, Count]])
+            typed = _typed(known, _Fields)
+            known |= {"steps": typed.steps, "series": typed.series, "mesh": typed.mesh}
             manifest = cls(**known)
             manifest.check()
             # older versions wrote ``complete`` before the last step was there
@@ -423,18 +435,9 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """Raise TypeError or ValueError if a field that readers rely on is of the wrong type."""
-        for name, kind in _KINDS.items():
-            _expect(getattr(self, name), kind, name)
-        if not 1 <= self.ranks <= _MOST_RANKS:
-            raise ValueError(f"ranks is {self.ranks}")
+        """Raise TypeError or ValueError if fields do not go together, or are not of their types."""
         if self.complete and self.stopped is not None:
             raise ValueError("it says both that the capture ran to its end and why it did not")
-        for entry in self.steps:
-            checked_count(entry.step)
-            checked_count(entry.records)
-            _expect(entry.digest, str, "the digest of a step")
-            _expect(entry.partial, bool, "partial of a step")
         for name, (index, size) in self.mesh.items():
             if not index < size <= self.ranks:
                 raise ValueError(f"index {index} of {size} along {name[:40]!r} of the mesh")
@@ -444,51 +447,9 @@ class Manifest:
         if numbers != sorted(set(numbers)):
             raise ValueError("the steps of series are not in order")
         if self.state is not None:
-            _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
-            checked_count(self.state["records"])
-        for name, kind in (
-            ("parameters", dict),
-            ("buffers", dict),
-            ("modules", dict),
-            ("not_called", list),
-        ):
-            _expect(self.model.get(name, kind()), kind, name)
-        _expect_all(self.notes, str, "notes")
-        _expect_all(self.model.get("not_called", ()), str, "not_called")
-        _expect_all(self.model.get("modules", {}).values(), str, "modules")
-        _expect(self.model.get("signatures", {}), dict, "signatures")
-        _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
-        _expect_all(
-            (name for names in self.model.get("signatures", {}).values() for name in names),
-            str,
-            "signatures",
-        )
+            _typed({"step": 0, **self.state}, StepEntry)
         # each property checks what it reads
         _ = (self.feed, self.options, self.training, self.code, self.flags)
-        for place, table in (
-            ("parameters", self.model.get("parameters", {})),
-            ("buffers", self.model.get("buffers", {})),
-            *((f"inputs of step {step}", table) for step, table in self.inputs.items()),
-        ):
-            _expect(table, dict, place)
-            for entry in table.values():
-                _expect(entry, dict, place)
-                _expect(entry["dtype"], str, f"dtype in {place}")
-                _expect(entry["shape"], list, f"shape in {place}")
-                _expect(entry["digests"], dict, f"digests in {place}")
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "complete": bool,
-    "stopped": (dict, type(None)),
-    "ranks": int,
-    "state": (dict, type(None)),
-    "capture": dict,
-    "environment": dict,
-    "model": dict,
-    "inputs": dict,
-    "notes": list,
-}
 
 
 _T = TypeVar("_T")
@@ -524,13 +485,3 @@ def _typed(table: Any, kind: type[_T]) -> _T:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         raise TypeError(str(error)) from None
-
-
-def _expect(value: Any, kind: type | tuple[type, ...], name: str) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {repr(value)[:80]}")
-
-
-def _expect_all(values: Iterable[Any], kind: type | tuple[type, ...], name: str) -> None:
-    for value in values:
-        _expect(value, kind, name)

@@ -7,21 +7,20 @@ import math
 import sys
 from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
 from accucompare.bundle.format.shards import Shard
 from accucompare.errors import BundleError
 from accucompare.numbers import DTYPES, Count, Statistics
-from accucompare.selection import RoleGroup
+from accucompare.selection import RoleGroup, Word
 from accucompare.text import printable, storable
 
 
-class Role(str, Enum):
+class Role(Word):
     """What a record was to its module call."""
 
-    __str__ = str.__str__
     __hash__ = str.__hash__  # Enum's own is Python code, and roles are keys in every hook
 
     INPUT = "input"
@@ -175,21 +174,17 @@ def display_name(name: str) -> str:
 
 
 class Error(msgspec.Struct, frozen=True):
-    """How far a record is from golden's, in a baseline that keeps no tensors.
+    """How far a record is from golden's, in a baseline that keeps no tensors."""
 
-    Attributes:
-        rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
-        different: how many integers or booleans differ.
-        factor: for gradients: the factor on golden that comes closest, less 1; else, and in older
-            bundles, ``None``.
-        beyond: for updates of a parameter of a half type: how many elements are off by more than
-            rounding can do; else ``None``.
-    """
-
+    # relative L2 error; ``None`` where golden is all zeros and the baseline is not
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
     rmse: Annotated[float, msgspec.Meta(ge=0)]
-    different: Count
+    different: Count  # how many integers or booleans differ
+    # for gradients: the factor on golden that comes closest, less 1; else, and in older bundles,
+    # ``None``
     factor: float | None = None
+    # for updates of a parameter of a half type: how many elements are off by more than rounding can
+    # do; else ``None``
     beyond: Count | None = None
 
 
@@ -460,12 +455,4 @@ _MOST_ELEMENTS = (1 << 63) - 1
 @lru_cache(maxsize=1 << 16)
 def _shared(value: _Shared) -> _Shared:
     """The first of equal values, so that records share one object."""
-    return value
-
-
-def checked_count(value: Any) -> int:
-    """The value, if it is an integer from 0 to 2**63 - 1. Raises TypeError if it is anything
-    else."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value

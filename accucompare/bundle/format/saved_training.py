@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import msgspec
 
 from accucompare.numbers import Count
+from accucompare.selection import Word
 
 
-class Component(str, Enum):
+class Component(Word):
     """A part of the state that a training step starts from, beside parameters and buffers."""
-
-    __str__ = str.__str__
 
     OPTIMIZER = "optimizer"
     SCALER = "gradient scaler"
@@ -32,21 +30,18 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class SavedObject(msgspec.Struct, frozen=True):
-    """An optimizer, a scheduler or a gradient scaler.
-
-    Attributes:
-        options: its ``state_dict``'s named values, flattened (see ``live.modules.state``); for an
-            optimizer the options of its parameter groups, such as ``0.lr``.
-        changed: the options that earlier steps changed. The code sets the others.
-        groups: of an optimizer: the names of the parameters of each group.
-        state: of an optimizer: its state by the parameter's name, flattened; ``*`` for what belongs
-            to no parameter.
-    """
+    """An optimizer, a scheduler or a gradient scaler."""
 
     kind: str
+    # its ``state_dict``'s named values, flattened (see ``live.modules.state``); for an optimizer
+    # the options of its parameter groups, such as ``0.lr``
     options: dict[str, Any]
+    # the options that earlier steps changed. The code sets the others.
     changed: tuple[str, ...] = ()
+    # of an optimizer: the names of the parameters of each group
     groups: tuple[tuple[str, ...], ...] = ()
+    # of an optimizer: its state by the parameter's name, flattened; ``*`` for what belongs to no
+    # parameter
     state: dict[str, Any] = {}
 
 
@@ -59,31 +54,24 @@ class SavedDraws(msgspec.Struct, frozen=True):
 
 
 class TrainingState(msgspec.Struct, frozen=True):
-    """The state that a bundle saved, with its tensors as records of the role ``training_state``.
+    """The state that a bundle saved, with its tensors as records of the role ``training_state``."""
 
-    Attributes:
-        step: the step that begins with it.
-        device: the type of the device that it was saved on.
-        optimizers, schedulers, scaler: those of the loop; ``None`` without an enabled scaler.
-        random: the states of the random generators, flattened; and the capture's draws.
-        gradients: those that were there before the step, by parameter, flattened.
-        attributes: numbers and strings of modules that earlier steps changed, by module and name.
-        buffers: the buffers that the model computes itself and that earlier steps changed.
-        unused: what the training does not have, each with the reason.
-    """
-
-    step: Count
-    device: str = "cpu"
+    step: Count  # the step that begins with it
+    device: str = "cpu"  # the type of the device that it was saved on
+    # optimizers, schedulers, scaler: those of the loop; ``None`` without an enabled scaler
     optimizers: tuple[SavedObject, ...] = ()
     schedulers: tuple[SavedObject, ...] = ()
     scaler: SavedObject | None = None
+    # the states of the random generators, flattened; and the capture's draws
     random: dict[str, Any] = {}
     draws: SavedDraws | None = None
-    gradients: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}  # those that were there before the step, by parameter, flattened
+    # numbers and strings of modules that earlier steps changed, by module and name
     attributes: dict[str, dict[str, bool | int | float | str]] = {}
+    # the buffers that the model computes itself and that earlier steps changed
     buffers: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
-    unused: tuple[Missing, ...] = ()
+    unused: tuple[Missing, ...] = ()  # what the training does not have, each with the reason
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -17,29 +17,23 @@ _Run = tuple[Count, Count]
 
 class Shard(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The layout of a rank's part of a tensor: where it lies in the whole tensor, and what it lacks
-    to be that part.
+    to be that part."""
 
-    Attributes:
-        shape: of the whole.
-        start: the index in the whole of the part's first element; of a flat part its position.
-        partial: ``""`` for values of the whole; ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or
-            ``"product"`` for this rank's term of such a reduction; another word for one that no
-            reader knows.
-        over: the mesh's dimensions over which it is partial.
-        mesh: all dimensions of the tensor's own mesh; over those that neither cut it nor make it
-            partial, ranks hold replicas.
-        runs: of a part that is not one box: for each dimension the runs of the whole's indices that
-            follow each other in the part.
-        flat: whether the part is a run, or ``runs``, of the whole's elements in row-major order, as
-            FSDP1 and ZeRO cut: there is one dimension then, whatever the whole's.
-    """
-
-    shape: tuple[Count, ...]
+    shape: tuple[Count, ...]  # of the whole
+    # the index in the whole of the part's first element; of a flat part its position
     start: tuple[Count, ...]
+    # ``""`` for values of the whole; ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"product"``
+    # for this rank's term of such a reduction; another word for one that no reader knows
     partial: str = ""
-    over: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()  # the mesh's dimensions over which it is partial
+    # all dimensions of the tensor's own mesh; over those that neither cut it nor make it partial,
+    # ranks hold replicas
     mesh: tuple[str, ...] = ()
+    # of a part that is not one box: for each dimension the runs of the whole's indices that follow
+    # each other in the part
     runs: tuple[tuple[_Run, ...], ...] = ()
+    # whether the part is a run, or ``runs``, of the whole's elements in row-major order, as FSDP1
+    # and ZeRO cut: there is one dimension then, whatever the whole's
     flat: bool = False
 
     def holds(self, part: tuple[int, ...]) -> bool:

@@ -73,18 +73,12 @@ _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
-    """Where one array's data lies in a ``.npz``.
+    """Where one array's data lies in a ``.npz``."""
 
-    Attributes:
-        offset: of the first data byte in the file.
-        dtype: NumPy type of the elements.
-        shape: of the array; always in C order.
-    """
-
-    offset: int
+    offset: int  # of the first data byte in the file
     nbytes: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # NumPy type of the elements
+    shape: tuple[int, ...]  # of the array; always in C order
 
 
 class _LastRead(threading.local):
@@ -228,12 +222,9 @@ class Archive:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), np.concatenate(places)
 
     def read_whole(self, name: str) -> Array:
-        """One member's array, verified against the archive's own checksum.
-
-        Raises:
-            RecordError: as ``member``, or if its bytes are not as they were written.
-            BundleError: if the file cannot be read.
-        """
+        """One member's array, verified against the archive's own checksum. Raises RecordError as
+        ``member``, or if its bytes are not as they were written; BundleError if the file cannot be
+        read."""
         member = self.member(name)
         if member.nbytes > _WHOLE_LIMIT:
             raise RecordError(

@@ -21,17 +21,13 @@ _LEAST_AT_ONCE = 4
 
 
 class Stretch(NamedTuple):
-    """``number`` runs of ``length`` elements, ``stride`` apart in the whole.
-
-    Attributes:
-        at: where the first one begins in the whole.
-        own, apart: where it begins in the part, and how far apart they are there.
-    """
+    """``number`` runs of ``length`` elements, ``stride`` apart in the whole."""
 
     number: int
     stride: int
     length: int
-    at: int
+    at: int  # where the first one begins in the whole
+    # own, apart: where it begins in the part, and how far apart they are there
     own: int
     apart: int
 
@@ -216,22 +212,15 @@ class _Level(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a box's runs of elements lie in the whole and in its part.
+    """Where a box's runs of elements lie in the whole and in its part."""
 
-    Attributes:
-        levels: how runs repeat, the innermost first.
-        length: elements of a run.
-        first, last: the box's first element in the whole, and the one behind its last.
-        own: its first element in the part.
-        elements: of all runs.
-    """
-
-    levels: tuple[_Level, ...]
-    length: int
+    levels: tuple[_Level, ...]  # how runs repeat, the innermost first
+    length: int  # elements of a run
+    # first, last: the box's first element in the whole, and the one behind its last
     first: int
     last: int
-    own: int
-    elements: int
+    own: int  # its first element in the part
+    elements: int  # of all runs
 
     @classmethod
     def of(cls, shape: tuple[int, ...], box: Box) -> Placed:

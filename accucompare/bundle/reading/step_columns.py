@@ -28,29 +28,21 @@ _DIGEST = 32  # hexadecimal digits
 
 
 class Members(NamedTuple):
-    """The members of a step.
+    """The members of a step."""
 
-    Attributes:
-        names: of each.
-        forms: the shape and storage type that its first record says it has.
-        of: the number of each record's member; -1 without one, -2 for one of another form.
-    """
-
-    names: list[str]
+    names: list[str]  # of each
+    # the shape and storage type that its first record says it has
     forms: list[tuple[tuple[int, ...], np.dtype[Any]]]
+    # the number of each record's member; -1 without one, -2 for one of another form
     of: NDArray[np.intp]
 
 
 class Outline:
-    """What the records of a step are, in execution order: all but rank, step, digest, statistics.
-
-    Attributes:
-        records: of rank 0 and step 0, without what they hold.
-        keys: name, call, role and path of each.
-    """
+    """What the records of a step are, in order: all but rank, step, digest, statistics."""
 
     def __init__(self, records: list[Record]) -> None:
-        self.records = records
+        self.records = records  # of rank 0 and step 0, without what they hold
+        # name, call, role and path of each
         self.keys = [(each.name, each.call, each.role, each.path) for each in records]
 
     @cached_property
@@ -102,22 +94,19 @@ class Outline:
 
 
 class StepColumns(Sequence[Record]):
-    """The records of a step, in execution order.
-
-    Attributes:
-        digests: uint8, of shape (records, 16).
-        numbers: float64, of shape (records, 4): smallest and largest value, mean, L2 norm.
-        nonfinite: int64, of shape (records, 2): how many NaN and Inf; ``None`` if there are none.
-        sketches: int64, the number of each one's sketch, -1 for none; ``None`` if none has one.
-        odd: by place, the records that the columns cannot hold (the columns have zeros there).
-    """
+    """The records of a step, in execution order."""
 
     def __init__(self, outline: Outline, rank: int, step: int) -> None:
         self.outline, self.rank, self.step = outline, rank, step
+        # uint8, of shape (records, 16)
         self.digests: NDArray[np.uint8] = np.empty((0, _DIGEST // 2), np.uint8)
+        # float64, of shape (records, 4): smallest and largest value, mean, L2 norm
         self.numbers: Float64 = np.empty((0, 4))
+        # int64, of shape (records, 2): how many NaN and Inf; ``None`` if there are none
         self.nonfinite: NDArray[np.int64] | None = None
+        # int64, the number of each one's sketch, -1 for none; ``None`` if none has one
         self.sketches: NDArray[np.int64] | None = None
+        # by place, the records that the columns cannot hold (the columns have zeros there)
         self.odd: dict[int, Record] = {}
         self._requires_grad: NDArray[np.bool_] | None = None
 

@@ -65,11 +65,8 @@ class Reading:
         self._next = -1  # the element behind what was hashed
 
     def read(self, first: int, into: Array) -> None:
-        """Fill a contiguous 1-d array with the stored bits from an element on.
-
-        Raises:
-            RecordError: if a segment has changed since an earlier read, or the file cannot be read.
-        """
+        """Fill a contiguous 1-d array with the stored bits from an element on. Raises RecordError
+        if a segment has changed since an earlier read, or the file cannot be read."""
         size, memory, end = into.itemsize, memoryview(into.view("u1")), first + len(into)
         self._archive.read_into(memory, self._offset + first * size)
         at = first
@@ -141,12 +138,8 @@ class StoredTensor:
         """Some of the stored bits: ``array[index]``, then the next index of that, and so on. Only
         these are read.
 
-        They are not verified, since the digest is of the whole; ``read`` verifies.
-
-        Raises:
-            IndexError: if an index makes no sense for the shape.
-            RecordError: if the file ends early.
-        """
+        They are not verified, since the digest is of the whole; ``read`` verifies. Raises
+        IndexError if an index makes no sense for the shape; RecordError if the file ends early."""
         whole, view = self._view(indices)
         first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         found = np.empty(view.shape, self._storage)

@@ -15,16 +15,12 @@ from accucompare.numbers import DTYPES
 
 @dataclass
 class Verified:
-    """What ``verify`` found.
+    """What ``verify`` found."""
 
-    Attributes:
-        records: how many were read, the saved state's included.
-        nbytes: bytes of sound tensors, shared ones once. Sketches are read too, but not counted.
-        damage: what cannot be read or is corrupt, one sentence each.
-    """
-
-    records: int = 0
+    records: int = 0  # how many were read, the saved state's included
+    # bytes of sound tensors, shared ones once. Sketches are read too, but not counted.
     nbytes: int = 0
+    # what cannot be read or is corrupt, one sentence each
     damage: list[str] = field(default_factory=list)
 
 

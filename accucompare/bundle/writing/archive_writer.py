@@ -60,11 +60,6 @@ class Rates:
 _rates: dict[int, Rates] = {}  # by the number of the disk
 
 
-def rates_of(file: int) -> Rates:
-    """Of the disk that holds an open file."""
-    return _rates.setdefault(os.fstat(file).st_dev, Rates())
-
-
 def write_past(file: int, data: memoryview, rates: Rates) -> int:
     """Write the whole pages of ``data`` at the file's position, if all lies at multiples of PAGE.
 
@@ -126,7 +121,7 @@ class ArchiveWriter:
         too, if the disk is full; then call ``discard``."""
         self.path = path
         self._file = path.open("wb", buffering=0)
-        self._rates = rates_of(self._file.fileno())
+        self._rates = _rates.setdefault(os.fstat(self._file.fileno()).st_dev, Rates())
         self._end = 0
         self._waiting = bytearray()  # small members, written together
         self._directory = bytearray()
@@ -243,8 +238,6 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _zip64_field(values: list[int]) -> bytes:
     """The extra field for values that 32 bits cannot hold; empty without any."""
-    return (
-        struct.pack(f"<2H{len(values)}Q", zips.ZIP64_FIELD, 8 * len(values), *values)
-        if values
-        else b""
-    )
+    if values:
+        return struct.pack(f"<2H{len(values)}Q", zips.ZIP64_FIELD, 8 * len(values), *values)
+    return b""

@@ -85,17 +85,12 @@ class HostMemory:
 
     Fresh memory is slow, since the system clears it page by page. So a released block is used for
     the next tensor, and by this process's next capture. A tensor larger than the bound waits until
-    it is alone. What is lent comes on top of the bound.
-
-    Attributes:
-        held: bytes in use, without those lent.
-        closed: whether nothing is kept, counted or waited for any more.
-    """
+    it is alone. What is lent comes on top of the bound."""
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
         """``alive`` tells whether somebody can still release blocks; if not, nobody waits."""
-        self.held = 0
-        self.closed = False
+        self.held = 0  # bytes in use, without those lent
+        self.closed = False  # whether nothing is kept, counted or waited for any more
         self._own = 0  # of held, the callers' own memory
         self._lent = 0  # bytes
         # blocks that were lent and that nobody refers to any more

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ _Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 SKETCHES_A_MEMBER = 4096
 
 
-class _Kept(NamedTuple):
+class _Kept(msgspec.Struct, gc=False):
     """What was kept of a tensor: its member or its sketch, if any, and its statistics."""
 
     statistics: Statistics | None
@@ -76,7 +77,13 @@ class RecordFile:
         self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 
-    def add(self, record: Record, array: Array | None, sketched: Sketched | None = None) -> Record:
+    def add(
+        self,
+        record: Record,
+        array: Array | None,
+        sketched: Sketched | None = None,
+        helped: bool = False,
+    ) -> Record:
         """Write one record.
 
         Args:
@@ -85,6 +92,8 @@ class RecordFile:
                 for the digest of an earlier record of the same dtype, shape and shard, and where
                 only statistics are kept.
             sketched: in place of an array, what a device has made of it.
+            helped: other threads do a part of a large array's digest and statistics: a device
+                computes meanwhile.
 
         Returns:
             The record as it was written, with its member, digest and statistics.
@@ -92,7 +101,7 @@ class RecordFile:
         if sketched is not None:
             record = replace(record, digest=sketched.digest, statistics=sketched.statistics)
         elif array is not None and record.digest is None:
-            record = replace(record, digest=digest(array))
+            record = replace(record, digest=digest(array, helped))
         # only sketches depend on the place in the whole
         placed = record.shard if self._mode is Mode.SKETCH else None
         content = (record.dtype, record.shape, record.digest, placed)
@@ -102,7 +111,7 @@ class RecordFile:
         if record.statistics is not None and record.digest is not None:
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
-            self._known[content] = self._store(record, array)
+            self._known[content] = self._store(record, array, helped)
         if content in self._known:
             kept = self._known[content]
             record = replace(
@@ -117,11 +126,11 @@ class RecordFile:
         self.records += 1
         return record
 
-    def _store(self, record: Record, array: Array) -> _Kept:
+    def _store(self, record: Record, array: Array, helped: bool) -> _Kept:
         """Write an array, unless another dtype's has the same bits. Statistics are its own."""
         if self._mode is Mode.DIGEST:
             return _Kept(None)
-        statistics = summarize(array, DTYPES[record.dtype])
+        statistics = summarize(array, DTYPES[record.dtype], helped)
         if self._mode is Mode.STATS:
             return _Kept(statistics)
         if (

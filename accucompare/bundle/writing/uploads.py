@@ -37,18 +37,14 @@ class Uploads:
 
     A manifest is sent after the files that it lists, so that an open bundle is whole. Storage has
     no locks: before each manifest, the one at the URL must be the one sent last, or another capture
-    writes there.
-
-    Attributes:
-        folder: where the capture writes its files, beneath the system's temporary directory
-            (``TMPDIR``).
-        failure: why nothing is sent any more; ``None`` while all is well.
-    """
+    writes there."""
 
     def __init__(self, url: Url, manifest: str) -> None:
         """``url`` is the bundle's, ``manifest`` the manifest's name in it."""
         self.url = url
+        # where the capture writes its files, beneath the system's temporary directory (``TMPDIR``)
         self.folder = Path(tempfile.mkdtemp(prefix="accucompare-upload-"))
+        # why nothing is sent any more; ``None`` while all is well
         self.failure: OSError | None = None
         self._manifest = manifest
         self._sent: tuple[str, ...] | None = None  # what the storage says of its manifest

@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+import msgspec
+
 from accucompare.bundle.format import (
     FORMAT_VERSION,
     NEEDS,
@@ -47,7 +49,7 @@ _COUNTED_TOGETHER = 64 << 10
 _BETWEEN_MANIFESTS = 1.0
 
 
-class _Tensor(NamedTuple):
+class _Tensor(msgspec.Struct, gc=False):  # else the cyclic GC runs more often
     record: Record
     array: Array | None
     model_input: bool
@@ -74,13 +76,7 @@ class BundleWriter:
 
     A manifest is published after each step, marked incomplete; only ``close`` may publish a
     complete one, after the last file. As a context manager it closes at the end; an error that
-    leaves the context becomes the reason why the bundle is incomplete.
-
-    Attributes:
-        manifest: what the capture says of itself; only the capturing thread changes it.
-        published: the manifest that was written last; never changed.
-        failure: why nothing is written any more; ``None`` while all is well.
-    """
+    leaves the context becomes the reason why the bundle is incomplete."""
 
     def __init__(
         self,
@@ -94,8 +90,10 @@ class BundleWriter:
         """The mode says what is kept of a record; a saved state keeps its tensors. Raises
         CaptureError if the directory, or the URL, cannot be written to."""
         self.directory = directory
+        # what the capture says of itself; only the capturing thread changes it
         self.manifest = manifest
-        self.published = manifest
+        self.published = manifest  # the manifest that was written last; never changed
+        # why nothing is written any more; ``None`` while all is well
         self.failure: CaptureError | None = None
         self._rank = rank
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
@@ -377,7 +375,10 @@ class BundleWriter:
         if item.ready is not None:
             item.ready()
         record = self._file.add(
-            item.record, item.array, None if item.sketched is None else item.sketched()
+            item.record,
+            item.array,
+            None if item.sketched is None else item.sketched(),
+            item.ready is not None,  # helped, while the device computes
         )
         needs = (
             NEEDS.get(record.role, FORMAT_VERSION),

@@ -157,10 +157,7 @@ def _client(address: Any) -> Client:
 
 def _in_time(seconds: float, call: Callable[[], _T]) -> _T:
     """The function's result. On time-out its thread is abandoned, for some Dask calls never end.
-
-    Raises:
-        TimedOutError: if it takes longer; else what the function raises.
-    """
+    Raises TimedOutError if it takes longer; else what the function raises."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -328,10 +325,7 @@ class Cluster:
         """A worker's answer. While waiting, checks now and then that workers are left.
 
         ``None`` if the worker died just then, which Dask's executor mistakes for the task's error.
-
-        Raises:
-            ClusterError: if no worker can answer.
-        """
+        Raises ClusterError if no worker can answer."""
         from distributed.scheduler import KilledWorker
 
         alone: float | None = None

@@ -99,29 +99,20 @@ _JOBS_HELD = 4
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A bundle as a worker finds it.
+    """A bundle as a worker finds it."""
 
-    Attributes:
-        path: absolute, or a URL with credentials; not in the repr, which Dask logs on failure.
-        identity: what ``Bundle.identity`` must be there, as it is at the client's.
-    """
-
+    # absolute, or a URL with credentials; not in the repr, which Dask logs on failure
     path: str = field(repr=False)
-    identity: str
+    identity: str  # what ``Bundle.identity`` must be there, as it is at the client's
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A comparison, as each of its parcels names it.
-
-    Attributes:
-        bundles: by their names in ``compare.judging.sides.Sides``.
-        client: what the client computes with (``introduce``).
-    """
+    """A comparison, as each of its parcels names it."""
 
     token: str
-    bundles: dict[str, Located]
-    client: dict[str, str]
+    bundles: dict[str, Located]  # by their names in ``compare.judging.sides.Sides``
+    client: dict[str, str]  # what the client computes with (``introduce``)
     verify: bool
     keep_going: bool
 
@@ -161,9 +152,7 @@ def check_same(who: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     """The outcomes of a parcel's tasks, or errors of unreadable records: retrying would not help.
-
-    Raises:
-        ClusterError: if this worker cannot do the work; Dask then retries, maybe on another one.
+    Raises ClusterError if this worker cannot do the work; Dask then retries, maybe on another one.
     """
     outcomes: list[PairOutcome | BundleError] = []
     try:
@@ -193,11 +182,8 @@ def forget(token: str) -> None:
 
 
 def _opened(job: Job) -> Sides:
-    """The job's bundles, opened once in each process.
-
-    Raises:
-        ClusterError: if one is not the client's, or a late worker has another accucompare.
-    """
+    """The job's bundles, opened once in each process. Raises ClusterError if one is not the
+    client's, or a late worker has another accucompare."""
     with _opening:
         if job.token not in _sides:
             check_same(f"worker {_own_address()}", introduce(), job.client)

@@ -28,24 +28,19 @@ Mask = NDArray[np.bool_]
 class CalledTree:
     """The modules that golden called, in that order, the root first.
 
-    A module without any parameter or buffer, such as an activation, counts as its caller's code.
+    A module without any parameter or buffer, such as an activation, counts as its caller's code."""
 
-    Attributes:
-        names, classes: of each.
-        parents: of each, the number of the nearest called module around it; -1 for the root.
-        modules: the names of all modules of the model.
-        attached: by number, the names of modules that nobody calls, and whose parameters its own
-            code computes with.
-        numbers: by name, also of those that count as their caller's.
-        tied: the numbers of modules that share a weight, which has one type.
-    """
-
+    # names, classes: of each
     names: Sequence[str]
     classes: Sequence[str]
+    # of each, the number of the nearest called module around it; -1 for the root
     parents: NDArray[np.intp]
-    modules: Sequence[str]
+    modules: Sequence[str]  # the names of all modules of the model
+    # by number, the names of modules that nobody calls, and whose parameters its own code computes
+    # with
     attached: Mapping[int, Sequence[str]]
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, int]  # by name, also of those that count as their caller's
+    # the numbers of modules that share a weight, which has one type
     tied: Sequence[Sequence[int]] = ()
     _children: list[list[int]] = field(init=False, repr=False)
 

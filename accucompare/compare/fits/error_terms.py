@@ -33,33 +33,23 @@ _MOST_AT_ONCE = 1 << 23
 
 
 class TermEstimates(NamedTuple):
-    """Of some choices, without any run.
+    """Of some choices, without any run."""
 
-    Attributes:
-        errors: the largest relative L2 error of an output.
-        overlaps: the sum of products of its terms' shares with those of other choices.
-        alone: the same with its own.
-    """
-
-    errors: NDArray[np.float64]
+    errors: NDArray[np.float64]  # the largest relative L2 error of an output
+    # the sum of products of its terms' shares with those of other choices
     overlaps: NDArray[np.float64]
-    alone: NDArray[np.float64]
+    alone: NDArray[np.float64]  # the same with its own
 
 
 @dataclass(frozen=True)
 class ErrorTerms:
-    """The products of errors with directions, relative to golden's norm.
-
-    Attributes:
-        products: of shape (outputs, 3, modules, directions).
-        directions: how many each output has; where it has fewer than others, zeros follow.
-        exact: of each output, whether the directions are its elements.
-    """
+    """The products of errors with directions, relative to golden's norm."""
 
     tree: CalledTree
-    products: NDArray[np.float64]
+    products: NDArray[np.float64]  # of shape (outputs, 3, modules, directions)
+    # how many each output has; where it has fewer than others, zeros follow
     directions: NDArray[np.intp]
-    exact: NDArray[np.bool_]
+    exact: NDArray[np.bool_]  # of each output, whether the directions are its elements
 
     @cached_property
     def squares(self) -> NDArray[np.float64]:

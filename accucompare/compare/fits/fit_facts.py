@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+
+from accucompare.selection import Word
 
 
-class FitAnswer(str, Enum):
-    __str__ = str.__str__
-
+class FitAnswer(Word):
     NOTHING_TO_KEEP = "nothing to keep"
     FITS = "fits"
     BEST_FOR_BUDGET = "best for the budget"
     UNREACHABLE = "out of reach"
 
 
-class Switched(str, Enum):
+class Switched(Word):
     """What a device was told as a whole."""
-
-    __str__ = str.__str__
 
     NO_HF32 = "hf32 off"
     NO_TF32 = "tf32 off"
@@ -29,14 +26,10 @@ class Switched(str, Enum):
 
 @dataclass(frozen=True)
 class KeptPlaces:
-    """Modules that are kept in float32, as globs.
+    """Modules that are kept in float32, as globs."""
 
-    Attributes:
-        whole: with all that is in them.
-        own: their own code, without the modules that they call; ``""`` is the root.
-    """
-
-    whole: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()  # with all that is in them
+    # their own code, without the modules that they call; ``""`` is the root
     own: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -62,58 +55,40 @@ class FitGoal:
 
 @dataclass(frozen=True)
 class FitOutput:
-    """An output that is to be right.
+    """An output that is to be right."""
 
-    Attributes:
-        name, call, path, step: of golden's record.
-        label: how it is asked for.
-        update: whether it stands for all gradients that the first update is given.
-    """
-
+    # name, call, path, step: of golden's record
     name: str
     call: int
     path: str
     step: int
-    label: str
-    update: bool = False
+    label: str  # how it is asked for
+    update: bool = False  # whether it stands for all gradients that the first update is given
 
 
 @dataclass(frozen=True)
 class FitRun:
-    """A run with some modules in float32.
+    """A run with some modules in float32."""
 
-    Attributes:
-        kept: those modules.
-        switches: what the device was told beside.
-        flops, bytes: the share of the model's that is kept, from 0 to 1.
-        error: the largest relative L2 error of an output; infinite where one is not finite.
-        errors: of each output.
-        expected: what the estimate was; ``None`` if there was none.
-        failed: why the model did not run so; ``""`` if it did.
-    """
-
-    kept: KeptPlaces
+    kept: KeptPlaces  # those modules
+    # flops, bytes: the share of the model's that is kept, from 0 to 1
     flops: float
     bytes: float
-    error: float
-    errors: Sequence[float] = ()
-    expected: float | None = None
-    failed: str = ""
-    switches: tuple[Switched, ...] = ()
+    error: float  # the largest relative L2 error of an output; infinite where one is not finite
+    errors: Sequence[float] = ()  # of each output
+    expected: float | None = None  # what the estimate was; ``None`` if there was none
+    failed: str = ""  # why the model did not run so; ``""`` if it did
+    switches: tuple[Switched, ...] = ()  # what the device was told beside
 
 
 @dataclass(frozen=True)
 class PlaceShare:
-    """A block, and its share of the squared error of the output.
-
-    Attributes:
-        share: of the output's squared error, by the estimate.
-        flops, bytes: its share of the model's.
-    """
+    """A block, and its share of the squared error of the output."""
 
     name: str
     type: str
-    share: float
+    share: float  # of the output's squared error, by the estimate
+    # flops, bytes: its share of the model's
     flops: float
     bytes: float
 

@@ -38,17 +38,14 @@ class ExpectedErrors(NamedTuple):
 
 
 class LearnedErrors:
-    """Estimates, corrected by runs.
-
-    Attributes:
-        misled: whether a run was far from what was expected, as where experts are chosen.
-    """
+    """Estimates, corrected by runs."""
 
     def __init__(self, terms: ErrorTerms) -> None:
         self._terms = terms
         self._weights = np.zeros((0, 3 * len(terms.tree)))
         self._ratios: list[float] = []
         self._surprises: list[float] = []
+        # whether a run was far from what was expected, as where experts are chosen
         self.misled = False
 
     def saw(self, kept: Mask, error: float) -> None:

@@ -23,6 +23,7 @@ from accucompare.bundle.format import (
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import CARRIED_APART
 from accucompare.compare.fusions.flat_tokens import is_as_captured, plain_terms, viewed
+from accucompare.compare.fusions.parts_of_calls import of_calls_like
 from accucompare.compare.pairing import Pair
 from accucompare.numbers import DTYPES, Float64, Kind
 
@@ -39,18 +40,13 @@ _Kind = tuple[bool, str, Role, str, str]
 
 
 class _Sum(NamedTuple):
-    """A value of one side and the two of the other that it may be the sum of.
-
-    Attributes:
-        of_golden: whether golden has the two.
-        place: of the second one's pair.
-    """
+    """A value of one side and the two of the other that it may be the sum of."""
 
     whole: Record
     one: Record
     other: Record
-    of_golden: bool
-    place: int
+    of_golden: bool  # whether golden has the two
+    place: int  # of the second one's pair
 
     @property
     def kind(self) -> _Kind:
@@ -163,10 +159,14 @@ def _sums(pairs: Sequence[Pair], of_golden: bool) -> dict[int, _Sum]:
 def added_like(
     record: Record | None, golden: Record, records: Mapping[Key, Record]
 ) -> Record | None:
-    """A baseline's record, added up as golden's terms were. ``records``: the baseline's."""
-    if not isinstance(golden, GlobalRecord) or golden.evidence is not LayoutEvidence.VALUES:
+    """Another run's record, added up as these terms were. ``records``: that run's."""
+    if not isinstance(golden, GlobalRecord):
         return record
+    if golden.evidence is LayoutEvidence.CALLS:
+        return of_calls_like(golden, records)
     terms = [records.get(each.key) for each in golden.boxes[0].terms]
+    if golden.evidence is not LayoutEvidence.VALUES:
+        return record
     if len(terms) == 1 and record is None:  # the gradient of a term
         return terms[0]
     if len(terms) != 2 or terms[0] is None or terms[1] is None:

@@ -25,31 +25,21 @@ class RowRun(NamedTuple):
 
 
 class WeightPart(NamedTuple):
-    """A parameter that is a part of another one.
-
-    Attributes:
-        turned: as a ``FusedWeight``'s.
-    """
+    """A parameter that is a part of another one."""
 
     name: str
     runs: tuple[RowRun, ...]
-    turned: bool
+    turned: bool  # as a ``FusedWeight``'s
 
 
 class FusedWeight(NamedTuple):
-    """A parameter of one side that is made up of others of the other side.
-
-    Attributes:
-        of_golden: whether golden has it.
-        rows: how many it has; of a transposed one, its columns.
-        turned: whether these rows are columns of its values, as of GPT-2's Conv1D.
-    """
+    """A parameter of one side that is made up of others of the other side."""
 
     whole: str
-    of_golden: bool
+    of_golden: bool  # whether golden has it
     parts: tuple[WeightPart, ...]
-    rows: int
-    turned: bool
+    rows: int  # how many it has; of a transposed one, its columns
+    turned: bool  # whether these rows are columns of its values, as of GPT-2's Conv1D
 
     @property
     def module(self) -> str:

@@ -27,7 +27,12 @@ from accucompare.bundle.reading import Bundle
 from accucompare.compare.fusions.flat_tokens import as_batches, plain_terms, with_own_form
 from accucompare.compare.fusions.fused_weights import FusedWeight, WeightPart, find_fused
 from accucompare.compare.pairing import Model, Pair, Renaming, argument_path
-from accucompare.compare.preflight_facts import CarriedApart, FusedNames, PreflightFinding
+from accucompare.compare.preflight_facts import (
+    CallsInParts,
+    CarriedApart,
+    FusedNames,
+    PreflightFinding,
+)
 from accucompare.compare.remarks import OtherFunction, PairRemark, ShareOfSum
 
 _OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
@@ -54,15 +59,12 @@ class _Layer:
 
 
 class Fusions:
-    """What one side has fused and the other in parts, proved by the rows of the weights.
-
-    Attributes:
-        weights: every parameter that is made up of others.
-        renamed: the candidate's inputs that got their arguments' names: the new keys by their own.
-    """
+    """What one side has fused and the other in parts, proved by the rows of the weights."""
 
     def __init__(self, golden: Model, own: Model, renamings: Sequence[Renaming] = ()) -> None:
+        # every parameter that is made up of others
         self.weights = find_fused(golden, own, renamings)
+        # the candidate's inputs that got their arguments' names: the new keys by their own
         self.renamed: dict[Key, Key] = {}
         self._classes = golden.get("modules") or {}, own.get("modules") or {}
         by_module: dict[tuple[str, bool], list[FusedWeight]] = defaultdict(list)
@@ -145,10 +147,7 @@ class Fusions:
 
     def translated(self, records: Iterable[Record], of_golden: bool) -> list[Record]:
         """A side's records as the other side would have them; those of no fused layer as they are.
-
-        Args:
-            of_golden: whose they are.
-        """
+        ``of_golden``: whose they are."""
         translator = _Translator(self._layers, of_golden)
         found: list[Record] = []
         for record in records:
@@ -408,8 +407,10 @@ def _made(
     )
 
 
-def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterator[PreflightFinding]:
-    """Findings about fused layers, and about values carried as two terms of a sum."""
+def on_fusions(
+    fusions: Fusions, carried: Sequence[tuple[bool, str]], in_parts: Mapping[str, tuple[int, int]]
+) -> Iterator[PreflightFinding]:
+    """Findings about fused layers, values carried as two terms of a sum, and calls in parts."""
     for of_golden in (True, False):
         held = [each for each in fusions.weights if each.of_golden is of_golden]
         alike: dict[tuple[str, ...], list[FusedWeight]] = defaultdict(list)
@@ -424,6 +425,17 @@ def on_fusions(fusions: Fusions, carried: Sequence[tuple[bool, str]]) -> Iterato
     for of_golden in (True, False):
         if classes := tuple(name for golden, name in carried if golden is of_golden):
             yield PreflightFinding(CarriedApart(of_golden, classes), serious=False)
+    outermost = [each for each in in_parts if not any(map(in_parts.__contains__, _around(each)))]
+    for many in dict.fromkeys(in_parts[each] for each in outermost):
+        names = tuple(each for each in outermost if in_parts[each] == many)
+        yield PreflightFinding(CallsInParts(names, *many), serious=False)
+
+
+def _around(name: str) -> Iterator[str]:
+    """The names of the modules around one."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _form(weight: FusedWeight) -> tuple[str, ...]:

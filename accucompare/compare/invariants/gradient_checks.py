@@ -43,20 +43,14 @@ class _Term:
 
 @dataclass(frozen=True)
 class _Fit:
-    """How a gradient is made of terms.
-
-    Attributes:
-        factor: on their sum.
-        error: what is left, as a share of the terms' norms.
-        weights: of each term, if one factor does not do and these do.
-    """
+    """How a gradient is made of terms."""
 
     record: Record
     ranks: tuple[int, ...]
     terms: Sequence[_Term]
-    factor: float
-    error: float
-    weights: tuple[float, ...] = ()
+    factor: float  # on their sum
+    error: float  # what is left, as a share of the terms' norms
+    weights: tuple[float, ...] = ()  # of each term, if one factor does not do and these do
 
     @property
     def even(self) -> bool:

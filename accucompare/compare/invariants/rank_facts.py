@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 
 from accucompare.places import Place
+from accucompare.selection import Word
 
 
-class RankCheck(str, Enum):
+class RankCheck(Word):
     """What must hold between the ranks of one run, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     COMPLETE = "ranks-and-steps"
     SETTINGS = "settings"
@@ -33,10 +32,8 @@ class RankCheck(str, Enum):
     PADDING = "vocabulary-padding"
 
 
-class RankStatus(str, Enum):
+class RankStatus(Word):
     """A check's result, the worst first."""
-
-    __str__ = str.__str__
 
     FAIL = "FAIL"
     NOT_LOOKED_AT = "NOT LOOKED AT"
@@ -70,10 +67,8 @@ class NotSeenWhy(str, Enum):
     NOTHING_TELLS = "nothing tells"
 
 
-class LoopNumber(str, Enum):
+class LoopNumber(Word):
     """A number of a training's loop."""
-
-    __str__ = str.__str__
 
     LEARNING_RATE = "the learning rate of"
     LOSS_SCALE = "the loss scale"
@@ -96,21 +91,14 @@ class NotSeen(RankFact, frozen=True):
 
 
 class AllHold(RankFact, frozen=True):
-    """So many values in so many steps are as they must be; ``of`` ranks.
-
-    Attributes:
-        left: how many more could not be looked at.
-        error: the largest relative error, where values were added up.
-        factor: the largest factor on the mean that all gradients have in common.
-        reduced: ``sum`` or ``mean``, of gradients.
-    """
+    """So many values in so many steps are as they must be; ``of`` ranks."""
 
     count: int
     steps: int = 0
-    left: int = 0
-    error: float | None = None
-    factor: float | None = None
-    reduced: str = ""
+    left: int = 0  # how many more could not be looked at
+    error: float | None = None  # the largest relative error, where values were added up
+    factor: float | None = None  # the largest factor on the mean that all gradients have in common
+    reduced: str = ""  # ``sum`` or ``mean``, of gradients
 
 
 class SettingApart(RankFact, frozen=True):
@@ -166,24 +154,17 @@ class MasksAlike(RankFact, frozen=True):
 
 
 class ScaledGradient(RankFact, frozen=True):
-    """A gradient is ``factor`` times the mean over ``ranks`` places of what their calls gave.
-
-    Attributes:
-        usual: the factor of most gradients.
-    """
+    """A gradient is ``factor`` times the mean over ``ranks`` places of what their calls gave."""
 
     factor: float
     ranks: int
-    usual: float | None = None
+    usual: float | None = None  # the factor of most gradients
 
 
 class UnevenGradient(RankFact, frozen=True):
-    """A gradient is a sum of the calls' gradients, but not with one factor.
+    """A gradient is a sum of the calls' gradients, but not with one factor."""
 
-    Attributes:
-        weights: ranks, call, and the factor of what they gave.
-    """
-
+    # ranks, call, and the factor of what they gave
     weights: tuple[tuple[tuple[int, ...], int, float], ...]
 
 
@@ -231,21 +212,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What one check has seen.
-
-    Attributes:
-        measured: of the first violation; or what holds; or why nothing was looked at.
-        place: of the first violation.
-        violations: all of them, in causal order; at most ``MOST_KEPT``.
-        count: how many there are.
-    """
+    """What one check has seen."""
 
     check: RankCheck
     status: RankStatus
-    measured: RankFact
-    place: RankPlace = field(default_factory=RankPlace)
-    violations: Sequence[Violation] = ()
-    count: int = 0
+    measured: RankFact  # of the first violation; or what holds; or why nothing was looked at
+    place: RankPlace = field(default_factory=RankPlace)  # of the first violation
+    violations: Sequence[Violation] = ()  # all of them, in causal order; at most ``MOST_KEPT``
+    count: int = 0  # how many there are
 
 
 class RankAnswer(str, Enum):

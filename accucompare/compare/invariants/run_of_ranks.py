@@ -45,13 +45,10 @@ _STAGES = {"pp", "pipe", "pipeline", "stage"}
 
 @dataclass
 class StepOfRanks:
-    """One step's records of all ranks.
-
-    Attributes:
-        values: by their key with the rank 0, in execution order of the first rank that has them.
-    """
+    """One step's records of all ranks."""
 
     number: int
+    # by their key with the rank 0, in execution order of the first rank that has them
     values: dict[Key, ByRank]
 
     def of(self, *roles: Role) -> Iterator[tuple[Key, ByRank]]:
@@ -98,15 +95,11 @@ class StepOfRanks:
 
 @dataclass
 class RunOfRanks:
-    """A bundle of several ranks.
-
-    Attributes:
-        mesh: the ranks' places.
-    """
+    """A bundle of several ranks."""
 
     bundle: Bundle
     steps: list[int]
-    mesh: Mesh = field(init=False)
+    mesh: Mesh = field(init=False)  # the ranks' places
 
     def __post_init__(self) -> None:
         self.mesh = Mesh.of(self.bundle.manifests, self.bundle.manifest.ranks)
@@ -346,11 +339,8 @@ class RunOfRanks:
 
     def wholes(self, group: ByRank) -> list[GlobalRecord]:
         """The whole tensors that the ranks' parts make up: one for each place along the dimensions
-        of which the layout says nothing. A value without a layout is a whole of each rank.
-
-        Raises:
-            IncompleteError: if parts are missing or overlap.
-        """
+        of which the layout says nothing. A value without a layout is a whole of each rank. Raises
+        IncompleteError if parts are missing or overlap."""
         found: list[GlobalRecord] = []
         for shape, mesh, records in self._laid_out(group):
             found += global_tensors(records, mesh, shape)[:1]

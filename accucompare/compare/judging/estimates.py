@@ -198,14 +198,11 @@ class Estimates:
 
 @dataclass(frozen=True, eq=False)
 class EstimatedMetrics:
-    """What sketches of ``size`` numbers estimate about many pairs, as columns.
-
-    Attributes:
-        columns: elements, relative L2 error, 1 - cosine, the largest and the mean difference, RMSE
-            and bias, of shape (pairs, 7); NaN where ``Estimates`` must look at the pair.
-    """
+    """What sketches of ``size`` numbers estimate about many pairs, as columns."""
 
     size: int
+    # elements, relative L2 error, 1 - cosine, the largest and the mean difference, RMSE and bias,
+    # of shape (pairs, 7); NaN where ``Estimates`` must look at the pair
     columns: Float64
 
     @property

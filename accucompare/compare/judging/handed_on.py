@@ -95,11 +95,8 @@ def judge_handed_on(
 
     Golden's value takes the place of what an inner call gave, so the baseline of the outer one's
     error is that of its own code alone. Where the inner value was not fed, it has the inner error,
-    too. ``outcomes`` is changed.
-
-    Args:
-        not_fed: step, name, call, role and path of each such value, by golden's names.
-    """
+    too. ``outcomes`` is changed. ``not_fed``: step, name, call, role and path of each such value,
+    by golden's names."""
     if not not_fed:
         return
     passed: dict[tuple[Role, _Call, Hashable, Hashable], PairOutcome] = {}

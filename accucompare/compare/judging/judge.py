@@ -164,7 +164,7 @@ def _judge_by_excess(
         return verdict
     dtype = expected.dtype or candidate.dtype
     ratio = excess(metrics, expected, dtype)
-    most = excess_limit(metrics.compared, dtype) * ratio_room(metrics)
+    most = excess_limit(metrics.compared, dtype) * ratio_room(metrics) * tolerance.kernels
     if not tolerance.by_default:
         return replace(
             verdict, excess=ratio, evident=verdict.status is Status.FAIL and ratio > most

@@ -358,8 +358,6 @@ def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Op
 def _in_words(bundle: Bundle, record: Record) -> str:
     if record.member is not None and not record.shape:
         return str(bundle.values(record)[()])
-    return (
-        record.detail
-        if record.layout is Layout.OPAQUE
-        else with_article(f"{record.layout.value} value")
-    )
+    if record.layout is Layout.OPAQUE:
+        return record.detail
+    return with_article(f"{record.layout.value} value")

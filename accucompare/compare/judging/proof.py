@@ -39,6 +39,7 @@ from accucompare.bundle.flags import roundoff
 from accucompare.bundle.format import PROOF, ROUNDED_RUN, Manifest, Record
 from accucompare.bundle.reading import Bundle, open_bundle
 from accucompare.compare.constants import FED_ROUNDINGS_OF_SUMS, FEW, HIDES_NOTHING, RUNS, UNSTEADY
+from accucompare.compare.fusions import added_like, in_pieces_like
 from accucompare.compare.judging.sides import Sides
 from accucompare.compare.limits import (
     BASELINE_ERRORS,
@@ -67,28 +68,19 @@ from accucompare.places import Place, is_file
 
 @dataclass(frozen=True)
 class Beside:
-    """Runs of golden's own code beside a baseline; each may be missing.
+    """Runs of golden's own code beside a baseline; each may be missing."""
 
-    Attributes:
-        proof: on golden's values.
-        again: the proof's second run.
-        rounded: on golden's values, rounded to the candidate's type.
-        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
-    """
-
-    proof: Bundle | None = None
-    again: Bundle | None = None
-    rounded: Bundle | None = None
+    proof: Bundle | None = None  # on golden's values
+    again: Bundle | None = None  # the proof's second run
+    rounded: Bundle | None = None  # on golden's values, rounded to the candidate's type
+    # of the baseline's error, what golden's precision explains; 0 if golden is coarser
     share: float = 0.0
 
 
 def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | None) -> Beside:
-    """What was captured beside a baseline, in its directory.
-
-    Raises:
-        BundleError: if one of these cannot be read.
-        UsageError: if one is incomplete, was fed with another golden, or has another precision.
-    """
+    """What was captured beside a baseline, in its directory. Raises BundleError if one of these
+    cannot be read; UsageError if one is incomplete, was fed with another golden, or has another
+    precision."""
 
     def found(place: Place, rounded: bool) -> Bundle | None:
         if not is_file(place / "manifest.json"):
@@ -156,7 +148,10 @@ def with_proofs(
         ours = task.pair.golden
         if ours is None:
             return task
-        found, other = proof.get(ours.key), rounded.get(ours.key)
+        found, second, other = (
+            in_pieces_like(added_like(run.get(ours.key), ours, run), ours, run)
+            for run in (proof, again, rounded)
+        )
         # of every pair, for limits of gradients depend on earlier ones
         limits = fixed(Pair(ours, found))
         doubtful = (
@@ -167,13 +162,7 @@ def with_proofs(
         return replace(
             task,
             proof=(
-                Proof(
-                    found,
-                    again.get(ours.key),
-                    limits.rel_l2 or 0.0,
-                    limits.ceiling or 0.0,
-                    beside.share,
-                )
+                Proof(found, second, limits.rel_l2 or 0.0, limits.ceiling or 0.0, beside.share)
                 if doubtful
                 else None
             ),
@@ -185,16 +174,13 @@ def with_proofs(
 
 @dataclass(frozen=True)
 class Doubt:
-    """Golden's own code, run beside the baseline in golden's precision, misses golden's value.
+    """Golden's own code, run beside the baseline in golden's precision, misses golden's value."""
 
-    Attributes:
-        error: relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ.
-        expected: the baseline's distance from the proof; if unmeasurable, fixed limits judge.
-        apart: the distance of the proof's runs, if it explains the error: golden is no reference.
-    """
-
+    # relative L2 error of the proof; inf if its shape, or places of NaN or Inf, differ
     error: float
+    # the baseline's distance from the proof; if unmeasurable, fixed limits judge
     expected: Expected | None = None
+    # the distance of the proof's runs, if it explains the error: golden is no reference
     apart: float | None = None
 
     @property
@@ -204,11 +190,9 @@ class Doubt:
     def settle(self, verdict: Verdict) -> Verdict:
         """The verdict on a pair that was judged by ``expected``."""
         if self.apart is not None:
-            return (
-                replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(self.remark,))
-                if verdict.status is Status.FAIL
-                else verdict
-            )
+            if verdict.status is Status.FAIL:
+                return replace(verdict, reason=Reason.NOT_DETERMINISTIC, remarks=(self.remark,))
+            return verdict
         return replace(verdict, unproved=True, remarks=(*verdict.remarks, self.remark))
 
 
@@ -216,10 +200,7 @@ def doubt(
     sides: Sides, task: Task, golden: Record, candidate: Record, expected: Expected | None
 ) -> Doubt | None:
     """Why a pair's baseline may not judge it; ``None`` if it is proved, or no proof was run.
-
-    Args:
-        expected: the baseline's error, if known.
-    """
+    ``expected``: the baseline's error, if known."""
     proof = task.proof
     if proof is None or sides.proof is None or same_bits(golden, candidate):
         return None

@@ -214,10 +214,7 @@ def fail_left_terms(
 
     A sum may be made after a module's backward; where it never was, the parameters' gradients show
     it. They came from the gradient at their module's output, and that from where its bits were.
-
-    Args:
-        judge: as that of ``pass_used_terms``.
-    """
+    ``judge``: as that of ``pass_used_terms``."""
     updates = {
         (task.pair.record.step, task.pair.record.name)
         for task, outcome in zip(tasks, outcomes, strict=True)
@@ -273,11 +270,7 @@ def judge_own_means(
 ) -> None:
     """Measure wrong gradients as right ones are: if these are of the mean losses of the ranks' own
     batches, so are those. Their errors would else seem to change from row to row. If none is right,
-    what makes the first one's error smallest counts.
-
-    Args:
-        judge: as that of ``pass_used_terms``.
-    """
+    what makes the first one's error smallest counts. ``judge``: as that of ``pass_used_terms``."""
     times: Counter[float] = Counter()
     wrong = []
     for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):

@@ -38,25 +38,19 @@ class MetricColumns(Protocol):
 
 @dataclass(eq=False)
 class RowsOfStep:
-    """The rows of a step that both sides ran alike.
+    """The rows of a step that both sides ran alike."""
 
-    Attributes:
-        golden, candidate: what they recorded, pair by pair.
-        limits, limit_of: the tolerances, and the number of each pair's.
-        identical: the plain rows of the same bits.
-        metrics: of the other plain rows: which they are, and what was measured or estimated.
-        over_limit: the error of each plain row as a multiple of its limit.
-        odd: all other rows, by place.
-    """
-
+    # golden, candidate: what they recorded, pair by pair
     golden: StepColumns
     candidate: StepColumns
+    # limits, limit_of: the tolerances, and the number of each pair's
     limits: Sequence[Tolerance]
     limit_of: NDArray[np.int32]
-    identical: NDArray[np.bool_]
+    identical: NDArray[np.bool_]  # the plain rows of the same bits
+    # of the other plain rows: which they are, and what was measured or estimated
     metrics: Sequence[tuple[NDArray[np.bool_], MetricColumns]]
-    over_limit: Float64
-    odd: dict[int, Row] = field(default_factory=dict)
+    over_limit: Float64  # the error of each plain row as a multiple of its limit
+    odd: dict[int, Row] = field(default_factory=dict)  # all other rows, by place
 
     def __len__(self) -> int:
         return len(self.golden)

@@ -137,11 +137,9 @@ class Sides:
         identical = same_bits(left, right)
         if None in (left.member, right.member):
             known = left.statistics if identical else None
-            return (
-                metrics_of_identical(left, known, tolerance)
-                if known is not None
-                else self.estimates.metrics(ours, left, theirs, right)
-            )
+            if known is not None:
+                return metrics_of_identical(left, known, tolerance)
+            return self.estimates.metrics(ours, left, theirs, right)
         stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return metrics_of_identical(left, left.statistics, tolerance)

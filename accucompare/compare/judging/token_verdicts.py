@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from accucompare.bundle.format import Key, Record, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare import remarks
+from accucompare.compare.judging.after_choices import excuse_later
 from accucompare.compare.limits import EXACT, why_not
 from accucompare.compare.remarks import PairRemark
 from accucompare.compare.rows import PairOutcome, Reason, Status, Task, Verdict, because
-from accucompare.compare.tokens import PairedTokens, Routing
+from accucompare.compare.tokens import PairedTokens, Routing, Scores
 from accucompare.errors import BundleError
 
 _Outcomes = list[PairOutcome | BundleError]
@@ -30,18 +31,15 @@ def settle_tokens(
         tokens: of the same pairs.
         fed: whether each call of the candidate was given golden's values.
     """
+    for place, scores in tokens.scores.items():
+        outcome, ceiling = outcomes[place], tasks[place].tolerance.ceiling
+        if isinstance(outcome, PairOutcome) and ceiling is not None:
+            outcomes[place] = _with_use(outcome, scores, ceiling)
     excused = [_is_excused(routing, outcomes) for routing in tokens.routings]
     for routing, fine in zip(tokens.routings, excused, strict=True):
         for place in routing.choices:
-            _judge_choices(outcomes, place, replace(routing.remark, by_rounding=fine))
-    first = next(
-        (
-            (routing, own)
-            for routing, own, fine in zip(tokens.routings, tokens.forward, excused, strict=True)
-            if fine and len(routing.tokens)
-        ),
-        None,
-    )
+            chosen = replace(routing.remark, by_rounding=fine)
+            _judge_choices(outcomes, place, chosen, routing.inner)
     faulty = {
         place
         for own, fine in zip(tokens.forward, excused, strict=True)
@@ -55,10 +53,10 @@ def settle_tokens(
                 explained = remark.by_rounding and place not in faulty
                 remark = replace(remark, by_rounding=explained)
             outcomes[place] = _with_rest(outcome, remark, place in tokens.begins)
-    if first is not None and not fed:
-        _excuse_later(tasks, outcomes, *first)
+    if not fed:
+        excuse_later(tasks, outcomes, tokens, excused)
     for routing, fine in zip(tokens.routings, excused, strict=True):
-        if fed and fine and len(routing.tokens):
+        if fed and fine and len(routing.tokens) and not routing.inner:
             _excuse_backward(tasks, outcomes, routing)
 
 
@@ -72,26 +70,49 @@ def _is_excused(routing: Routing, outcomes: _Outcomes) -> bool:
     )
 
 
-def _judge_choices(outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherwise) -> None:
+def _with_use(outcome: PairOutcome, scores: Scores, ceiling: float) -> PairOutcome:
+    """The outcome of scores that are only compared with a number, or led to golden's choice: they
+    may be off as far relative to that number, or by as much as rounding ever is."""
+    verdict, metrics = outcome.verdict, outcome.metrics
+    if metrics is None or metrics.nonfinite_mismatch or not 0.0 < metrics.rel_l2 < math.inf:
+        return outcome
+    if verdict.status is not Status.FAIL and not verdict.beyond:
+        return outcome
+    limit = ceiling if scores.same else min(verdict.rel_l2_limit or 0.0, ceiling)
+    own = metrics.rmse / metrics.rel_l2 if scores.same else 0.0
+    most = limit * max(scores.number, own)
+    if metrics.rmse > most:
+        return outcome
+    said = (remarks.UsedToChoose(scores.number, scores.same),)
+    found = Verdict(Reason.OK, verdict.limit, over_limit=metrics.rmse / most, remarks=said)
+    return replace(outcome, verdict=found)
+
+
+def _judge_choices(
+    outcomes: _Outcomes, place: int, remark: remarks.RoutedOtherwise, inner: bool
+) -> None:
+    """``inner``: whether the scores alone tell, however many choices the baseline changed."""
     outcome = outcomes[place]
-    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is not Status.FAIL:
+    if not isinstance(outcome, PairOutcome) or outcome.verdict.status is Status.NOT_COMPARED:
         return
-    verdict = (
-        Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
-        if remark.by_rounding
-        else _remarked(outcome.verdict, remark)
-    )
+    passed = outcome.verdict.status is Status.PASS
+    if passed and not inner:
+        return
+    if remark.by_rounding:
+        verdict = Verdict(Reason.OK, EXACT.judged, over_limit=0.0, remarks=(remark,))
+    elif passed:
+        over = Verdict(Reason.OVER, EXACT.judged, over_limit=math.inf, evident=True)
+        verdict = _remarked(over, remark)
+    else:
+        verdict = _remarked(outcome.verdict, remark)
     outcomes[place] = replace(outcome, verdict=verdict)
 
 
 def _with_rest(
     outcome: PairOutcome, remark: remarks.TokensElsewhere | remarks.RowsAlike, begins: bool
 ) -> PairOutcome:
-    """The outcome of the rows that have partners, and what the others mean for it.
-
-    Args:
-        begins: whether it is what the expert was given.
-    """
+    """The outcome of the rows that have partners, and what the others mean for it. ``begins``:
+    whether it is what the expert was given."""
     if begins and isinstance(remark, remarks.TokensElsewhere) and not remark.by_rounding:
         used = outcome.verdict.over_limit or math.inf
         lost = Verdict(Reason.OVER, EXACT.judged, over_limit=used, remarks=(remark,), evident=True)
@@ -104,27 +125,6 @@ def _with_rest(
 def _remarked(verdict: Verdict, remark: PairRemark) -> Verdict:
     others = tuple(each for each in verdict.remarks if each != remark)
     return replace(verdict, remarks=(remark, *others))
-
-
-def _excuse_later(
-    tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing, own: frozenset[int]
-) -> None:
-    """What fails after tokens were routed otherwise shows nothing, except in their experts' calls,
-    where these tokens are left out."""
-    remark = remarks.AfterRouting(len(routing.tokens), routing.remark.of, routing.call[1])
-    after = routing.call[0], routing.order
-    for place, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
-        record = task.pair.record
-        if (
-            place in own
-            or (record.step, record.order) <= after
-            or not isinstance(outcome, PairOutcome)
-            or outcome.verdict.status is not Status.FAIL
-            or _beside(record.step, record.name, record.role, routing)
-        ):
-            continue
-        verdict = Verdict(Reason.NOT_COMPARABLE, remarks=(remark,), by_rounding=True)
-        outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
 
 
 def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routing) -> None:
@@ -145,18 +145,10 @@ def _excuse_backward(tasks: Sequence[Task], outcomes: _Outcomes, routing: Routin
             outcomes[place] = replace(outcome, metrics=None, verdict=verdict)
 
 
-def _beside(step: int, name: str, role: Role, routing: Routing) -> bool:
-    """Whether a value is of the router's own call: what it gave does not come after it."""
-    return (step, name) == routing.call[:2] and role in (Role.INPUT, Role.OUTPUT)
-
-
 def where_fed_alike(tasks: list[Task], unlike: Collection[tuple[int, str]]) -> list[Task]:
     """The tasks, those without a baseline that give on what another call made, if the candidate's
-    was not fed and the baseline's was: that baseline makes no error.
-
-    Args:
-        unlike: steps and modules whose outputs were not fed in the candidate alone.
-    """
+    was not fed and the baseline's was: that baseline makes no error. ``unlike``: steps and modules
+    whose outputs were not fed in the candidate alone."""
     if not unlike:
         return tasks
     outputs = {
@@ -189,11 +181,8 @@ def with_baseline_rows(
     baseline: Bundle | None,
     records: Mapping[Key, Record] | None,
 ) -> list[Task]:
-    """The tasks with the baseline's rows of the tokens that are compared.
-
-    Args:
-        records: the baseline's, by golden's keys.
-    """
+    """The tasks with the baseline's rows of the tokens that are compared. ``records``: the
+    baseline's, by golden's keys."""
     if baseline is None or records is None:
         return tasks
     tasks = list(tasks)

@@ -16,6 +16,7 @@ import numpy as np
 from accucompare.bundle.format import (
     UPDATE_ROLES,
     GlobalRecord,
+    Left,
     Manifest,
     Record,
     Role,
@@ -76,7 +77,11 @@ def as_one(bundle: Bundle, ranks: RankRecords, unified: Unified, golden: Manifes
         ranks=1,
         mesh=first.mesh or {UNKNOWN: (0, bundle.ranks)},
         model=model,
-        capture={**first.capture, "kept": _kept(manifests.values())},
+        capture={
+            **first.capture,
+            "kept": _kept(manifests.values()),
+            "left": _left([each.options.left for each in manifests.values()]),
+        },
         inputs=golden.inputs if steps and golden is not None else {},
         series=[
             _series(bundle, entry, unified, golden, entry.step in steps, whole)
@@ -96,6 +101,20 @@ def _kept(manifests: Iterable[Manifest]) -> list[str] | None:
     """The plain attributes in which any rank keeps a tensor, such as a pipeline stage its input."""
     kept = [each.options.kept for each in manifests]
     return None if None in kept else sorted({name for own in kept for name in own or ()})
+
+
+def _left(sides: Sequence[Left | None]) -> dict[str, Any] | None:
+    """What the ranks left in attributes; of one module, what its first rank left."""
+    left = [each for each in sides if each is not None]
+    tables = {
+        kind: dict(item for each in reversed(left) for item in getattr(each, kind).items())
+        for kind in ("numbers", "unchanged", "held")
+    }
+    names = {
+        kind: sorted({name for each in left for name in getattr(each, kind)})
+        for kind in ("dropped", "beyond")
+    }
+    return {**tables, **names} if len(left) == len(sides) else None
 
 
 def _not_fed(ranks: RankRecords) -> list[Unfed]:
@@ -229,11 +248,7 @@ def _losses(
 
     Where a rank has several for golden's one, these are added, or averaged over all or over a
     schedule: whichever is nearest. Where it has some of golden's, those of all ranks are put in a
-    row, or added.
-
-    Args:
-        divisors: what a mean may divide by.
-    """
+    row, or added. ``divisors``: what a mean may divide by."""
     held = [entry.losses for entry in entries if entry.losses]
     if not held or len({len(losses) for losses in held}) > 1:
         return ()
@@ -367,8 +382,6 @@ def own_clipping(
 
 
 def _factor(entry: StepSeries) -> float | None:
-    return (
-        None
-        if entry.clipped_norm is None or not entry.grad_norm
-        else (entry.clipped_norm / entry.grad_norm)
-    )
+    if entry.clipped_norm is None or not entry.grad_norm:
+        return None
+    return entry.clipped_norm / entry.grad_norm

@@ -24,18 +24,12 @@ from accucompare.compare.layouts.sequence_parts import (
 
 
 class GivenRows(NamedTuple):
-    """Rows of golden's batch.
+    """Rows of golden's batch."""
 
-    Attributes:
-        call: golden's call of the model.
-        runs: of neighbouring rows, in the order in which the rank has them: the first, and how
-            many.
-        columns: of neighbouring tokens of these rows; empty if it has all.
-    """
-
-    call: int
+    call: int  # golden's call of the model
+    # of neighbouring rows, in the order in which the rank has them: the first, and how many
     runs: Runs
-    columns: Runs = ()
+    columns: Runs = ()  # of neighbouring tokens of these rows; empty if it has all
 
 
 #: By step, the rows that each call of each rank was given.
@@ -59,7 +53,7 @@ def rows_of_ranks(
         microbatches: whether the candidate is a pipeline: a call with rows that another call of its
             rank had, or that golden lacks, has the next rows that no call had.
     """
-    inputs = _inputs(*golden), _inputs(*candidate)
+    inputs = _inputs(golden[1]), _inputs(candidate[1])
     several = golden[0].manifest.ranks > 1
     found: tuple[RowsOfRanks, RowsOfRanks] = {}, {}
     for step in inputs[0].keys() & inputs[1].keys():
@@ -186,11 +180,8 @@ def _row_digests(tokens: Tokens) -> list[bytes]:
 
 
 def _parts(placed: _Placed, sequences: Sequences, are_rows: bool) -> _Placed:
-    """What single calls were given of the sequences that they make up together.
-
-    Args:
-        are_rows: whether tokens are the rows of a batch.
-    """
+    """What single calls were given of the sequences that they make up together. ``are_rows``:
+    whether tokens are the rows of a batch."""
     found = {}
     for at, columns in sequences.columns.items():
         given = placed[sequences.first[at]]
@@ -198,9 +189,7 @@ def _parts(placed: _Placed, sequences: Sequences, are_rows: bool) -> _Placed:
     return found
 
 
-def _inputs(
-    bundle: Bundle, records: Iterable[Record]
-) -> dict[int, dict[Holder, dict[str, Record]]]:
+def _inputs(records: Iterable[Record]) -> dict[int, dict[Holder, dict[str, Record]]]:
     """The tensors with rows that the model was given, by step, call and path."""
     found: dict[int, dict[Holder, dict[str, Record]]] = {}
     for record in records:

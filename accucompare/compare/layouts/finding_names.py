@@ -36,7 +36,9 @@ def names_of_ranks(
     if len(ranks) > 1 and not any(map(_rank_of, renamings)) and _are_alike(side, [*ranks.values()]):
         return {}  # one model under other names
     found = {
-        rank: _Own(side, own, [each for each in renamings if _is_for(each, rank)], rank)
+        rank: _Own(
+            side, own, [each for each in renamings if _rank_of(each) in ("", f"rank{rank}")], rank
+        )
         for rank, own in ranks.items()
     }
     for each in sorted(side.lists, key=lambda name: name.count(".")):  # those around others first
@@ -64,10 +66,6 @@ def _are_alike(golden: _Golden, models: Sequence[Model]) -> bool:
         )
         for other in others
     )
-
-
-def _is_for(renaming: Renaming, rank: int) -> bool:
-    return not _rank_of(renaming) or _rank_of(renaming) == f"rank{rank}"
 
 
 def _rank_of(renaming: Renaming) -> str:

@@ -17,22 +17,18 @@ _MOST_BYTES = 16 << 20  # of a file of layouts, which has a few lines per layer
 
 
 class GivenLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ``[[layout]]`` of a file: globs of the records it applies to, and where their parts lie.
+    """A ``[[layout]]`` of a file: globs of the records it applies to, and where their parts lie."""
 
-    Attributes:
-        layer, role: globs.
-        dims: a word for each dimension of the tensor; ``[tp]`` behind one says that ranks along
-            that dimension of the mesh hold a part each: ``"batch sequence hidden[tp]"``.
-        fused: of layers that are fused along the cut dimension: their widths in proportion, such as
-            ``[4, 1, 1]`` of query, key and value.
-        sum: the dimensions of the mesh over which ranks hold terms of a sum.
-    """
-
+    # layer, role: globs
     layer: str = "*"
     role: str = "*"
+    # a word for each dimension of the tensor; ``[tp]`` behind one says that ranks along that
+    # dimension of the mesh hold a part each: ``"batch sequence hidden[tp]"``
     dims: str = ""
+    # of layers that are fused along the cut dimension: their widths in proportion, such as ``[4, 1,
+    # 1]`` of query, key and value
     fused: tuple[int, ...] = ()
-    sum: tuple[str, ...] = ()
+    sum: tuple[str, ...] = ()  # the dimensions of the mesh over which ranks hold terms of a sum
 
     def applies_to(self, record: Record) -> bool:
         return fnmatchcase(record.name, self.layer) and fnmatchcase(record.role.value, self.role)

@@ -94,10 +94,7 @@ def _given(records: Iterable[Record]) -> _Given:
 
 def _are_alike(golden: list[Array], ranks: list[Array], apart: Iterable[int]) -> bool:
     """Whether a rank has one of golden's rows, or a good part of its tokens are neighbours there.
-
-    Args:
-        apart: how many tokens may lie from a rank's token to its next one.
-    """
+    ``apart``: how many tokens may lie from a rank's token to its next one."""
     rows = {row.tobytes() for values in golden for row in values}
     if any(row.tobytes() in rows for values in ranks for row in values):
         return True

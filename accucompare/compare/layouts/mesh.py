@@ -18,22 +18,15 @@ SAME_BATCH = "model"
 
 @dataclass(frozen=True)
 class Mesh:
-    """Places along the dimensions of parallelism.
+    """Places along the dimensions of parallelism."""
 
-    Attributes:
-        sizes: by the dimension's name, the outermost first.
-        places: of each rank's calls of the model, in that order.
-        batch: the dimension along which each has rows of its own; ``""`` if none is known.
-        sequence: the dimension along which each has tokens of its own; ``""`` if there is none.
-        rows: golden's rows, by the place along ``batch``.
-        columns: the tokens of golden's sequences, by the place along ``sequence``.
-    """
-
-    sizes: Mapping[str, int]
-    places: Mapping[Holder, tuple[int, ...]]
-    batch: str = ""
-    rows: tuple[Runs, ...] = ()
+    sizes: Mapping[str, int]  # by the dimension's name, the outermost first
+    places: Mapping[Holder, tuple[int, ...]]  # of each rank's calls of the model, in that order
+    batch: str = ""  # the dimension along which each has rows of its own; ``""`` if none is known
+    rows: tuple[Runs, ...] = ()  # golden's rows, by the place along ``batch``
+    # the dimension along which each has tokens of its own; ``""`` if there is none
     sequence: str = ""
+    # the tokens of golden's sequences, by the place along ``sequence``
     columns: tuple[Runs, ...] = ()
 
     @classmethod

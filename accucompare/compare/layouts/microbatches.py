@@ -15,17 +15,13 @@ _Place = tuple[int, str, int]
 
 
 class Microbatches(NamedTuple):
-    """What a rank's calls have in place of each microbatch once, in order.
-
-    Attributes:
-        taken: the microbatch of each call; ``None`` where its input tells none.
-        many: how many there are.
-    """
+    """What a rank's calls have in place of each microbatch once, in order."""
 
     rank: int
     step: int
+    # the microbatch of each call; ``None`` where its input tells none
     taken: tuple[int | None, ...]
-    many: int
+    many: int  # how many there are
 
     @property
     def doubled(self) -> tuple[int, ...]:
@@ -51,19 +47,15 @@ class Microbatches(NamedTuple):
 
 @dataclass
 class Schedule:
-    """The microbatches of the stages' calls.
+    """The microbatches of the stages' calls."""
 
-    Attributes:
-        numbers: by rank, stage and step: the microbatch of each call, where it is not its number.
-        times: by the same and a module's own name: how often a call of the stage calls it.
-        first: by rank and step: the rank of the first stage whose microbatches it has.
-        odd: what is told of them.
-    """
-
+    # by rank, stage and step: the microbatch of each call, where it is not its number
     numbers: dict[_Place, list[int]] = field(default_factory=dict)
+    # by the same and a module's own name: how often a call of the stage calls it
     times: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    # by rank and step: the rank of the first stage whose microbatches it has
     first: dict[tuple[int, int], int] = field(default_factory=dict)
-    odd: list[Microbatches] = field(default_factory=list)
+    odd: list[Microbatches] = field(default_factory=list)  # what is told of them
 
     def call(self, rank: int, step: int, name: str, call: int) -> int:
         """A call's number among those of the microbatches, of a module by its own name."""

@@ -32,11 +32,8 @@ _ZERO = frozenset((Role.CALL_GRAD, *UPDATE_ROLES)) - {Role.PARAM_BEFORE, Role.PA
 def paddings(
     pairs: Iterable[Pair], groups: Mapping[Key, Mapping[Holder, Record]]
 ) -> set[tuple[int, int]]:
-    """Golden's number of words, and the candidate's other one, of embeddings.
-
-    Args:
-        groups: the candidate's records by the key of golden's.
-    """
+    """Golden's number of words, and the candidate's other one, of embeddings. ``groups``: the
+    candidate's records by the key of golden's."""
     found = set()
     for pair in pairs:
         ours, theirs = pair.golden, pair.candidate

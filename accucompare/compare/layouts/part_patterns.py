@@ -43,10 +43,7 @@ class PartPatterns:
 
     def part(self, golden: Record, own: Record | None) -> tuple[Record, list[Box]] | None:
         """The rank's record and the boxes of golden's value in it; ``None`` if nothing tells.
-
-        Args:
-            own: the rank's record of the call, whose shape may be another; ``None`` without one.
-        """
+        ``own``: the rank's record of the call, whose shape may be another; ``None`` without one."""
         known = self._known.get((golden.name, golden.role, golden.path))
         if known is None or DTYPES.get(golden.dtype) is None or golden.layout is not Layout.STRIDED:
             return None

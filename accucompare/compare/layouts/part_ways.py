@@ -162,11 +162,8 @@ class PartWays:
 
     def chosen(self, factor: float, fused: tuple[int, ...]) -> GlobalRecord | None:
         """The way that counts, if calls' gradients are ``factor`` times golden's; ``None`` where
-        nothing tells.
-
-        Args:
-            fused: the widths of the layers that are fused in the module's parameters.
-        """
+        nothing tells. ``fused``: the widths of the layers that are fused in the module's
+        parameters."""
         if DTYPES.get(self.golden.dtype) is None or self.golden.layout is not Layout.STRIDED:
             return self._ways[0] if self._ways[0].same else None
         if self.is_of_counts:

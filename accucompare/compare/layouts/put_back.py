@@ -65,18 +65,15 @@ class Holders:
 
 @dataclass(frozen=True)
 class UnderGoldenNames:
-    """A bundle whose ranks may hold other modules, under golden's names.
-
-    Attributes:
-        records: without what stages give each other, which golden has inside of its modules.
-        names: by rank; empty if the ranks' own names are golden's.
-        schedule: of the stages' calls; the records' calls are numbered by it.
-    """
+    """A bundle whose ranks may hold other modules, under golden's names."""
 
     bundle: Bundle
+    # without what stages give each other, which golden has inside of its modules
     records: list[Record]
+    # by rank; empty if the ranks' own names are golden's
     names: Mapping[int, RankNames] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
+    # of the stages' calls; the records' calls are numbered by it
     schedule: Schedule = field(default_factory=Schedule)
 
     @classmethod
@@ -174,9 +171,13 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
         stage = names.stages.get(own)
         return names.module(own) if stage is None else stage.name
 
+    modules = manifest.model.get("modules") or ()
+
     def attribute(own: str) -> str:
-        around, _, leaf = own.rpartition(".")
-        return f"{module(around)}.{leaf}".removeprefix(".")
+        around = own.rpartition(".")[0]
+        while around and around not in modules:  # it is inside of an attribute
+            around = around.rpartition(".")[0]
+        return f"{module(around)}.{own[len(around) :].lstrip('.')}".removeprefix(".")
 
     def parameter(own: str) -> str:
         name = attribute(own)
@@ -204,8 +205,16 @@ def _described(manifest: Manifest, names: RankNames, golden: Model) -> Manifest:
     model["aliases"] = {
         module(own): module(first) for own, first in (model.get("aliases") or {}).items()
     }
-    kept = manifest.options.kept
-    own = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    kept, left = manifest.options.kept, manifest.options.left
+    own: dict[str, Any] = {} if kept is None else {"kept": [attribute(each) for each in kept]}
+    if left is not None:
+        own["left"] = {
+            "numbers": {module(name): table for name, table in left.numbers.items()},
+            "unchanged": {module(name): table for name, table in left.unchanged.items()},
+            "held": {attribute(name): digest for name, digest in left.held.items()},
+            "dropped": [attribute(each) for each in left.dropped],
+            "beyond": [attribute(each) for each in left.beyond],
+        }
     return replace(manifest, model=model, capture={**manifest.capture, **own})
 
 

@@ -24,11 +24,8 @@ FUSED = ((1, 1), (1, 1, 1), (2, 1, 1), (4, 1, 1), (8, 1, 1))
 def global_tensors(
     group: Mapping[Holder, Record], mesh: Mesh, shape: tuple[int, ...]
 ) -> list[GlobalRecord]:
-    """The global tensors of a shape that ranks' records may make up, the likeliest first.
-
-    Raises:
-        IncompleteError: as ``arrangements``.
-    """
+    """The global tensors of a shape that ranks' records may make up, the likeliest first. Raises
+    IncompleteError as ``arrangements``."""
     first = replace(group[min(group)], rank=0)
     return [global_record(first, shape, each) for each in arrangements(group, mesh, shape)]
 

@@ -26,34 +26,27 @@ class PutBack:
 
 @dataclass(frozen=True)
 class StageOf:
-    """What holds a part of the layers of golden's module ``name``.
-
-    Attributes:
-        begins, ends: whether it holds the first and the last of golden's layers, so that its inputs
-            and its outputs are those of golden's module.
-    """
+    """What holds a part of the layers of golden's module ``name``."""
 
     name: str
+    # begins, ends: whether it holds the first and the last of golden's layers, so that its inputs
+    # and its outputs are those of golden's module
     begins: bool
     ends: bool
 
 
 @dataclass(frozen=True)
 class RankNames:
-    """Golden's names for what a rank has.
+    """Golden's names for what a rank has."""
 
-    Attributes:
-        modules: where they differ from the rank's own. What has no counterpart, but the name of
-            another module of golden's, is marked: ``rank1:layers.0``.
-        parameters: golden's first names of parameters and buffers, where they differ.
-        stages: the modules that hold only a part of golden's module, by the rank's own name.
-        put_back: the names that were found, one for each layer.
-    """
-
+    # where they differ from the rank's own. What has no counterpart, but the name of another module
+    # of golden's, is marked: ``rank1:layers.0``.
     modules: Mapping[str, str] = field(default_factory=dict)
+    # golden's first names of parameters and buffers, where they differ
     parameters: Mapping[str, str] = field(default_factory=dict)
+    # the modules that hold only a part of golden's module, by the rank's own name
     stages: Mapping[str, StageOf] = field(default_factory=dict)
-    put_back: tuple[PutBack, ...] = ()
+    put_back: tuple[PutBack, ...] = ()  # the names that were found, one for each layer
 
     def module(self, own: str) -> str:
         return self.modules.get(own, own)

@@ -21,34 +21,23 @@ PartLengths = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class RankParts:
-    """What the ranks of a bundle compute apart.
+    """What the ranks of a bundle compute apart."""
 
-    Attributes:
-        ranks: how many there are.
-        mesh: how many of them lie along each dimension of parallelism.
-        batches: among how many ranks the rows of a batch are shared out.
-        cuts: the parts of parameters that ranks compute with; those that are only kept in parts, as
-            by FSDP, are not among them.
-        rows: of modules that ranks with one batch call with parts of it, as in sequence parallel:
-            the axis that is cut, and the parts' lengths.
-        unknown: parameters whose parts no capture on one device can follow.
-    """
-
-    ranks: int
-    mesh: Mapping[str, int]
-    batches: int
+    ranks: int  # how many there are
+    mesh: Mapping[str, int]  # how many of them lie along each dimension of parallelism
+    batches: int  # among how many ranks the rows of a batch are shared out
+    # the parts of parameters that ranks compute with; those that are only kept in parts, as by
+    # FSDP, are not among them
     cuts: Mapping[str, PartLengths]
+    # of modules that ranks with one batch call with parts of it, as in sequence parallel: the axis
+    # that is cut, and the parts' lengths
     rows: Mapping[str, tuple[int, tuple[int, ...]]]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # parameters whose parts no capture on one device can follow
 
 
 def rank_parts(bundle: Bundle) -> RankParts:
-    """What the ranks of a bundle compute apart.
-
-    Raises:
-        BundleError: if what it says of layouts makes no sense.
-        UsageError: if it is of one rank, or its ranks compute nothing apart.
-    """
+    """What the ranks of a bundle compute apart. Raises BundleError if what it says of layouts makes
+    no sense; UsageError if it is of one rank, or its ranks compute nothing apart."""
     manifests, path = bundle.manifests, bundle.path
     first = next(iter(manifests.values()))
     if first.ranks == 1:

@@ -22,29 +22,21 @@ _STAGES = "pp"
 
 
 class RankRecords(NamedTuple):
-    """The records of all ranks of a bundle.
+    """The records of all ranks of a bundle."""
 
-    Attributes:
-        groups: by the key of golden's record: rank 0, and golden's call.
-        mesh: of the ranks.
-        batches: of the calls of the model, by golden's step and call; where the rows are known.
-        holders: which ranks hold what, if not all do.
-        rows: of golden's batch, by golden's step.
-        parts: the meshes of some of the ranks, and of their calls, made when they are needed.
-        manifests: of the ranks.
-        updating: which ranks hold each value of updates in any step: by name, role and path.
-        short: the steps that some of the ranks lack.
-    """
-
+    # by the key of golden's record: rank 0, and golden's call
     groups: Mapping[Key, Mapping[Holder, Record]]
-    mesh: Mesh
+    mesh: Mesh  # of the ranks
+    # of the calls of the model, by golden's step and call; where the rows are known
     batches: Mapping[Holder, Mesh]
-    holders: Holders
-    rows: RowsOfRanks
+    holders: Holders  # which ranks hold what, if not all do
+    rows: RowsOfRanks  # of golden's batch, by golden's step
+    # the meshes of some of the ranks, and of their calls, made when they are needed
     parts: dict[tuple[frozenset[int], Holder | None], Mesh]
-    manifests: Mapping[int, Manifest]
+    manifests: Mapping[int, Manifest]  # of the ranks
+    # which ranks hold each value of updates in any step: by name, role and path
     updating: Mapping[tuple[str, Role, str], set[int]]
-    short: frozenset[int]
+    short: frozenset[int]  # the steps that some of the ranks lack
 
     @classmethod
     def of(

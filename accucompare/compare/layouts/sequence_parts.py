@@ -23,16 +23,11 @@ _MOST_PLACES = 64
 
 
 class Sequences(NamedTuple):
-    """Ranks that hold the parts of the same sequences, put together.
+    """Ranks that hold the parts of the same sequences, put together."""
 
-    Attributes:
-        whole: the sequences, by the call of the first of the ranks.
-        first: that call, by the call of each rank.
-        columns: the tokens that each call was given, in the order in which it has them.
-    """
-
-    whole: dict[Holder, Tokens]
-    first: dict[Holder, Holder]
+    whole: dict[Holder, Tokens]  # the sequences, by the call of the first of the ranks
+    first: dict[Holder, Holder]  # that call, by the call of each rank
+    # the tokens that each call was given, in the order in which it has them
     columns: dict[Holder, Runs]
 
 
@@ -66,11 +61,7 @@ def _numbers(value: NDArray[Any]) -> Tokens:
 def joined_parts(tokens: Mapping[Holder, Tokens], length: int | None = None) -> Iterator[Sequences]:
     """The ways in which ranks' tokens may be parts of whole sequences, the likeliest first: one
     chunk for each rank; one from the front and its mirror from the back (zigzag); every so many
-    tokens.
-
-    Args:
-        length: of the whole sequences, if it is known.
-    """
+    tokens. ``length``: of the whole sequences, if it is known."""
     for groups in _groups(tokens):
         if length not in (None, sum(tokens[holder].shape[1] for holder in groups[0])):
             continue

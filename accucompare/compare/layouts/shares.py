@@ -26,11 +26,7 @@ def share_of(number: int, terms: int) -> float:
 def size_of_terms(record: Record, whole: Record) -> float:
     """How many times as large as a whole the terms are of which a record is the sum: as often, each
     being rounded by itself, is their sum's rounding that of the whole. At least 1, and no more than
-    the shares that ranks are fed.
-
-    Args:
-        whole: golden's record.
-    """
+    the shares that ranks are fed. ``whole``: golden's record."""
     if not isinstance(record, GlobalRecord) or whole.statistics is None or not whole.statistics.l2:
         return 1.0
     most = max((len(box.terms) for box in record.boxes), default=1)

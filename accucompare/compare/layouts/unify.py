@@ -49,19 +49,13 @@ _VALUES = {Role.GRAD_INPUT: Role.INPUT, Role.GRAD_OUTPUT: Role.OUTPUT}
 
 
 class Unified(NamedTuple):
-    """Pairs of records of the global model.
+    """Pairs of records of the global model."""
 
-    Attributes:
-        pairs: as given, with ``GlobalRecord`` where a side has several ranks.
-        others: further arrangements of the candidate's ranks, by the pair's place.
-        unknown: why a pair cannot be put together, by its place.
-        means: what a mean over the ranks' batches may divide by.
-    """
-
-    pairs: list[Pair]
+    pairs: list[Pair]  # as given, with ``GlobalRecord`` where a side has several ranks
+    # further arrangements of the candidate's ranks, by the pair's place
     others: dict[int, tuple[GlobalRecord, ...]]
-    unknown: dict[int, PairRemark]
-    means: tuple[float, ...] = ()
+    unknown: dict[int, PairRemark]  # why a pair cannot be put together, by its place
+    means: tuple[float, ...] = ()  # what a mean over the ranks' batches may divide by
 
 
 def unify(
@@ -264,11 +258,8 @@ def _both_sides(
 ) -> tuple[Record, Record, tuple[GlobalRecord, ...]] | PairRemark:
     """Both sides' global tensors and the candidate's further ones, or why there are none.
 
-    Golden of several ranks is trusted: its replicas are equal, or terms of a mean.
-
-    Args:
-        known: the global tensors' shapes; a gradient has that of its value.
-    """
+    Golden of several ranks is trusted: its replicas are equal, or terms of a mean. ``known``: the
+    global tensors' shapes; a gradient has that of its value."""
     groups = [
         None if ranks is None else (ranks.groups[record.key], ranks.mesh_of(record))
         for record, ranks in ((ours, golden), (theirs, candidate))

@@ -49,23 +49,15 @@ NORMAL = 3.0902323061678132
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The baseline's distance from golden in one record.
+    """The baseline's distance from golden in one record."""
 
-    Attributes:
-        rel_l2: relative L2 error; inf if only golden is all zeros.
-        rmse: root mean square error, for golden that is all zeros.
-        different: how many integers or booleans differ.
-        dtype: the baseline's type if the candidate's is wider (a missing cast?); else ``""``.
-        one_minus_cosine: ``None`` if the baseline keeps its errors only.
-        growth: how many times larger than measured ``rel_l2`` and ``rmse`` are.
-    """
-
-    rel_l2: float
-    rmse: float = 0.0
-    different: int = 0
+    rel_l2: float  # relative L2 error; inf if only golden is all zeros
+    rmse: float = 0.0  # root mean square error, for golden that is all zeros
+    different: int = 0  # how many integers or booleans differ
+    # the baseline's type if the candidate's is wider (a missing cast?); else ``""``
     dtype: str = ""
-    one_minus_cosine: float | None = None
-    growth: float = 1.0
+    one_minus_cosine: float | None = None  # ``None`` if the baseline keeps its errors only
+    growth: float = 1.0  # how many times larger than measured ``rel_l2`` and ``rmse`` are
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
@@ -83,10 +75,7 @@ class Expected:
 
     def of_sums_over(self, ranks: int, dtype: str, size: float = 1.0) -> Expected:
         """As large as where so many ranks' partial sums are rounded to a type and added up.
-
-        Args:
-            size: how many times as large as the sum these are.
-        """
+        ``size``: how many times as large as the sum these are."""
         if (ranks == 1 and size == 1.0) or not is_half(dtype):
             return self
         first, power = SUMS_OF_RANKS
@@ -246,12 +235,8 @@ def check_feed(golden: Bundle, candidate: Bundle) -> None:
 
 
 def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
-    """Refuse a baseline that cannot judge the candidate.
-
-    Raises:
-        UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or
-            is the candidate or golden itself.
-    """
+    """Refuse a baseline that cannot judge the candidate. Raises UsageError if it holds statistics
+    only, is incomplete, was not fed as the candidate was, or is the candidate or golden itself."""
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline, too; capture another")

@@ -81,17 +81,11 @@ def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A command that captures a baseline.
+    """A command that captures a baseline."""
 
-    Attributes:
-        command: the line; ``CASE`` or ``COMMAND`` stands for what no manifest names.
-        out: the directory that it writes.
-        computes_in: the dtype for golden's script on the CPU; ``""`` for a case.
-    """
-
-    command: str
-    out: str
-    computes_in: str = ""
+    command: str  # the line; ``CASE`` or ``COMMAND`` stands for what no manifest names
+    out: str  # the directory that it writes
+    computes_in: str = ""  # the dtype for golden's script on the CPU; ``""`` for a case
 
 
 def suggested(golden: Bundle, candidate: Bundle) -> Suggestion:
@@ -160,11 +154,7 @@ BASELINE_ERRORS = "errors"
 
 
 def parse_precisions(text: str) -> tuple[str, ...]:
-    """Read ``float32,bfloat16``.
-
-    Raises:
-        UsageError: if one of them is unknown, or there is none.
-    """
+    """Read ``float32,bfloat16``. Raises UsageError if one of them is unknown, or there is none."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or not names:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.format import Record, Role
-from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS
+from accucompare.compare.constants import BY_DIGITS, FED_ROUNDINGS, KERNELS_OF_DEVICES
 from accucompare.compare.limit_facts import DefaultOfDtype, LimitSource, RuleOfFile
 from accucompare.compare.limits.tolerance import Tolerance, fed_limit
 from accucompare.errors import UsageError
@@ -122,33 +123,28 @@ COPIES = (
 
 @dataclass(frozen=True)
 class LimitsInForce:
-    """The limits of each pair: the user's by layer, the user's for all, or a table by dtype.
+    """The limits of each pair: the user's by layer, the user's for all, or a table by dtype."""
 
-    Attributes:
-        rules: from a file; the first that applies to the candidate's record wins.
-        otherwise: the user's limits for all other layers; else the table by dtype.
-        fed: whether the candidate was fed; then a multiple of the rounding replaces the table.
-        copies: the classes in ``COPIES`` that are torch's own in this model.
-        sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
-        recurrent: the classes in ``RECURRENT`` that are torch's own in this model.
-        rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions.
-    """
-
+    # from a file; the first that applies to the candidate's record wins
     rules: tuple[Rule, ...] = ()
+    # the user's limits for all other layers; else the table by dtype
     otherwise: Tolerance = field(default_factory=Tolerance)
+    # whether the candidate was fed; then a multiple of the rounding replaces the table
     fed: bool = False
+    # rounding, conv_rounding: unit roundoff of operands of float32 products and convolutions
     rounding: float = 0.0
     conv_rounding: float = 0.0
+    # the classes in ``COPIES`` that are torch's own in this model
     copies: frozenset[str] = frozenset()
+    # names of the candidate's modules that sum over a batch or an image, see ``SUMMED``
     sums: frozenset[str] = frozenset()
+    # the classes in ``RECURRENT`` that are torch's own in this model
     recurrent: frozenset[str] = frozenset()
+    on_device: bool = False  # whether the candidate ran on an accelerator
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
-        """The limits for a pair of floating or complex records.
-
-        Args:
-            coarsest: the dtype with the fewest digits so far in its step; by default the pair's.
-        """
+        """The limits for a pair of floating or complex records. ``coarsest``: the dtype with the
+        fewest digits so far in its step; by default the pair's."""
         coarsest = coarsest or min(
             (golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits
         )
@@ -168,6 +164,12 @@ class LimitsInForce:
         """The user's own limits for a record; ``None`` if there are none."""
         ruled = next((rule.tolerance for rule in self.rules if rule.applies_to(candidate)), None)
         return ruled or (self.otherwise if self.otherwise.has_limit else None)
+
+
+@cache
+def kernels_of(type: str) -> float:
+    """How many times as far off as others a class's kernel on a device may be in float32."""
+    return next((times for name, times in KERNELS_OF_DEVICES.items() if re.search(name, type)), 1.0)
 
 
 @cache

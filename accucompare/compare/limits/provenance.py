@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.bundle.format import Manifest
+from accucompare.bundle.format import Left, Manifest
 from accucompare.compare.pairing import Renaming, rename
 from accucompare.launched import is_of_launcher
 
 
 @dataclass(frozen=True)
 class OtherCode:
-    """What shows that two captures ran different code, or that this is unknown.
+    """What shows that two captures ran different code, or that this is unknown."""
 
-    Attributes:
-        versions: packages of another version: name, golden's version, the other's.
-        edited: Python modules with different source files.
-        absent: Python modules with golden's module classes that the other did not load.
-        configured: module attributes that differ: module, attribute, golden's value, the other's.
-        unrecorded: whether a manifest lacks some of what ran, as another profiler was active.
-    """
-
+    # packages of another version: name, golden's version, the other's
     versions: tuple[tuple[str, str, str], ...] = ()
-    edited: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()  # Python modules with different source files
+    # Python modules with golden's module classes that the other did not load
     absent: tuple[str, ...] = ()
+    # module attributes that differ: module, attribute, golden's value, the other's
     configured: tuple[tuple[str, str, Any, Any], ...] = ()
+    # whether a manifest lacks some of what ran, as another profiler was active
     unrecorded: bool = False
 
     def __bool__(self) -> bool:
@@ -78,17 +75,13 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
 @dataclass(frozen=True)
 class Surrounding:
-    """An environment variable or shared library that may change what the code computes.
-
-    Attributes:
-        golden, other: the variable's two values; ``None`` if not set, not read, or a library.
-        library: whether it is a library, loaded in two different builds.
-    """
+    """An environment variable or shared library that may change what the code computes."""
 
     name: str
+    # golden, other: the variable's two values; ``None`` if not set, not read, or a library
     golden: str | None = None
     other: str | None = None
-    library: bool = False
+    library: bool = False  # whether it is a library, loaded in two different builds
 
 
 def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
@@ -115,8 +108,7 @@ def other_configuration(
 ) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes that differ in two captures: module, attribute, golden's and the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
-    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
-    sizes = set() if golden.mesh == other.mesh else sizes - {1}
+    sizes = _other_sizes(golden, other)
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from (
@@ -127,6 +119,89 @@ def other_configuration(
             and not key.startswith(_OF_INPUT)
             and not (sizes and (key in _OF_LAYOUT or _is_share(value, others[key], sizes)))
         )
+
+
+def left_otherwise(
+    golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = (), limit: float = 0.0
+) -> Iterable[tuple[str, str, Any, Any]]:
+    """The same of attributes that the steps have changed, as they are at the end: ``None`` for one
+    that the other does not have.
+
+    Two that began otherwise, as in a model that has run before, differ if their changes do.
+    ``limit``: of the relative error of fractions.
+    """
+    pair = _both_left(golden, other)
+    if pair is None:
+        return
+    ours, theirs = pair
+    sizes = _other_sizes(golden, other)
+    classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
+    for name in classes[0]:
+        partner = rename(name, renamings) or name
+        if classes[0][name] != classes[1].get(partner):
+            continue
+        for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
+            one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
+            if one[1] is not None and not _agree(one, two, limit, sizes):
+                yield name, key, one[1], two[1]
+
+
+def held_otherwise(
+    golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()
+) -> Iterable[tuple[str, bool]]:
+    """The places in which both have kept a tensor, and only one still holds it; whether golden."""
+    pair = _both_left(golden, other)
+    for name in (golden.options.kept or ()) if pair is not None else ():
+        partner = rename(name, renamings) or name
+        if pair is not None and partner in (other.options.kept or ()):
+            ours, theirs = name in pair[0].dropped, partner in pair[1].dropped
+            if ours is not theirs:
+                yield name, not ours
+
+
+def _both_left(golden: Manifest, other: Manifest) -> tuple[Left, Left] | None:
+    """What each side left in attributes after the same step; ``None`` if that is not known."""
+    ours, theirs = golden.options, other.options
+    if ours.left is None or theirs.left is None or ours.closing is None:
+        return None
+    return (ours.left, theirs.left) if ours.closing == theirs.closing else None
+
+
+def _begun_and_left(manifest: Manifest, name: str, key: str) -> tuple[Any, Any]:
+    """An attribute's value before and after the steps; ``None`` where it is not known."""
+    left = manifest.options.left
+    if left is not None and key in left.numbers.get(name, {}):
+        return left.numbers[name][key]
+    if key == "training":
+        trains = manifest.model.get(key) is not (name in (manifest.model.get("other_mode") or ()))
+        return trains, trains
+    held = {} if left is None else left.unchanged.get(name, {})
+    value = held.get(key, (manifest.code.configuration or {}).get(name, {}).get(key))
+    return value, value
+
+
+def _agree(
+    golden: tuple[Any, Any], other: tuple[Any, Any], limit: float, sizes: Collection[int]
+) -> bool:
+    kinds = {type(golden[1]), type(other[1])}
+    if float in kinds and kinds <= {float, int}:
+        # those of ranks are of their own batches
+        alike = bool(sizes) or math.isclose(golden[1], other[1], rel_tol=limit)
+    else:
+        alike = repr(golden[1]) == repr(other[1])
+        alike = alike or (bool(sizes) and _is_share(golden[1], other[1], sizes))
+    if alike or repr(golden[0]) == repr(other[0]) or other[1] is None:
+        return alike
+    if kinds != {int}:
+        return True  # it began otherwise
+    ours, theirs = (after - (before or 0) for before, after in (golden, other))
+    return bool(ours == theirs)
+
+
+def _other_sizes(golden: Manifest, other: Manifest) -> set[int]:
+    """The sizes of the meshes of two captures, if they are not the same."""
+    sizes = {size for manifest in (golden, other) for _, size in (manifest.mesh or {}).values()}
+    return set() if golden.mesh == other.mesh else sizes - {1}
 
 
 #: Attributes that say of what type a module's input is.

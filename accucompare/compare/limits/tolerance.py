@@ -31,15 +31,10 @@ _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
 class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The smallest limit that would pass a pair.
+    """The smallest limit that would pass a pair."""
 
-    Attributes:
-        name: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers.
-        error: what was measured; for a cosine, 1 - cosine.
-    """
-
-    name: str
-    error: float
+    name: str  # ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``; ``different`` for integers
+    error: float  # what was measured; for a cosine, 1 - cosine
 
     def __str__(self) -> str:
         """``atol 2.40e-05``, ``cosine 0.999``, ``3 different``; ``""`` if none would pass."""
@@ -54,11 +49,9 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
             case "cosine":
                 return _cosine(self.error)
             case "excess":
-                return (
-                    f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
-                    if math.isfinite(self.error)
-                    else ""
-                )
+                if math.isfinite(self.error):
+                    return f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}"
+                return ""
             case "different":
                 return f"{self.error:.0f}"
         if not self.error:
@@ -104,6 +97,7 @@ class Tolerance:
         summing: the relative L2 error of another order of long sums; a baseline has only one order.
         composed: what rounding makes although the baseline is nearer: of a recurrent module that
             is composed of operators, where the baseline's is fused; of terms that cancel.
+        kernels: how many times as far off as others a device's kernel may be.
         noise: the relative L2 error that rounding makes of a gradient whose terms cancel, or that
             is made of such a one; 0 for others.
         unjudged: why no baseline judges.
@@ -120,6 +114,7 @@ class Tolerance:
     fed: bool = False
     summing: float = 0.0
     composed: float = 0.0
+    kernels: float = 1.0
     noise: float = 0.0
     unjudged: tuple[PairRemark, ...] = ()
 
@@ -177,21 +172,30 @@ class Tolerance:
 
     def of_sums(self, terms: int, dtype: str) -> Tolerance:
         """The same with room for another order of summing so many terms; the user's limits stay."""
-        if not terms or not self.by_default or self.rel_l2 is None:
+        if not terms:
             return self
-        summing = min(
-            ORDERS_OF_SUMS
-            * math.sqrt(terms)
-            * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding),
-            MOST_OF_SUMS,
+        rounding = min(DTYPES[dtype].rounding, DTYPES["float32"].rounding)
+        return self.of_another_order(
+            min(ORDERS_OF_SUMS * math.sqrt(terms) * rounding, MOST_OF_SUMS)
         )
-        return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
+
+    def of_another_order(self, error: float) -> Tolerance:
+        """The same with room for another order's error, or formula's; the user's limits stay."""
+        if not self.by_default or self.rel_l2 is None:
+            return self
+        return replace(self, rel_l2=max(self.rel_l2, error), summing=error)
 
     def of_roundings(self, error: float) -> Tolerance:
         """The same with room for roundings of this relative L2 error; the user's limits stay."""
         if not error or not self.by_default or self.rel_l2 is None:
             return self
         return replace(self, rel_l2=max(self.rel_l2, FED_ROUNDINGS / 2 * error), composed=error)
+
+    def of_kernels(self, times: float) -> Tolerance:
+        """The same where a device's kernel is so many times as far off; the user's limits stay."""
+        if times == 1.0 or not self.by_default or self.rel_l2 is None:
+            return self
+        return replace(self, rel_l2=self.rel_l2 * times, kernels=times)
 
     def of_spacing(self, dtype: str, rmse: float, rel_l2: float) -> Tolerance:
         """The same with room for rounding to the numbers nearest to zero, or for zeros in place of

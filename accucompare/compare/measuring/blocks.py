@@ -21,14 +21,10 @@ FEWEST_SLICES = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """Which elements of a tensor are read.
+    """Which elements of a tensor are read."""
 
-    Attributes:
-        shape: of the whole.
-        starts, steps: each dimension's first slice, and the step to the next.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole
+    # starts, steps: each dimension's first slice, and the step to the next
     starts: tuple[int, ...]
     steps: tuple[int, ...]
 

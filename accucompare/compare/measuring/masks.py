@@ -122,17 +122,11 @@ def _common_shape(golden: Record, candidate: Record) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class MaskDifference:
-    """What two masks of two kinds let through.
+    """What two masks of two kinds let through."""
 
-    Attributes:
-        elements: the positions of both, broadcast to one shape.
-        masked: those that neither lets through.
-        different: those that only one lets through, or where the floating one adds a number.
-    """
-
-    elements: int
-    masked: int
-    different: int
+    elements: int  # the positions of both, broadcast to one shape
+    masked: int  # those that neither lets through
+    different: int  # those that only one lets through, or where the floating one adds a number
 
 
 def compare_masks(

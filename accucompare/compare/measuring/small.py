@@ -44,19 +44,12 @@ PlacedPair = tuple[int, int, kernel.PairForm]
 
 @dataclass(frozen=True, eq=False)
 class SmallMetrics:
-    """The metrics of many small pairs, as columns.
+    """The metrics of many small pairs, as columns."""
 
-    Attributes:
-        forms: what pairs share.
-        form_of: the number of each pair's form.
-        known: whether the pair is measured; ``measure_pair`` must look at others.
-        columns: of numbers, in the order in which ``_metrics`` takes them.
-    """
-
-    forms: Sequence[kernel.PairForm]
-    form_of: NDArray[np.intp]
-    known: NDArray[np.bool_]
-    columns: tuple[NDArray[Any], ...]
+    forms: Sequence[kernel.PairForm]  # what pairs share
+    form_of: NDArray[np.intp]  # the number of each pair's form
+    known: NDArray[np.bool_]  # whether the pair is measured; ``measure_pair`` must look at others
+    columns: tuple[NDArray[Any], ...]  # of numbers, in the order in which ``_metrics`` takes them
 
     @property
     def rel_l2(self) -> Float64:

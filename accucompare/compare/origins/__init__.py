@@ -13,7 +13,7 @@ from accucompare.compare.origins.outside_changes import small_changes
 from accucompare.compare.origins.row_culprits import STRUCTURAL
 from accucompare.compare.origins.scaled import FactorCause, ScaledGradients
 from accucompare.compare.origins.sites import Culprit, Stage
-from accucompare.compare.origins.terms import PARAMETER_GRADIENTS, Terms
+from accucompare.compare.origins.terms import OF_SUMS, PARAMETER_GRADIENTS, Terms
 from accucompare.compare.origins.trace import NotFed, Trace, not_fed
 from accucompare.compare.origins.unseen import (
     Unseen,
@@ -25,6 +25,7 @@ from accucompare.compare.origins.vouching import vouched_for
 from accucompare.compare.origins.wrong_ranks import where_it_begins
 
 __all__ = [
+    "OF_SUMS",
     "PARAMETER_GRADIENTS",
     "STRUCTURAL",
     "Culprit",

@@ -217,11 +217,9 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[CallKey]) -> list[Culpr
 
     def after_operators(culprit: Culprit) -> tuple[_Rank, bool]:
         own = key(culprit)
-        return (
-            (own, False)
-            if culprit.site == OPERATOR
-            else (max(own, last.get(culprit.name, own)), True)
-        )
+        if culprit.site == OPERATOR:
+            return own, False
+        return max(own, last.get(culprit.name, own)), True
 
     return sorted(culprits, key=after_operators)
 

@@ -42,20 +42,14 @@ from accucompare.compare.rows import (
 
 @dataclass
 class RowsSoFar:
-    """What the rows so far show.
+    """What the rows so far show."""
 
-    Attributes:
-        recorded: the modules that golden has; ``None`` for all.
-        with_rows: calls with a row of their own.
-        callers: calls that made calls.
-        updated: (rank, step) with a recorded update.
-        wrong: in which steps each taint became wrong, for any reason (``None``) and for each.
-    """
-
-    recorded: Collection[str] | None = None
-    with_rows: set[CallKey] = field(default_factory=set)
-    callers: set[CallKey | None] = field(default_factory=set)
+    recorded: Collection[str] | None = None  # the modules that golden has; ``None`` for all
+    with_rows: set[CallKey] = field(default_factory=set)  # calls with a row of their own
+    callers: set[CallKey | None] = field(default_factory=set)  # calls that made calls
+    # (rank, step) with a recorded update
     updated: set[tuple[int, int]] = field(default_factory=set)
+    # in which steps each taint became wrong, for any reason (``None``) and for each
     wrong: dict[tuple[str, Hashable, Reason | None], set[int]] = field(default_factory=dict)
 
 
@@ -99,22 +93,16 @@ def _earlier(age: int) -> bool:
 
 @dataclass(frozen=True)
 class Taint:
-    """What an error may make wrong. Called with a record, it says whether that is wrong by now.
+    """What an error may make wrong. Called with a record, it says whether that is wrong by now."""
 
-    Attributes:
-        what, whose: of which call, module, parameter, … a record shows it; ``None``: of none.
-        if_: which verdicts make it wrong.
-        fed: whether golden's value, where one was fed, keeps it right.
-        when: whether it counts if it became wrong so many steps ago.
-        why: the reason that counts; ``None`` for any.
-    """
-
+    # what, whose: of which call, module, parameter, … a record shows it; ``None``: of none
     what: str
     whose: Callable[[Record], Hashable | None]
-    if_: Callable[[Verdict], bool] = is_wrong
-    fed: bool = False
+    if_: Callable[[Verdict], bool] = is_wrong  # which verdicts make it wrong
+    fed: bool = False  # whether golden's value, where one was fed, keeps it right
+    # whether it counts if it became wrong so many steps ago
     when: Callable[[int], bool] = lambda age: True
-    why: Reason | None = None
+    why: Reason | None = None  # the reason that counts; ``None`` for any
 
     def __call__(self, seen: RowsSoFar, record: Record) -> bool:
         whose = self.whose(record)
@@ -201,29 +189,19 @@ def _unrecorded_updates(seen: RowsSoFar, record: Record) -> bool:
     return (record.rank, record.step - 1) not in seen.updated and before(seen, record)
 
 
-def _always(seen: RowsSoFar, record: Record) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class OriginRule:
-    """How errors of a role are traced.
+    """How errors of a role are traced."""
 
-    Attributes:
-        source: over its limit, it is inherited if one of these is wrong; else its own.
-        taints: what it makes wrong.
-        nan_source: NaN and Inf begin here unless one of these is wrong; ``None`` for ``source``.
-        alone_source: if on one side only, it begins here unless one of these is wrong.
-        shape_source: another shape is inherited if one of these is wrong.
-        wanders: over its limit, it is not judged if one of these is wrong.
-    """
-
+    # over its limit, it is inherited if one of these is wrong; else its own
     source: tuple[Test, ...] = ()
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[Taint, ...] = ()  # what it makes wrong
+    # NaN and Inf begin here unless one of these is wrong; ``None`` for ``source``
     nan_source: tuple[Test, ...] | None = None
-    alone_source: tuple[Test, ...] = (_always,)
-    shape_source: tuple[Test, ...] = ()
-    wanders: tuple[Test, ...] = ()
+    # if on one side only, it begins here unless one of these is wrong
+    alone_source: tuple[Test, ...] = (lambda seen, record: True,)
+    shape_source: tuple[Test, ...] = ()  # another shape is inherited if one of these is wrong
+    wanders: tuple[Test, ...] = ()  # over its limit, it is not judged if one of these is wrong
 
 
 def _operators(nodes: tuple[Test, ...], *taints: Taint) -> dict[Role, OriginRule]:

@@ -104,11 +104,9 @@ def excess_of(row: Row) -> float:
     if are_masks(row):
         return math.inf
     if is_choice(row):
-        return (
-            math.inf
-            if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared
-            else 1.0
-        )
+        if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared:
+            return math.inf
+        return 1.0
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.over_limit if row.verdict.over_limit is not None else 0.0

@@ -41,25 +41,18 @@ class FactorCause(Enum):
 
 @dataclass(frozen=True)
 class ScaledGradients:
-    """All gradients of a step are golden's times one number.
+    """All gradients of a step are golden's times one number."""
 
-    Attributes:
-        factor: that number.
-        spread: RMS of the factors' relative distances from it, weighted by squared norms.
-        count: how many gradients.
-        rank, step: the first with it.
-        row: the first that shows it: of the loss, or else of the largest gradient.
-        of_loss: whether the loss's gradient has the factor already; ``None`` if that is unknown.
-        of_parameters: whether the gradients are of parameters, not those that come out of the loss.
-    """
-
-    factor: float
-    spread: float
-    count: int
+    factor: float  # that number
+    spread: float  # RMS of the factors' relative distances from it, weighted by squared norms
+    count: int  # how many gradients
+    # rank, step: the first with it
     rank: int
     step: int
-    row: Row
+    row: Row  # the first that shows it: of the loss, or else of the largest gradient
+    # whether the loss's gradient has the factor already; ``None`` if that is unknown
     of_loss: bool | None = None
+    # whether the gradients are of parameters, not those that come out of the loss
     of_parameters: bool = True
 
     @property

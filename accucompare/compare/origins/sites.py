@@ -107,11 +107,9 @@ class Culprit:
             return Stage.BETWEEN
         if record.role in UPDATE_ROLES:
             return Stage.UPDATE
-        return (
-            Stage.LOSS
-            if record.role is Role.GRAD_OUTPUT and record.parent is None
-            else Stage.BACKWARD
-        )
+        if record.role is Role.GRAD_OUTPUT and record.parent is None:
+            return Stage.LOSS
+        return Stage.BACKWARD
 
     @property
     def buffer(self) -> str:

@@ -15,7 +15,7 @@ from accucompare.numbers import DTYPES
 PARAMETER_GRADIENTS = (Role.CALL_GRAD, Role.PARAM_GRAD)
 
 #: What a module makes of its sums.
-_OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
+OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Terms:
             self._summed[record.name] = max(
                 self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1)
             )
-        return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
+        return self._summed.get(record.name, 0) if record.role in OF_SUMS else 0
 
     def added(self, record: Record) -> int:
         """How many terms a bias's gradient sums; 0 for other records, or if unknown."""
@@ -77,7 +77,7 @@ class Terms:
                 self._length[record.name] = math.prod(record.shape[:-1])
             elif record.name in self._length and record.path in ("1", "1.0"):
                 self._length[record.name] /= max(math.prod(record.shape[1:-1]), 1)
-        if record.role not in _OF_SUMS:
+        if record.role not in OF_SUMS:
             return 0.0
         forward = RECURRENT[record.type]
         if record.role in PARAMETER_GRADIENTS:

@@ -78,21 +78,16 @@ class Trace:
     that was not fed cannot be proven right, its call's outputs say so (``not_all_fed``). A call's
     own code goes on with its own results, as a residual stream does: of its children's inputs and
     its outputs, only the first one over its limit is *glue*, and later ones that are much further
-    over theirs.
+    over theirs."""
 
-    Attributes:
-        fed: whether each call, and each update, was given golden's values.
-        not_fed: the values that were not.
-        recorded: the modules that golden has, so that they were fed; ``None`` for all.
-        steps: those recorded on both sides, with their ranks; ``None`` for all.
-        rewritten: whether the sides' code is known to be written differently: what one side alone
-            takes or gives is then a part of its code, and makes nothing wrong.
-    """
-
-    fed: bool = False
-    not_fed: Collection[NotFed] = ()
+    fed: bool = False  # whether each call, and each update, was given golden's values
+    not_fed: Collection[NotFed] = ()  # the values that were not
+    # the modules that golden has, so that they were fed; ``None`` for all
     recorded: Collection[str] | None = None
+    # those recorded on both sides, with their ranks; ``None`` for all
     steps: Collection[tuple[int, int]] | None = None
+    # whether the sides' code is known to be written differently: what one side alone takes or gives
+    # is then a part of its code, and makes nothing wrong
     rewritten: bool = False
     _operators: set[OperatorKey] = field(default_factory=set)  # with a value that was not fed
     # inputs, and gradients of outputs, that were not fed and are not known to be right

@@ -100,12 +100,16 @@ def unseen_rows(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unsee
 
 
 def _of_one_side(rows: Iterable[Row]) -> Iterator[Row]:
-    """The updates of parameters that one side has in flat tensors; what golden alone keeps."""
+    """The updates of parameters that one side has in flat tensors; what golden alone keeps; and
+    gradients that an update may take."""
     for row in rows:
         why = {getattr(each, "why", None) for each in row.verdict.remarks}
         role = None if row.record is None else row.record.role
-        if (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE) or (
-            OneSideWhy.KEPT_NOTHING in why and row.golden is not None
+        if (
+            (OneSideWhy.IN_FLAT in why and role is Role.PARAM_UPDATE)
+            or (OneSideWhy.KEPT_NOTHING in why and row.golden is not None)
+            or OneSideWhy.NO_UPDATE_TELLS in why
+            or OneSideWhy.HELD_OTHER in why
         ):
             yield row
 

@@ -14,11 +14,8 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
     Golden's own captures were not fed: after one different random number everything differs,
     although each module is deterministic. A fed candidate got the first capture's values, so its
     errors are its own. So ignore a value of the second capture if its code received different
-    inputs there: arguments, or results of the calls it made.
-
-    Args:
-        again: the records of the second capture.
-    """
+    inputs there: arguments, or results of the calls it made. ``again``: the records of the second
+    capture."""
     kept: dict[Key, Record] = {}
     changed: set[CallKey] = set()  # calls whose code got other values in the second capture
     for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):

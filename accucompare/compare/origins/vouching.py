@@ -15,6 +15,7 @@ fails nothing.
   is computed of it must be bit for bit golden's.
 - If different calls *add to one parameter's gradient*, the whole gradient vouches for them: a tied
   weight is used by a module of its own, or by the code around it.
+- Gradients that *no update takes* are those of ``unused_gradients``.
 - If only one optimizer version has a *number of a parameter group*, the step's updates vouch.
 
 For a tensor that is handed on, all receiving calls vouch, or none does. A call's own backward
@@ -38,6 +39,7 @@ from accucompare.bundle.format import (
     Record,
     Role,
 )
+from accucompare.compare.fusions import calls_of
 from accucompare.compare.judging import but_plain, with_changed
 from accucompare.compare.measuring import are_masks_of_two_kinds
 from accucompare.compare.origins.module_calls import (
@@ -47,7 +49,8 @@ from accucompare.compare.origins.module_calls import (
     parameter_of,
     receiver_of,
 )
-from accucompare.compare.remarks import BareRemark
+from accucompare.compare.origins.unused_gradients import unused_gradients
+from accucompare.compare.remarks import BareRemark, NotOnSide, OneSideWhy
 from accucompare.compare.rows import Reason, Row, Status, is_operator
 
 #: The role of the value that a gradient belongs to.
@@ -73,6 +76,24 @@ def vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[
         rows: in execution order, each with its reason.
         parameters: golden's names to the candidate's other first names.
     """
+    rows = _vouched_for(rows, parameters)
+    if not any(row.status is Status.FAIL for row in but_plain(rows)):
+        return rows
+    unused = unused_gradients(rows, parameters)
+    return with_changed(
+        rows, lambda row: _unused(row, unused[id(row)]) if id(row) in unused else row
+    )
+
+
+def _unused(row: Row, harmless: bool) -> Row:
+    if harmless:
+        return _listed(row)
+    why = NotOnSide(OneSideWhy.NO_UPDATE_TELLS, golden=row.golden is None)
+    remarks = (*row.verdict.remarks, why)
+    return replace(row, verdict=replace(row.verdict, reason=Reason.ONE_SIDED, remarks=remarks))
+
+
+def _vouched_for(rows: Sequence[Row], parameters: Mapping[str, str]) -> Sequence[Row]:
     asked = [
         row
         for row in but_plain(rows)
@@ -223,6 +244,7 @@ class _Calls:
         self._agree: dict[tuple[CallKey, bool], bool] = {}
         self._returns: set[CallKey] = set()  # calls of golden with a tensor that both return
         self._in_two_forms: set[CallKey] = set()  # and with one that each side has in its own form
+        self._in_parts: set[CallKey] = set()  # calls of golden that the candidate makes in parts
         self._others: set[CallKey] = set()  # and whose code made other bits
         for row in rows:
             golden, candidate = row.golden, row.candidate
@@ -240,6 +262,9 @@ class _Calls:
                 and golden.role not in _AFTERWARDS
             ):
                 self._golden[call_of(candidate)] = call_of(golden)
+                for own in calls_of(candidate):
+                    self._golden[call_of(own)] = call_of(golden)
+                    self._in_parts.add(call_of(golden))
                 for called, record in zip(self._called, (golden, candidate), strict=True):
                     called.add(call_of(record)[:3])
                 if _is_of_another_form(row):
@@ -291,6 +316,8 @@ class _Calls:
             return whole and self._agree.get((own, True), False)
         if own is None and call_of(record)[:3] in self._called[not golden]:
             return False  # one call more of what both call
+        if own in self._in_parts and call_of(record) != own and record.layout is Layout.STRIDED:
+            return False  # numbers tell a part's place, tensors are compared
         call = receiver_of(record)
         while call is not None and (
             (shared := self._shared(call, golden)) is None or shared in self._in_two_forms

@@ -17,6 +17,7 @@ from accucompare.compare.pairing.choices import (
 )
 from accucompare.compare.pairing.dumps import of_dumps, with_paths_of
 from accucompare.compare.pairing.given_back import with_gradients_given_back
+from accucompare.compare.pairing.order_of_calls import golden_call
 from accucompare.compare.pairing.proposals import propose
 from accucompare.compare.pairing.renames import (
     Model,
@@ -51,6 +52,7 @@ __all__ = [
     "clashes",
     "counterparts",
     "given_otherwise",
+    "golden_call",
     "judged_by_limits",
     "most_changed",
     "numbered_as",

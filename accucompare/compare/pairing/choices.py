@@ -49,10 +49,7 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
     """The calls whose inputs have another shape in the baseline, which therefore was not fed.
-
-    Args:
-        baselines: the baseline's record for each of golden's.
-    """
+    ``baselines``: the baseline's record for each of golden's."""
     inputs = (record for record in golden if record.role is Role.INPUT and record.key in baselines)
     return {record.key[:4] for record in inputs if baselines[record.key].shape != record.shape}
 

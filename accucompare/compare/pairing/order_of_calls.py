@@ -6,8 +6,10 @@ and extrema tell. What they return is compared all the same."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,8 +21,8 @@ from accucompare.numbers import DTYPES
 #: (rank, step, name).
 _Module = tuple[int, int, str]
 
-#: By path: norm and extrema.
-_Sizes = dict[str, tuple[float, float, float]]
+#: By path: norm and extrema; at "/" the limit of the type.
+_Sizes = dict[str, tuple[float, ...]]
 
 #: What is numbered by other things than calls.
 _OF_NO_CALL = (*UPDATE_ROLES, *SERIES_ROLES, Role.BUFFER_BEFORE, Role.BUFFER_AFTER)
@@ -38,10 +40,18 @@ def in_goldens_order(
         place = next((each for each in places if each in theirs), None)
         if place is not None and len(calls) == len(theirs[place]) > 1:
             orders[place] = _order(calls, theirs[place])
-    orders = {place: order for place, order in orders.items() if order}
-    if not orders:
+    if not any(orders.values()):
         return candidate
     return [_renumbered(record, orders) for record in candidate]
+
+
+def golden_call(
+    call: int, goldens: Iterable[int], taken: Container[int], is_alike: Callable[[int], bool]
+) -> int | None:
+    """Which of golden's calls of a module one is: that of its number if it is alike, else the first
+    other one; ``None`` if all that are alike are taken."""
+    numbers = itertools.chain((call,), goldens)
+    return next((each for each in numbers if each not in taken and is_alike(each)), None)
 
 
 def _given(records: Collection[Record]) -> dict[_Module, dict[int, _Sizes]]:
@@ -49,37 +59,40 @@ def _given(records: Collection[Record]) -> dict[_Module, dict[int, _Sizes]]:
     found: defaultdict[_Module, dict[int, _Sizes]] = defaultdict(dict)
     called_again = {(record.rank, record.step, record.name) for record in records if record.call}
     for record in records if called_again else ():
-        if record.role is not Role.INPUT or record.layout is not Layout.STRIDED:
-            continue
-        if (record.rank, record.step, record.name) not in called_again:
+        if (
+            record.role is not Role.INPUT
+            or record.layout is not Layout.STRIDED
+            or (record.rank, record.step, record.name) not in called_again
+        ):
             continue
         known = record.statistics
         if not record.shape or known is None or None in (known.l2, known.min, known.max):
             continue
-        l2, *extrema = (float(each or 0.0) for each in (known.l2, known.min, known.max))
         if digits := DTYPES[record.dtype].digits:
-            calls = found[record.rank, record.step, record.name]
-            calls.setdefault(record.call, {})[record.path] = (l2, extrema[0], extrema[1])
-            calls[record.call]["/"] = (BY_DIGITS[digits][0],) * 3
+            sizes = found[record.rank, record.step, record.name].setdefault(record.call, {})
+            sizes[record.path] = (known.l2 or 0.0, known.min or 0.0, known.max or 0.0)
+            sizes["/"] = (BY_DIGITS[digits][0],)
     return found
 
 
 def _order(golden: Mapping[int, _Sizes], candidate: Mapping[int, _Sizes]) -> dict[int, int]:
-    """Golden's call for each of the candidate's; empty if they are in order, or not the same."""
-    if all(call in golden and _alike(golden[call], own) for call, own in candidate.items()):
-        return {}
+    """Golden's calls of the candidate's in another order; empty if they are not the same."""
     order: dict[int, int] = {}
+    taken: set[int] = set()
     for call, own in candidate.items():
-        like = [other for other in golden if _alike(golden[other], own)]
-        left = [other for other in like if other not in order.values()]
-        if not left:
+        found = golden_call(call, golden, taken, functools.partial(_is_alike, golden, own))
+        if found is None:
             return {}
-        order[call] = call if call in left else left[0]
+        taken.add(found)
+        if found != call:
+            order[call] = found
     return order
 
 
-def _alike(golden: _Sizes, candidate: _Sizes) -> bool:
-    """Whether two calls were given the same, within the default limit of the coarser type."""
+def _is_alike(calls: Mapping[int, _Sizes], candidate: _Sizes, call: int) -> bool:
+    """Whether a call of golden's was given the same, within the default limit of the coarser
+    type."""
+    golden = calls.get(call, {})
     if golden.keys() != candidate.keys():
         return False
     within = max(golden["/"][0], candidate["/"][0])

@@ -25,16 +25,12 @@ PATTERN_PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class Renaming:
-    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate.
-
-    Attributes:
-        itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
-    """
+    """One ``--map OLD=NEW``: golden's names that match OLD have NEW's names in the candidate."""
 
     text: str
     pattern: Any  # regex.Pattern, which has no types
     template: str
-    itself: bool = False
+    itself: bool = False  # whether ``a.*=b.*`` was given, which renames ``a`` too
 
     @classmethod
     def parse(cls, text: str) -> Renaming:
@@ -43,11 +39,8 @@ class Renaming:
         OLD and NEW are globs; the n-th ``*`` of NEW stands for what the n-th ``*`` of OLD matched
         (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in
         front, OLD is a regular expression for the whole name and NEW its replacement
-        (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
-
-        Raises:
-            UsageError: if it is neither.
-        """
+        (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root. Raises UsageError if it
+        is neither."""
         import regex  # here, since few need it; it accepts all that re does, and has a time limit
 
         old, equals, new = text.partition("=")
@@ -168,11 +161,8 @@ _KINDS: dict[str, Rename] = {
 
 
 def read_maps(maps: str | Iterable[str]) -> tuple[list[Renaming], bool]:
-    """The renamings of ``--map`` options, and whether ``auto`` is among them.
-
-    Raises:
-        UsageError: if one is neither ``auto`` nor OLD=NEW.
-    """
+    """The renamings of ``--map`` options, and whether ``auto`` is among them. Raises UsageError if
+    one is neither ``auto`` nor OLD=NEW."""
     texts = [maps] if isinstance(maps, str) else list(maps)
     return [Renaming.parse(text) for text in texts if text != AUTO], AUTO in texts
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.selection import Word
 
 
-class DecodeWay(str, Enum):
+class DecodeWay(Word):
     """How the tokens were given to the model, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     TOKENS = "token by token"
     CHUNKED = "prefill in chunks"
@@ -22,10 +21,8 @@ class DecodeWay(str, Enum):
     GENERATE_UNEQUAL = "by generate(), unequal lengths"
 
 
-class NotDecodedWhy(str, Enum):
+class NotDecodedWhy(Word):
     """Why a way was not looked at."""
-
-    __str__ = str.__str__
 
     NO_MASK = "no mask"
     NO_POSITIONS = "no positions"
@@ -42,31 +39,23 @@ class NotDecodedWhy(str, Enum):
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """A value of one token that is off by more than rounding.
+    """A value of one token that is off by more than rounding."""
 
-    Attributes:
-        token: its index in the sequence, from 0, without padding.
-        sample: the row of the batch.
-        name, type, call, role, path: of the module call.
-        parent: the name of the module that made an input; ``None`` for an output.
-        argument: of an input that is not the module's first: its name.
-        rel_l2: relative L2 error; ``rounding``: that of the whole run in the same type, if known.
-        over_limit: the error as a multiple of its limit.
-        keys: of a mask: how many keys the token may see here, and in golden.
-    """
-
-    token: int
-    sample: int
+    token: int  # its index in the sequence, from 0, without padding
+    sample: int  # the row of the batch
+    # name, type, call, role, path: of the module call
     name: str
     type: str
     call: int
     role: str
     path: str
-    parent: str | None
-    argument: str
+    parent: str | None  # the name of the module that made an input; ``None`` for an output
+    argument: str  # of an input that is not the module's first: its name
+    # relative L2 error; ``rounding``: that of the whole run in the same type, if known
     rel_l2: float
     rounding: float | None
-    over_limit: float
+    over_limit: float  # the error as a multiple of its limit
+    # of a mask: how many keys the token may see here, and in golden
     keys: tuple[int, int] | None = None
 
     @property
@@ -86,31 +75,23 @@ class LayerDecoded:
 
 @dataclass(frozen=True)
 class DecodeOutcome:
-    """What differs in one run with a cache.
-
-    Attributes:
-        dtype: what it computed in.
-        calls: how many tokens each call of the model had.
-        looked, left: how many values were compared, and how many could not be.
-        unseen: tokens given after the first call of which no output of the model was compared.
-        nearest: the largest error that passed, as a multiple of its limit.
-        first: the first token's first value that is off, in execution order.
-        layers: the modules whose values are off.
-        choices: how many tokens went to another expert, or the like, by rounding.
-        raised: what the model raised, if it did.
-    """
+    """What differs in one run with a cache."""
 
     way: DecodeWay
-    dtype: str
-    calls: Sequence[int]
+    dtype: str  # what it computed in
+    calls: Sequence[int]  # how many tokens each call of the model had
+    # looked, left: how many values were compared, and how many could not be
     looked: int = 0
     left: int = 0
+    # tokens given after the first call of which no output of the model was compared
     unseen: Sequence[int] = ()
-    nearest: float = 0.0
+    nearest: float = 0.0  # the largest error that passed, as a multiple of its limit
+    # the first token's first value that is off, in execution order
     first: TokenDifference | None = None
+    # the modules whose values are off
     layers: Mapping[str, LayerDecoded] = field(default_factory=dict)
-    choices: int = 0
-    raised: str = ""
+    choices: int = 0  # how many tokens went to another expert, or the like, by rounding
+    raised: str = ""  # what the model raised, if it did
 
     @property
     def fails(self) -> bool:
@@ -122,10 +103,8 @@ class DecodeOutcome:
         return not self.raised and not self.unseen and self.looked > 0
 
 
-class DecodeAnswer(str, Enum):
+class DecodeAnswer(Word):
     """What all runs together say."""
-
-    __str__ = str.__str__
 
     ROUNDING = "rounding"
     BROKEN = "more than rounding"

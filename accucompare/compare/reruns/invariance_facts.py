@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.selection import Word
 
 
-class Variation(str, Enum):
+class Variation(Word):
     """How a run differs from that of the whole batch, in the order in which it is shown."""
-
-    __str__ = str.__str__
 
     AGAIN = "again"
     LATER = "after another batch"
@@ -24,10 +23,8 @@ class Variation(str, Enum):
     THREADS = "threads"
 
 
-class NotVariedWhy(str, Enum):
+class NotVariedWhy(Word):
     """Why a variation was not looked at."""
-
-    __str__ = str.__str__
 
     NO_MASK = "no mask"
     NO_POSITIONS = "no positions"
@@ -40,75 +37,56 @@ class NotVariedWhy(str, Enum):
 
 @dataclass(frozen=True)
 class Variant:
-    """One run beside that of the whole batch.
-
-    Attributes:
-        rows: for each of its samples, which of golden's it is.
-        before: how many tokens of padding it has before golden's first; negative if golden has
-            more.
-        length: of its sequences; 0 where it is golden's.
-        shifted: whether the model may count positions from another token than in golden. Then the
-            model's outputs decide, and layers inside of it are only shown.
-        threads: that it computes on; 0 for golden's.
-    """
+    """One run beside that of the whole batch."""
 
     kind: Variation
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # for each of its samples, which of golden's it is
+    # how many tokens of padding it has before golden's first; negative if golden has more
     before: int = 0
-    length: int = 0
+    length: int = 0  # of its sequences; 0 where it is golden's
+    # whether the model may count positions from another token than in golden. Then the model's
+    # outputs decide, and layers inside of it are only shown.
     shifted: bool = False
-    threads: int = 0
+    threads: int = 0  # that it computes on; 0 for golden's
 
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A tensor whose bits changed.
-
-    Attributes:
-        more: whether by more than rounding.
-        ulp: most units in the last place.
-        rel_l2: relative L2 error; ``rounding``: the same of golden against float64, if known.
-        over_limit: the error as a multiple of its limit; ``limit`` is that on ``rel_l2``.
-    """
+    """A tensor whose bits changed."""
 
     name: str
     type: str
     call: int
     role: str
     path: str
-    more: bool
-    ulp: int | None
-    rel_l2: float
-    over_limit: float
+    more: bool  # whether by more than rounding
+    ulp: int | None  # most units in the last place
+    rel_l2: float  # relative L2 error; ``rounding``: the same of golden against float64, if known
+    over_limit: float  # the error as a multiple of its limit; ``limit`` is that on ``rel_l2``
     rounding: float | None = None
     limit: float | None = None
 
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """What changed in one run.
-
-    Attributes:
-        looked, left: how many tensors were compared, and how many could not be.
-        outputs: how many of those compared are the model's outputs.
-        first, first_more: the first tensor in execution order that changed; by more than rounding.
-        at_outputs: the worst of the model's outputs, if one changed.
-        changed, more: how many tensors did.
-        layers: by module, the worst of its outputs that changed.
-        exact: of a half type: the same run in float64, where rounding hides less; ``None`` if it
-            was not needed, or not possible.
-    """
+    """What changed in one run."""
 
     variant: Variant
+    # looked, left: how many tensors were compared, and how many could not be
     looked: int
     left: int
-    outputs: int
+    outputs: int  # how many of those compared are the model's outputs
+    # first, first_more: the first tensor in execution order that changed; by more than rounding
     first: LayerChange | None = None
     first_more: LayerChange | None = None
-    at_outputs: LayerChange | None = None
+    at_outputs: LayerChange | None = None  # the worst of the model's outputs, if one changed
+    # changed, more: how many tensors did
     changed: int = 0
     more: int = 0
+    # by module, the worst of its outputs that changed
     layers: Mapping[str, LayerChange] = field(default_factory=dict)
+    # of a half type: the same run in float64, where rounding hides less; ``None`` if it was not
+    # needed, or not possible
     exact: VariantOutcome | None = None
 
     @property
@@ -124,10 +102,8 @@ class VariantOutcome:
         return self.more > 0
 
 
-class InvarianceAnswer(str, Enum):
+class InvarianceAnswer(Word):
     """What all runs together say."""
-
-    __str__ = str.__str__
 
     INVARIANT = "invariant"
     ROUNDING = "rounding"

@@ -21,30 +21,19 @@ from accucompare.numbers import DTYPES, Array, DType, Kind
 
 
 class BatchAxis(NamedTuple):
-    """The axis in which a tensor has its samples.
+    """The axis in which a tensor has its samples."""
 
-    Attributes:
-        axis: ``None`` if the tensor has no samples, such as a mask for all of them.
-        each: how many of the axis each sample has, such as heads or tokens.
-        last: whether the axis runs over the samples first: sample 0, 1, …, 0, 1, …
-    """
-
-    axis: int | None
-    each: int = 1
-    last: bool = False
+    axis: int | None  # ``None`` if the tensor has no samples, such as a mask for all of them
+    each: int = 1  # how many of the axis each sample has, such as heads or tokens
+    last: bool = False  # whether the axis runs over the samples first: sample 0, 1, …, 0, 1, …
 
 
 class BatchAxes:
-    """What is known of the batch: how many samples, and which tokens of each are not padding.
-
-    Attributes:
-        samples: golden's.
-        tokens: by sample and token, whether it is one; ``None`` without a mask.
-    """
+    """What is known of the batch: how many samples, and which tokens of each are not padding."""
 
     def __init__(self, samples: int, tokens: NDArray[np.bool_] | None) -> None:
-        self.samples = samples
-        self.tokens = tokens
+        self.samples = samples  # golden's
+        self.tokens = tokens  # by sample and token, whether it is one; ``None`` without a mask
 
     def found(self, golden: tuple[int, ...], alone: tuple[int, ...]) -> BatchAxis | None:
         """The axis, from a tensor's shapes in the whole batch and with one sample; ``None`` if they

@@ -4,62 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from accucompare.selection import Word
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A value of which not all runs have the same bits.
-
-    Attributes:
-        step: ``None`` for a weight, before the first step.
-        values: how many different ones there are.
-        odd: the runs, from 0, that have another value than most.
-        missing: the runs, from 0, that have no such value.
-    """
+    """A value of which not all runs have the same bits."""
 
     name: str
     type: str
     call: int
     role: str
     path: str
-    step: int | None
+    step: int | None  # ``None`` for a weight, before the first step
     rank: int
     device: str
-    values: int
-    odd: Sequence[int]
-    missing: Sequence[int] = ()
+    values: int  # how many different ones there are
+    odd: Sequence[int]  # the runs, from 0, that have another value than most
+    missing: Sequence[int] = ()  # the runs, from 0, that have no such value
 
 
 @dataclass(frozen=True)
 class Disagreements:
-    """What some runs have in common.
+    """What some runs have in common."""
 
-    Attributes:
-        runs: how many there are.
-        ranks: how many each has.
-        steps: those that were compared.
-        values: how many values were.
-        first: in execution order, of those that disagree.
-        count: how many values do.
-        odd: the runs, from 0, in which a value is not that of most runs.
-        layers: modules with values that disagree, in execution order: how many of each.
-    """
-
-    runs: int
-    ranks: int
-    steps: Sequence[int]
-    values: int
-    first: Disagreement | None = None
-    count: int = 0
-    odd: Sequence[int] = ()
+    runs: int  # how many there are
+    ranks: int  # how many each has
+    steps: Sequence[int]  # those that were compared
+    values: int  # how many values were
+    first: Disagreement | None = None  # in execution order, of those that disagree
+    count: int = 0  # how many values do
+    odd: Sequence[int] = ()  # the runs, from 0, in which a value is not that of most runs
+    # modules with values that disagree, in execution order: how many of each
     layers: Mapping[str, int] = field(default_factory=dict)
 
 
-class NotReplayedWhy(str, Enum):
+class NotReplayedWhy(Word):
     """Why no step was replayed."""
-
-    __str__ = str.__str__
 
     AGREED = "agreed"
     OF_SCRIPT = "of a script"
@@ -68,21 +50,14 @@ class NotReplayedWhy(str, Enum):
 
 @dataclass(frozen=True)
 class Replays:
-    """One step, again and again from its state and inputs, until it disagreed with itself.
+    """One step, again and again from its state and inputs, until it disagreed with itself."""
 
-    Attributes:
-        step: its number.
-        found: of the replays.
-    """
-
-    step: int
-    found: Disagreements
+    step: int  # its number
+    found: Disagreements  # of the replays
 
 
-class RepeatedAnswer(str, Enum):
+class RepeatedAnswer(Word):
     """Whether the runs agree."""
-
-    __str__ = str.__str__
 
     AGREES = "agrees"
     DISAGREES = "disagrees"

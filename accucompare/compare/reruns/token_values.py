@@ -16,20 +16,14 @@ from accucompare.numbers import DTYPES, Array, DType, Float64, Kind, widen
 
 @dataclass(frozen=True)
 class TokenErrors:
-    """How far the tokens of a tensor are from golden's.
+    """How far the tokens of a tensor are from golden's."""
 
-    Attributes:
-        rel_l2: by token; infinite where golden is zero and the other is not, and where values that
-            are not finite, or integers, differ.
-        norms: of the differences, by token.
-        of_golden: golden's norm, by token.
-        whole: relative L2 error over all tokens whose values are finite.
-    """
-
+    # by token; infinite where golden is zero and the other is not, and where values that are not
+    # finite, or integers, differ
     rel_l2: Float64
-    norms: Float64
-    of_golden: Float64
-    whole: float = 0.0
+    norms: Float64  # of the differences, by token
+    of_golden: Float64  # golden's norm, by token
+    whole: float = 0.0  # relative L2 error over all tokens whose values are finite
 
     def at(self, places: tuple[Any, ...]) -> TokenErrors:
         """Those of some tokens; the whole stays that of all."""
@@ -107,11 +101,8 @@ def over_limits(
 
 
 def keys_seen(mask: Array, dtype: str) -> NDArray[np.int64] | None:
-    """How many keys each query may see; ``None`` if it is no mask.
-
-    Args:
-        mask: stored bits; the last axis is that of keys.
-    """
+    """How many keys each query may see; ``None`` if it is no mask. ``mask``: stored bits; the last
+    axis is that of keys."""
     kind = DTYPES[dtype]
     if kind.kind is Kind.BOOL:
         return np.asarray(np.asarray(mask, bool).sum(-1))

@@ -59,6 +59,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
+            or _held_before(pair, golden, candidate)
             or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
             or _other_state(pair, classes)
@@ -90,6 +91,20 @@ def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | 
     if pair.record.role not in WRITTEN_ROLES or other.manifest.options.written:
         return None
     return NotOnSide(OneSideWhy.VERSION, lacks_golden)
+
+
+def _held_before(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:
+    """Why a side writes nothing into an attribute: it held a tensor before its first step, and the
+    other did not. A model that ran before has its masks and tables."""
+    if pair.record.role not in BUFFER_ROLES:
+        return None
+    name, lacks_golden = buffer_of(pair.record), pair.golden is None
+    side, other = (candidate, golden) if lacks_golden else (golden, candidate)
+    held = [each.manifest.options.left for each in (side, other)]
+    if held[0] is None or held[1] is None or name in held[0].held or name not in held[1].held:
+        return None
+    same = held[1].held[name] == f"{pair.record.dtype} {pair.record.digest}"
+    return NotOnSide(OneSideWhy.HELD_SAME if same else OneSideWhy.HELD_OTHER, lacks_golden)
 
 
 def _kept_nothing(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | None:

@@ -129,20 +129,15 @@ def _giving(
 
 @dataclass(frozen=True)
 class OperatorPlace:
-    """An operator of the candidate, or what goes into it.
-
-    Attributes:
-        gradient_of: for a backward's node, the input that its gradient is of.
-        takes: the argument taken, ``""`` for an arriving gradient; ``None``: the operator itself.
-        golden_line: golden's source line, if that is another.
-    """
+    """An operator of the candidate, or what goes into it."""
 
     name: str
     call: int
     source_line: str
-    gradient_of: str = ""
+    gradient_of: str = ""  # for a backward's node, the input that its gradient is of
+    # the argument taken, ``""`` for an arriving gradient; ``None``: the operator itself
     takes: str | None = None
-    golden_line: str = ""
+    golden_line: str = ""  # golden's source line, if that is another
 
     @classmethod
     def of(cls, record: Record, takes: str | None = None, golden_line: str = "") -> OperatorPlace:
@@ -166,30 +161,23 @@ OperatorHint: TypeAlias = OperatorPlace | BeforeIt
 
 @dataclass(frozen=True)
 class Blame:
-    """What is to blame for a row over its limit, in a module call with recorded operators.
+    """What is to blame for a row over its limit, in a module call with recorded operators."""
 
-    Attributes:
-        operator: the operator, or what it takes; ``None`` if ``difference`` says everything.
-        difference: what the two sides run or give differently, if that explains the row.
-        hints: where the error shows, and what else differs.
-    """
-
+    # the operator, or what it takes; ``None`` if ``difference`` says everything
     operator: OperatorPlace | None = None
+    # what the two sides run or give differently, if that explains the row
     difference: Difference | None = None
-    hints: tuple[OperatorHint, ...] = ()
+    hints: tuple[OperatorHint, ...] = ()  # where the error shows, and what else differs
 
 
 @dataclass(eq=False)
 class _Run:
-    """One-sided operators between two that both sides run.
+    """One-sided operators between two that both sides run."""
 
-    Attributes:
-        golden, candidate: one record of each.
-        settled: whether their results are known to be right, or they were blamed already.
-    """
-
+    # golden, candidate: one record of each
     golden: dict[OperatorKey, Record] = field(default_factory=dict)
     candidate: dict[OperatorKey, Record] = field(default_factory=dict)
+    # whether their results are known to be right, or they were blamed already
     settled: bool = False
 
     def difference(self) -> Difference | None:
@@ -209,21 +197,17 @@ class _Run:
 
 @dataclass
 class _Inside:
-    """What the rows so far show of a module call's own code.
+    """What the rows so far show of a module call's own code."""
 
-    Attributes:
-        runs: of one-sided operators; the last one may go on.
-        makers: the runs by their results: the side, and traits of the values.
-        options: what differs in what an operator is given, by golden's name for it.
-        passed: the same for operators with an output within its limit.
-        failed: whether a value was over its limit.
-    """
-
+    # of one-sided operators; the last one may go on
     runs: list[_Run] = field(default_factory=lambda: [_Run()])
+    # the runs by their results: the side, and traits of the values
     makers: dict[tuple[bool, Hashable], _Run] = field(default_factory=dict)
+    # what differs in what an operator is given, by golden's name for it
     options: dict[OperatorKey, list[Option]] = field(default_factory=dict)
+    # the same for operators with an output within its limit
     passed: list[BeforeIt] = field(default_factory=list)
-    failed: bool = False
+    failed: bool = False  # whether a value was over its limit
 
     def add(self, row: Row) -> None:
         """Add a one-sided operator."""

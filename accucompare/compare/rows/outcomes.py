@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from accucompare.bundle.format import GlobalRecord, Key, Record, Role
-from accucompare.compare.fusions import added_like
+from accucompare.compare.fusions import added_like, in_pieces_like
 from accucompare.compare.layouts import padded_like
 from accucompare.compare.limits import Tolerance, why_not
 from accucompare.compare.measuring import Metrics
@@ -22,20 +22,13 @@ from accucompare.numbers import DTYPES
 
 
 class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What golden's code gave beside the baseline, in golden's precision, if not golden's bits.
+    """What golden's code gave beside the baseline, in golden's precision, if not golden's bits."""
 
-    Attributes:
-        record: ``None`` if there is none.
-        again: of its second run.
-        limit: the largest relative L2 error by the fixed limits of a fed capture like golden.
-        ceiling: the largest, whatever the baseline.
-        share: of the baseline's error, what golden's precision explains; 0 if golden is coarser.
-    """
-
-    record: Record | None
-    again: Record | None
-    limit: float
-    ceiling: float
+    record: Record | None  # ``None`` if there is none
+    again: Record | None  # of its second run
+    limit: float  # the largest relative L2 error by the fixed limits of a fed capture like golden
+    ceiling: float  # the largest, whatever the baseline
+    # of the baseline's error, what golden's precision explains; 0 if golden is coarser
     share: float
 
 
@@ -95,6 +88,7 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     if golden is None or candidate is None:
         return task
     record = added_like(padded_like(baselines.get(golden.key), golden), golden, baselines)
+    record = in_pieces_like(record, golden, baselines)
     why = why_not(golden, candidate, record)
     if why is None:
         return msgspec.structs.replace(task, baseline=record)
@@ -125,11 +119,9 @@ def with_parameters(tasks: list[Task]) -> list[Task]:
 
 def because(tolerance: Tolerance, why: PairRemark) -> Tolerance:
     """A default limit that says why no baseline judges."""
-    return (
-        replace(tolerance, unjudged=(*tolerance.unjudged, why))
-        if tolerance.by_default
-        else tolerance
-    )
+    if tolerance.by_default:
+        return replace(tolerance, unjudged=(*tolerance.unjudged, why))
+    return tolerance
 
 
 def same_bits(golden: Record | None, candidate: Record | None) -> bool:

@@ -78,29 +78,22 @@ UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number or string that differs: an operator's argument, or a module's attribute.
+    """A number or string that differs: an operator's argument, or a module's attribute."""
 
-    Attributes:
-        name: of the argument or attribute: ``eps``.
-        golden, candidate: each side's value in words; ``""`` if it has none.
-    """
-
-    name: str
+    name: str  # of the argument or attribute: ``eps``
+    # golden, candidate: each side's value in words; ``""`` if it has none
     golden: str
     candidate: str
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Operators or options that differ between the two sides and explain an error.
+    """Operators or options that differ between the two sides and explain an error."""
 
-    Attributes:
-        only_golden, only_candidate: operators with source lines: ``aten.mul (lora/layer.py:1065)``.
-        options: numbers and strings that differ for an operator that both sides run.
-    """
-
+    # only_golden, only_candidate: operators with source lines: ``aten.mul (lora/layer.py:1065)``
     only_golden: tuple[str, ...] = ()
     only_candidate: tuple[str, ...] = ()
+    # numbers and strings that differ for an operator that both sides run
     options: tuple[Option, ...] = ()
 
 

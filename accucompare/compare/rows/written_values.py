@@ -14,7 +14,9 @@ from accucompare.compare.rows.rows import UNMATCHED, Row, Status, Verdict
 
 
 def owner_of(record: Record) -> str:
-    return buffer_of(record).rpartition(".")[0]
+    """The module that has the buffer in a record of one of ``BUFFER_ROLES``."""
+    by_another = record.path.startswith("/")
+    return buffer_of(record).rpartition(".")[0] if by_another else record.name
 
 
 def buffer_of(record: Record) -> str:

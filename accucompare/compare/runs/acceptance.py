@@ -37,19 +37,12 @@ class StandardMeasure(str, Enum):
 
 @dataclass(frozen=True)
 class StandardRule:
-    """A limit of a standard, met if one of its two limits is kept; ``None`` is no limit.
+    """A limit of a standard, met if one of its two limits is kept; ``None`` is no limit."""
 
-    Attributes:
-        measure: of what; a mean is of the absolute differences of all steps.
-        absolute: the largest |candidate - golden|.
-        relative: the largest |candidate - golden| / |golden|.
-        strict: whether a difference must be below its limit, not at it.
-    """
-
-    measure: StandardMeasure
-    absolute: float | None
-    relative: float | None
-    strict: bool = True
+    measure: StandardMeasure  # of what; a mean is of the absolute differences of all steps
+    absolute: float | None  # the largest |candidate - golden|
+    relative: float | None  # the largest |candidate - golden| / |golden|
+    strict: bool = True  # whether a difference must be below its limit, not at it
 
 
 @dataclass(frozen=True)
@@ -74,17 +67,13 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Met:
-    """What came of a rule.
-
-    Attributes:
-        absolute, relative: what was measured; NaN if a side is not finite, ``None`` if nothing was.
-        judged: whether anything was measured.
-    """
+    """What came of a rule."""
 
     rule: StandardRule
+    # absolute, relative: what was measured; NaN if a side is not finite, ``None`` if nothing was
     absolute: float | None = None
     relative: float | None = None
-    judged: bool = True
+    judged: bool = True  # whether anything was measured
 
     @property
     def passed(self) -> bool:

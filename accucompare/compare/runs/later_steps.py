@@ -32,14 +32,10 @@ _Line = tuple[int, str, int, Role, str]
 
 @dataclass(frozen=True)
 class LaterSteps:
-    """Steps that begin with weights that updates made, or may have made, different.
+    """Steps that begin with weights that updates made, or may have made, different."""
 
-    Attributes:
-        steps: with their ranks.
-        ranks: those with an earlier step, so that the same code was judged with the same weights.
-    """
-
-    steps: frozenset[tuple[int, int]]
+    steps: frozenset[tuple[int, int]]  # with their ranks
+    # those with an earlier step, so that the same code was judged with the same weights
     ranks: frozenset[int]
 
 

@@ -31,28 +31,22 @@ _ORDER = tuple(Rung)
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two runs part.
-
-    Attributes:
-        quantity: the number that shows it; ``None`` if it is no number.
-        golden, candidate: both values, or digests of data and weights; ``None`` for a clipped
-            gradient norm if a side clips none.
-        setting: the other setting, if that is it.
-        row: the first row that shows it, if rows do.
-        optimizers: both optimizers' classes, if only what they make in the next step shows it.
-        weights: the finding on weights that differ before the first step, if that is it.
-    """
+    """Where two runs part."""
 
     rung: Rung
     rank: int
     step: int
-    quantity: Quantity | None = None
+    quantity: Quantity | None = None  # the number that shows it; ``None`` if it is no number
     apart: Apart | None = None
+    # golden, candidate: both values, or digests of data and weights; ``None`` for a clipped
+    # gradient norm if a side clips none
     golden: float | str | None = None
     candidate: float | str | None = None
-    setting: OtherSetting | None = None
-    row: Row | None = None
+    setting: OtherSetting | None = None  # the other setting, if that is it
+    row: Row | None = None  # the first row that shows it, if rows do
+    # both optimizers' classes, if only what they make in the next step shows it
     optimizers: tuple[str, str] | None = None
+    # the finding on weights that differ before the first step, if that is it
     weights: PreflightFinding | None = None
 
     @property

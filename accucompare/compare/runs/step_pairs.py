@@ -27,23 +27,19 @@ class Setting(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
-    """A setting that differs.
+    """A setting that differs."""
 
-    Attributes:
-        setting, name: which, and of what: ``AdamW.0``.
-        rank, step: the first step with it.
-        golden, candidate: each one's value there; ``None`` for nothing.
-        steps: in how many steps it differs.
-        ranks: those of the candidate's ranks that were told otherwise there, if not all were.
-    """
-
+    # setting, name: which, and of what: ``AdamW.0``
     setting: Setting
     name: str
+    # rank, step: the first step with it
     rank: int
     step: int
+    # golden, candidate: each one's value there; ``None`` for nothing
     golden: float | None
     candidate: float | None
-    steps: int = 1
+    steps: int = 1  # in how many steps it differs
+    # those of the candidate's ranks that were told otherwise there, if not all were
     ranks: tuple[int, ...] = ()
 
     @property
@@ -101,11 +97,8 @@ class StepPair:
 
 
 def settings_of(pairs: Iterable[StepPair], by_rank: Manifests) -> list[OtherSetting]:
-    """The settings that differ, ordered by their first steps.
-
-    Args:
-        by_rank: the candidate's manifests, if its ranks are compared as one.
-    """
+    """The settings that differ, ordered by their first steps. ``by_rank``: the candidate's
+    manifests, if its ranks are compared as one."""
     found: dict[tuple[Setting, str], OtherSetting] = {}
     for pair in pairs:
         for setting, name, ours, theirs in _told(pair):

@@ -160,17 +160,11 @@ def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[fl
 
 @dataclass(frozen=True)
 class _Limits:
-    """How far off a number of a step may be.
+    """How far off a number of a step may be."""
 
-    Attributes:
-        dtype: the coarsest type that either side computes in.
-        given: the limits in force.
-        errors: relative, of the baseline's losses; empty without one.
-    """
-
-    dtype: str
-    given: LimitsInForce
-    errors: Sequence[float]
+    dtype: str  # the coarsest type that either side computes in
+    given: LimitsInForce  # the limits in force
+    errors: Sequence[float]  # relative, of the baseline's losses; empty without one
 
     def of(self, record: Record, absolute: float = 0.0, terms: int | None = None) -> Tolerance:
         """The limits of a number.
@@ -220,25 +214,22 @@ class _Limits:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What each step's rows tell.
+    """What each step's rows tell."""
 
-    Attributes:
-        backward, update, end: the numbers of its first row of a backward or an update; of the first
-            one that an update made; and behind its last one.
-        norms, largest: L2 norms of the gradients that its losses sent back, and the largest value
-            of each output of the whole model, by the output's call and path.
-        sizes: how many elements each output of the whole model has.
-        failed: steps with a row that fails before the loss is computed.
-        unfed: steps with an output of the whole model that golden's did not replace.
-    """
-
+    # backward, update, end: the numbers of its first row of a backward or an update; of the first
+    # one that an update made; and behind its last one
     backward: dict[StepOfRank, int] = field(default_factory=dict)
     update: dict[StepOfRank, int] = field(default_factory=dict)
     end: dict[StepOfRank, int] = field(default_factory=dict)
+    # norms, largest: L2 norms of the gradients that its losses sent back, and the largest value of
+    # each output of the whole model, by the output's call and path
     norms: dict[StepOfRank, list[tuple[LossOutput, float]]] = field(default_factory=dict)
     largest: dict[StepOfRank, dict[LossOutput, float]] = field(default_factory=dict)
+    # how many elements each output of the whole model has
     sizes: dict[StepOfRank, dict[LossOutput, int]] = field(default_factory=dict)
+    # steps with a row that fails before the loss is computed
     failed: set[StepOfRank] = field(default_factory=set)
+    # steps with an output of the whole model that golden's did not replace
     unfed: set[StepOfRank] = field(default_factory=set)
 
     @classmethod

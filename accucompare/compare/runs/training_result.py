@@ -22,33 +22,26 @@ class JudgedBy(str, Enum):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The steps of two runs compared.
+    """The steps of two runs compared."""
 
-    Attributes:
-        pairs: every step of either side, by rank and step.
-        judged_by: what said how far they may be apart.
-        dtype: the coarsest floating type of the two sides, for default limits.
-        settings: what the two sides were told to do differently, each once.
-        parting: where they part by more than rounding; ``None`` if they do not, or nothing judges.
-        other_bits: where they first hold other bits.
-        loss, norm: drift and scatter; ``None`` without such numbers.
-        expected_loss, expected_norm: the same for the run that judges.
-        same_batches: whether digests could show that data agree; ``None`` if they cannot.
-        same_type: whether both compute in one type; else other bits are normal and say nothing.
-    """
-
-    pairs: tuple[StepPair, ...]
-    judged_by: JudgedBy
-    dtype: str
+    pairs: tuple[StepPair, ...]  # every step of either side, by rank and step
+    judged_by: JudgedBy  # what said how far they may be apart
+    dtype: str  # the coarsest floating type of the two sides, for default limits
+    # what the two sides were told to do differently, each once
     settings: tuple[OtherSetting, ...] = ()
+    # where they part by more than rounding; ``None`` if they do not, or nothing judges
     parting: Parting | None = None
-    other_bits: Parting | None = None
+    other_bits: Parting | None = None  # where they first hold other bits
+    # loss, norm: drift and scatter; ``None`` without such numbers
     loss: Wander | None = None
     norm: Wander | None = None
+    # expected_loss, expected_norm: the same for the run that judges
     expected_loss: Wander | None = None
     expected_norm: Wander | None = None
+    # whether digests could show that data agree; ``None`` if they cannot
     same_batches: bool | None = None
     several_ranks: bool = False
+    # whether both compute in one type; else other bits are normal and say nothing
     same_type: bool = True
 
     @property

@@ -74,17 +74,12 @@ def relative(golden: float, candidate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """A number of a step on both sides.
-
-    Attributes:
-        limit: the largest |relative|.
-        ceiling: a larger difference is not rounding, whatever another run shows.
-    """
+    """A number of a step on both sides."""
 
     golden: float
     candidate: float
-    limit: float
-    ceiling: float
+    limit: float  # the largest |relative|
+    ceiling: float  # a larger difference is not rounding, whatever another run shows
 
     @property
     def relative(self) -> float:
@@ -112,16 +107,11 @@ class Apart:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """How far numbers may be apart by rounding alone.
+    """How far numbers may be apart by rounding alone."""
 
-    Attributes:
-        dtype: the coarsest floating type that the two sides compute in.
-        given: what the user gave; it judges alone, if it limits single numbers.
-        envelopes: what other runs of golden allow, by quantity, rank and step.
-    """
-
-    dtype: str
-    given: Tolerance
+    dtype: str  # the coarsest floating type that the two sides compute in
+    given: Tolerance  # what the user gave; it judges alone, if it limits single numbers
+    # what other runs of golden allow, by quantity, rank and step
     envelopes: Mapping[Quantity, Mapping[StepOfRank, float]]
 
     @property
@@ -173,19 +163,12 @@ def envelope(
 
 @dataclass(frozen=True, slots=True)
 class Wander:
-    """How a number of two runs differs over the steps, relative to golden's.
+    """How a number of two runs differs over the steps, relative to golden's."""
 
-    Attributes:
-        steps: how many were finite on both sides.
-        drift: mean of the signed relative difference.
-        scatter: its standard deviation.
-        error: the standard error of the mean.
-    """
-
-    steps: int
-    drift: float
-    scatter: float
-    error: float
+    steps: int  # how many were finite on both sides
+    drift: float  # mean of the signed relative difference
+    scatter: float  # its standard deviation
+    error: float  # the standard error of the mean
 
     @property
     def biased(self) -> bool:

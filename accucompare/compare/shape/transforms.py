@@ -39,18 +39,12 @@ FITTED = 1 << 22  # the most elements that rows' factors are fitted to
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """One description of what may have turned golden's values into the candidate's.
-
-    Attributes:
-        left: share of the squared error that it does not explain.
-        numbers: how many free numbers it has.
-        carriers: how many elements carry the error that it explains.
-    """
+    """One description of what may have turned golden's values into the candidate's."""
 
     pattern: Pattern
-    left: float
-    numbers: float
-    carriers: float
+    left: float  # share of the squared error that it does not explain
+    numbers: float  # how many free numbers it has
+    carriers: float  # how many elements carry the error that it explains
 
     def evidence(self) -> float:
         """Nats for the description and against chance."""

@@ -1,6 +1,7 @@
 """Tokens that travel to experts: rows are paired by identity, and routing is judged."""
 
-from accucompare.compare.tokens.paired_sides import PairedSides
+from accucompare.compare.tokens.inner_choices import Scores
+from accucompare.compare.tokens.paired_sides import PairedSides, call_of_pair
 from accucompare.compare.tokens.routing import Routing, routings
 from accucompare.compare.tokens.row_labels import HeldRows, RowLabels, paired_rows, row_digests
 from accucompare.compare.tokens.token_pairs import PairedTokens, pairs_by_token, with_tokens
@@ -11,6 +12,8 @@ __all__ = [
     "PairedTokens",
     "Routing",
     "RowLabels",
+    "Scores",
+    "call_of_pair",
     "paired_rows",
     "pairs_by_token",
     "routings",

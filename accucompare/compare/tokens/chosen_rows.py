@@ -21,28 +21,18 @@ from accucompare.compare.tokens.row_labels import (
 
 
 class TokensOfRows(NamedTuple):
-    """Which tokens an expert's rows are of.
+    """Which tokens an expert's rows are of."""
 
-    Attributes:
-        given: what golden gave to the expert.
-        around: what it gave to the call whose tokens these are.
-        labels: of all of golden's rows.
-        of_tokens: the labels of all tokens.
-    """
-
-    given: Record
-    around: Record
-    labels: Numbers
-    of_tokens: Numbers
+    given: Record  # what golden gave to the expert
+    around: Record  # what it gave to the call whose tokens these are
+    labels: Numbers  # of all of golden's rows
+    of_tokens: Numbers  # the labels of all tokens
 
     def rows_of(
         self, bundle: Bundle, records: Mapping[Key, Record], rows: Numbers
     ) -> Numbers | None:
-        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere.
-
-        Args:
-            rows: golden's.
-        """
+        """The rows of the same tokens in another run; ``None`` if it sent one elsewhere. ``rows``:
+        golden's."""
         given, around = records.get(self.given.key), records.get(self.around.key)
         if given is None or around is None or None in (given.member, around.member):
             return None
@@ -67,11 +57,8 @@ class ChosenRows(NamedTuple):
     tokens: TokensOfRows | None = None
 
     def of(self, bundle: Bundle, records: Mapping[Key, Record]) -> Record | None:
-        """The same rows of another run of golden's code; ``None`` if it lacks some.
-
-        Args:
-            records: the run's, by golden's keys.
-        """
+        """The same rows of another run of golden's code; ``None`` if it lacks some. ``records``:
+        the run's, by golden's keys."""
         record = records.get(self.golden.key)
         if record is None or record.member is None or bundle.manifest.ranks > 1:
             return None

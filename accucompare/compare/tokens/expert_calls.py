@@ -56,28 +56,18 @@ class EqualCalls(NamedTuple):
 
 
 class ExpertCall(NamedTuple):
-    """A call that was given some tokens, and the rows of both sides that belong together.
+    """A call that was given some tokens, and the rows of both sides that belong together."""
 
-    Attributes:
-        around: the call whose tokens these are.
-        place: of the pair of what the call was given.
-        golden: how many rows golden has.
-        units: the candidate's rows.
-        ours, theirs: the rows that belong together.
-        elsewhere: what has no partner.
-        tokens: what tells the rows of another run.
-        alike: which of these rows another may be taken for.
-    """
-
-    around: CallOfStep
-    place: int
-    golden: int
-    units: tuple[EqualCalls, ...]
+    around: CallOfStep  # the call whose tokens these are
+    place: int  # of the pair of what the call was given
+    golden: int  # how many rows golden has
+    units: tuple[EqualCalls, ...]  # the candidate's rows
+    # ours, theirs: the rows that belong together
     ours: Numbers
     theirs: Numbers
-    elsewhere: TokensElsewhere | None
-    tokens: TokensOfRows | None
-    alike: NDArray[np.bool_] | None = None
+    elsewhere: TokensElsewhere | None  # what has no partner
+    tokens: TokensOfRows | None  # what tells the rows of another run
+    alike: NDArray[np.bool_] | None = None  # which of these rows another may be taken for
 
 
 def may_have_experts(sides: PairedSides) -> bool:
@@ -278,6 +268,10 @@ def _matched(
         _is_padding(bundle, records)
         for bundle, records in ((sides.golden, ours), (sides.candidate, firsts))
     ]
+    if sides.ranks == (None, None) and (
+        np.array_equal(golden, candidate) or (golden[~padding[0]] < 0).any()
+    ):
+        return None  # each row has its place, or some of golden's are no token's
     for found, zeros in zip((golden, candidate), padding, strict=True):
         if 2 * int((found[~zeros] < 0).sum()) > len(found) - int(zeros.sum()):
             return None

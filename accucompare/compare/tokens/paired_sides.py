@@ -30,20 +30,15 @@ class PlacedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedSides:
-    """The pairs of a diff.
+    """The pairs of a diff."""
 
-    Attributes:
-        golden, candidate: the bundles.
-        ranks: of each side; ``None`` for one of one rank.
-        pairs: of the records of each value's first rank.
-        unified: the same with the ranks' tensors put together.
-    """
-
+    # golden, candidate: the bundles
     golden: Bundle
     candidate: Bundle
+    # of each side; ``None`` for one of one rank
     ranks: tuple[RankRecords | None, RankRecords | None]
-    pairs: Sequence[Pair]
-    unified: Unified
+    pairs: Sequence[Pair]  # of the records of each value's first rank
+    unified: Unified  # the same with the ranks' tensors put together
 
     def held(self, place: int) -> tuple[list[Record], list[Record]]:
         """Each side's records of a pair, of all ranks."""

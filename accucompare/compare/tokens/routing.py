@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,26 +31,25 @@ _Mask = NDArray[np.bool_]
 
 
 class Routing(NamedTuple):
-    """A router's call whose choices are not golden's.
+    """A router's call whose choices are not golden's."""
 
-    Attributes:
-        call: of the router.
-        around: the call in which it was made.
-        order: its place in golden's step.
-        choices: the places of the pairs of its choices.
-        scores: the places of the pairs of scores that it chose by, or that these are made of; none
-            if they are not known.
-        tokens: those that were sent elsewhere.
-        remark: what there is to say.
-    """
-
-    call: CallOfStep
-    around: CallOfStep | None
-    order: int
-    choices: tuple[int, ...]
+    call: CallOfStep  # of the router
+    around: CallOfStep | None  # the call in which it was made
+    order: int  # its place in golden's step
+    choices: tuple[int, ...]  # the places of the pairs of its choices
+    # the places of the pairs of scores that it chose by, or that these are made of; none if they
+    # are not known
     scores: tuple[int, ...]
-    tokens: Numbers
-    remark: RoutedOtherwise
+    tokens: Numbers  # those that were sent elsewhere
+    remark: RoutedOtherwise  # what there is to say
+    inner: bool = False  # whether an operator in the call's own code chose
+    decides: bool = True  # whether what follows may be other work
+    right: bool = False  # whether the candidate's own scores lead to what it chose
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in golden's order it is: step, and order in that."""
+        return self.call[0], self.order
 
 
 def routings(sides: PairedSides) -> list[Routing]:
@@ -71,7 +71,7 @@ def routings(sides: PairedSides) -> list[Routing]:
         routing = _routing(sides, call, differing, _scores_of(sides, call, places))
         if routing is not None:
             found.append(routing)
-    return sorted(found, key=lambda each: (each.call[0], each.order))
+    return sorted(found, key=attrgetter("place"))
 
 
 def _by_call(sides: PairedSides) -> dict[CallOfStep, list[int]]:
@@ -107,17 +107,12 @@ def _differs(sides: PairedSides, place: int) -> bool:
 
 
 class _Scores(NamedTuple):
-    """Golden's scores and the candidate's that a router may have chosen by.
+    """Golden's scores and the candidate's that a router may have chosen by."""
 
-    Attributes:
-        places: of the pairs that they are, or are made of.
-        digits: of the type that they were made in.
-    """
-
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # of the pairs that they are, or are made of
     golden: _Floats
     candidate: _Floats
-    digits: int
+    digits: int  # of the type that they were made in
 
 
 def _scores_of(sides: PairedSides, call: CallOfStep, places: Sequence[int]) -> Iterator[_Scores]:

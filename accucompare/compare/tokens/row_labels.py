@@ -107,12 +107,8 @@ def _found(digests: RowDigests, known: RowDigests, labels: Numbers) -> Numbers:
 
 def paired_rows(golden: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
     """The places of golden's rows, and of the candidate's, that are of one token, in the
-    candidate's order.
-
-    Args:
-        golden, candidate: the rows' labels; -1 has no partner. Of several rows of one label, the
-            first belongs to the first, and so on.
-    """
+    candidate's order. ``golden``, ``candidate``: the rows' labels; -1 has no partner. Of several
+    rows of one label, the first belongs to the first, and so on."""
     most = 1 + max(len(golden), len(candidate))
     keys = [_numbered(labels, most) for labels in (golden, candidate)]
     held = [np.flatnonzero(labels >= 0) for labels in (golden, candidate)]
@@ -138,12 +134,9 @@ def near_rows(golden: Float64, candidate: Float64, most: float) -> tuple[Numbers
     """The places of golden's rows, and of the candidate's, whose values are alike, in the
     candidate's order.
 
-    Rows are sorted by what they are along a direction, and those in one place are compared; what
-    is not alike is tried along others.
-
-    Args:
-        most: the largest distance of two rows, relative to golden's.
-    """
+    Rows are sorted by what they are along a direction, and those in one place are compared; what is
+    not alike is tried along others. ``most``: the largest distance of two rows, relative to
+    golden's."""
     made = np.random.default_rng(0)
     left = [np.arange(len(golden)), np.arange(len(candidate))]
     pairs: list[tuple[Numbers, Numbers]] = []

@@ -15,6 +15,7 @@ from accucompare.compare.pairing import Pair
 from accucompare.compare.remarks import RanksDiffer, RowsAlike, TokensElsewhere
 from accucompare.compare.tokens.chosen_rows import ChosenRows, are_all, box_of_rows, global_rows
 from accucompare.compare.tokens.expert_calls import ExpertCall, expert_calls, may_have_experts
+from accucompare.compare.tokens.inner_choices import InnerChoices, Scores
 from accucompare.compare.tokens.paired_sides import (
     PairedSides,
     call_of_pair,
@@ -31,24 +32,21 @@ _WITH_ROWS = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT)
 
 
 class PairedTokens(NamedTuple):
-    """What is known of the tokens of a diff.
+    """What is known of the tokens of a diff."""
 
-    Attributes:
-        unified: the pairs, with rows of one token side by side.
-        elsewhere: of pairs some of whose rows have no partner, by their places.
-        forward: the places of those pairs of which each routing leaves rows out before any other
-            can, by the routing's number.
-        routings: the calls of routers that chose otherwise.
-        begins: the places of what experts were given; other rows of theirs follow from it.
-        chosen: the rows of golden's tensors that are compared, by the pairs' places.
-    """
-
-    unified: Unified
+    unified: Unified  # the pairs, with rows of one token side by side
+    # of pairs some of whose rows have no partner, by their places
     elsewhere: Mapping[int, TokensElsewhere | RowsAlike] = {}
+    # the places of those pairs of which each routing leaves rows out before any other can, by the
+    # routing's number
     forward: Sequence[frozenset[int]] = ()
-    routings: Sequence[Routing] = ()
+    routings: Sequence[Routing] = ()  # the calls of routers that chose otherwise
+    # the places of what experts were given; other rows of theirs follow from it
     begins: frozenset[int] = frozenset()
+    # the rows of golden's tensors that are compared, by the pairs' places
     chosen: Mapping[int, ChosenRows] = {}
+    # what operators in modules' own code chose by, by the pairs' places
+    scores: Mapping[int, Scores] = {}
 
 
 def with_tokens(sides: PairedSides) -> PairedTokens:
@@ -56,9 +54,10 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
 
     A call is taken for an expert's if its input consists of some rows of a call's around it. Each
     side's rows are found by their bits among that call's rows, whose places are known."""
-    routed = routings(sides)
+    routed, (inner, scores) = routings(sides), InnerChoices.of(sides)
     if not routed and not may_have_experts(sides):
-        return PairedTokens(sides.unified)
+        apart = [frozenset[int]()] * len(inner)
+        return PairedTokens(sides.unified, forward=apart, routings=inner, scores=scores)
     own, unknown = list(sides.unified.pairs), dict(sides.unified.unknown)
     for place in sides.unified.unknown:
         if (odd := _other_number_of_choices(sides, place)) is not None:
@@ -89,10 +88,11 @@ def with_tokens(sides: PairedSides) -> PairedTokens:
     return PairedTokens(
         sides.unified._replace(pairs=own, unknown=unknown, others=others),
         {place: told for place, each in found.items() if (told := each.elsewhere) is not None},
-        [frozenset(each) for each in forward],
-        routed,
+        [*([frozenset()] * len(inner)), *(frozenset(each) for each in forward)],
+        [*inner, *routed],
         frozenset(each.place for each in of_call.values()),
         {place: each.chosen for place, each in found.items() if each.chosen is not None},
+        scores,
     )
 
 

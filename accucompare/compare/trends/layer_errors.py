@@ -11,50 +11,38 @@ from accucompare.compare.rows import Status
 
 
 class SeenRow(NamedTuple):
-    """What a trend needs of a row.
-
-    Attributes:
-        value: the role and path of its record: ``output.0``.
-        shape: of golden's record; ``None`` if not both sides have one.
-        called: whether either side has a record.
-        output: whether it is a module's output.
-    """
+    """What a trend needs of a row."""
 
     layer: str
-    value: str
+    value: str  # the role and path of its record: ``output.0``
     status: Status
     over_limit: float | None
     rel_l2: float | None
     excess: float | None
-    shape: tuple[int, ...] | None
-    called: bool
-    output: bool
+    shape: tuple[int, ...] | None  # of golden's record; ``None`` if not both sides have one
+    called: bool  # whether either side has a record
+    output: bool  # whether it is a module's output
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """A layer in one run.
+    """A layer in one run."""
 
-    Attributes:
-        over_limit: the largest error as a multiple of its limit; infinite if a row fails without a
-            number; ``None`` if nothing was compared.
-        value: the role and path of the row with that error.
-        rel_l2, excess: the largest ones of any row; ``None`` if there is none.
-        rows, failing: how many rows were compared, and fail.
-        shape: golden's, of the first output that both sides have, or else of their first record;
-            ``None`` if they have none in common.
-        called: whether either side has a record.
-        first: the number of its first failing row, in execution order; ``None`` if none fails.
-    """
-
+    # the largest error as a multiple of its limit; infinite if a row fails without a number;
+    # ``None`` if nothing was compared
     over_limit: float | None
-    value: str
+    value: str  # the role and path of the row with that error
+    # rel_l2, excess: the largest ones of any row; ``None`` if there is none
     rel_l2: float | None
     excess: float | None
+    # rows, failing: how many rows were compared, and fail
     rows: int
     failing: int
+    # golden's, of the first output that both sides have, or else of their first record; ``None`` if
+    # they have none in common
     shape: tuple[int, ...] | None
-    called: bool
+    called: bool  # whether either side has a record
+    # the number of its first failing row, in execution order; ``None`` if none fails
     first: int | None
 
     @property

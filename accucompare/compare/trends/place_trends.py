@@ -23,23 +23,18 @@ class PlaceState(str, Enum):
 
 @dataclass(frozen=True)
 class PlaceTrend:
-    """A layer. Runs are counted from 0, the oldest.
-
-    Attributes:
-        since: the first run of its last time of failing without a break; ``None`` if it never
-            failed. Runs that did not compare it make no break.
-        before: the last run before ``since`` in which it was ok; ``None`` if there is none.
-        falls: how often it was ok and then failed.
-        errors: by run; ``None`` where the run does not have it.
-        against: the run that it is held against; ``None`` if none was asked for, or none has it.
-    """
+    """A layer. Runs are counted from 0, the oldest."""
 
     layer: str
     state: PlaceState
+    # the first run of its last time of failing without a break; ``None`` if it never failed. Runs
+    # that did not compare it make no break.
     since: int | None
+    # the last run before ``since`` in which it was ok; ``None`` if there is none
     before: int | None
-    falls: int
-    errors: tuple[LayerError | None, ...]
+    falls: int  # how often it was ok and then failed
+    errors: tuple[LayerError | None, ...]  # by run; ``None`` where the run does not have it
+    # the run that it is held against; ``None`` if none was asked for, or none has it
     against: int | None = None
 
     @property

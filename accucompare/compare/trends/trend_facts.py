@@ -28,36 +28,24 @@ TREND_EXIT_CODES = {TrendAnswer.WITHIN: 0, TrendAnswer.FAILS: 1, TrendAnswer.NOT
 
 @dataclass(frozen=True)
 class TrendRun:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        name: short, and of no other run.
-        path: of the candidate's bundle, or of the JSON.
-        golden: the path of golden.
-        captured: when the candidate was captured, in UTC seconds; or, if nothing tells, when its
-            file was written.
-        dated: whether the capture itself told that.
-        answer, exit_code, conclusion: those of its comparison.
-        culprits: where errors are made, in words, the most certain first.
-        limits: the limits in force, in words.
-        fed: whether each layer was given golden's values.
-        rows_left_out: how many records ``--only`` and ``--skip`` left out.
-        layers: the worst of each, in execution order.
-    """
-
-    name: str
-    path: str
-    golden: str
+    name: str  # short, and of no other run
+    path: str  # of the candidate's bundle, or of the JSON
+    golden: str  # the path of golden
+    # when the candidate was captured, in UTC seconds; or, if nothing tells, when its file was
+    # written
     captured: float
-    dated: bool
+    dated: bool  # whether the capture itself told that
+    # answer, exit_code, conclusion: those of its comparison
     answer: str
     exit_code: int
     conclusion: str
-    culprits: tuple[str, ...]
-    limits: str
-    fed: bool
-    rows_left_out: int
-    layers: dict[str, LayerError]
+    culprits: tuple[str, ...]  # where errors are made, in words, the most certain first
+    limits: str  # the limits in force, in words
+    fed: bool  # whether each layer was given golden's values
+    rows_left_out: int  # how many records ``--only`` and ``--skip`` left out
+    layers: dict[str, LayerError]  # the worst of each, in execution order
 
     @property
     def failing(self) -> int:
@@ -75,17 +63,12 @@ class NotInTrendWhy(str, Enum):
 
 @dataclass(frozen=True)
 class LeftOutRun:
-    """A run that is not in the trend.
-
-    Attributes:
-        told: the error's message, if it is unreadable.
-        alike, layers: of another model: how many layers have the same name and shape, and of how
-            many.
-    """
+    """A run that is not in the trend."""
 
     path: str
     why: NotInTrendWhy
-    told: str = ""
+    told: str = ""  # the error's message, if it is unreadable
+    # alike, layers: of another model: how many layers have the same name and shape, and of how many
     alike: int = 0
     layers: int = 0
 

@@ -42,28 +42,18 @@ from accucompare.places import Place
 
 @dataclass(frozen=True)
 class ChosenBaseline:
-    """The baseline of a diff.
+    """The baseline of a diff."""
 
-    Attributes:
-        asked: whether the user named it; then it is an error if it does not fit.
-        bundle: it, if it may judge records.
-        refused: why it may not judge, if it did not run golden's code.
-        unfit: why golden's own baseline does not fit; ``""`` if it does, or there is none.
-        records: its records by golden's keys; ``None`` if it judges none.
-    """
-
-    asked: bool
-    bundle: Bundle | None = None
-    refused: RefusedBaseline | None = None
-    unfit: str = ""
+    asked: bool  # whether the user named it; then it is an error if it does not fit
+    bundle: Bundle | None = None  # it, if it may judge records
+    refused: RefusedBaseline | None = None  # why it may not judge, if it did not run golden's code
+    unfit: str = ""  # why golden's own baseline does not fit; ``""`` if it does, or there is none
+    # its records by golden's keys; ``None`` if it judges none
     records: dict[Key, Record] | None = None
 
     def on_one_device(self) -> ChosenBaseline:
-        """Without a bundle of several ranks, whose tensors are not put together.
-
-        Raises:
-            UsageError: if the user named it.
-        """
+        """Without a bundle of several ranks, whose tensors are not put together. Raises UsageError
+        if the user named it."""
         try:
             _check_one_device(self.bundle)
         except UsageError as error:
@@ -161,10 +151,7 @@ def choose_baseline(
     stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None
 ) -> ChosenBaseline:
     """The user's baseline, or else golden's own for the candidate's precision, if there is one.
-
-    Raises:
-        BundleError, UsageError: if the user's cannot be read, or cannot judge.
-    """
+    Raises BundleError, UsageError if the user's cannot be read, or cannot judge."""
     chosen = ChosenBaseline(asked is not None)
     try:
         path = own_baseline(golden, candidate) if asked is None else asked

@@ -14,8 +14,12 @@ from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.format import Manifest
 from accucompare.bundle.reading import Bundle
 from accucompare.compare import preflight_facts as facts
+from accucompare.compare.constants import FREE_GRADIENTS
 from accucompare.compare.limits import (
+    DEFAULT_REL_L2,
     float_dtype,
+    held_otherwise,
+    left_otherwise,
     other_code,
     other_configuration,
     other_surroundings,
@@ -38,11 +42,8 @@ from accucompare.selection import Mode
 def preflight_findings(
     golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()
 ) -> list[PreflightFinding]:
-    """Compare two manifests; the most telling findings first.
-
-    Args:
-        renamings: of golden's layers; they apply to parameters and buffers too.
-    """
+    """Compare two manifests; the most telling findings first. ``renamings``: of golden's layers;
+    they apply to parameters and buffers too."""
     pair = Pairing(golden, candidate, renamings)
     findings = [finding for check in _CHECKS for finding in check(pair)]
     return sorted(findings, key=lambda finding: not finding.serious)
@@ -319,6 +320,24 @@ def _configuration(pair: Pairing) -> Iterator[PreflightFinding]:
         yield PreflightFinding(more, about=About.CONFIGURATION)
 
 
+def _left(pair: Pairing) -> Iterator[PreflightFinding]:
+    manifests = pair.golden.manifest, pair.candidate.manifest
+    dtypes = {float_dtype(manifest) for manifest in manifests}
+    limit = max(DEFAULT_REL_L2.get(dtype, 0.0) for dtype in dtypes)
+    if any(manifest.options.backward for manifest in manifests):
+        limit *= FREE_GRADIENTS
+    for name, key, *values in left_otherwise(*manifests, pair.renamings, limit):
+        ours, theirs = (None if value is None else repr(value) for value in values)
+        fact = facts.LeftDiffers(name, key, ours, theirs, pair.side)
+        yield PreflightFinding(fact, about=About.LEFT)
+    for name, golden in held_otherwise(*manifests, pair.renamings):
+        yield PreflightFinding(facts.OneHolds(name, golden, pair.side), about=About.LEFT)
+    for side, bundle in pair.sides:
+        left = bundle.manifest.options.left
+        for name in () if left is None else left.beyond:
+            yield PreflightFinding(facts.LeftUnlooked(name, side), about=About.LEFT)
+
+
 #: The most attributes of modules that get a line each.
 _MOST_CONFIGURED = 5
 
@@ -399,6 +418,7 @@ _CHECKS: tuple[PreflightCheck, ...] = (
     _inputs,
     _steps,
     _configuration,
+    _left,
     _settings,
     _versions,
     _flags,

@@ -34,18 +34,13 @@ class Scaling:
     """What a loss scaler has done.
 
     A scaler starts too large and halves its scale until gradients fit; now and then it tries a
-    larger one. So single skipped steps are normal, but many in a row, or a scale of 1, are not.
-
-    Attributes:
-        scale: after the last step; ``None`` without a scaler.
-        in_a_row: how many steps in a row were skipped.
-        found: whether an update went through, so that the first scale is found; from 2**32 on, that
-            takes many steps.
-    """
+    larger one. So single skipped steps are normal, but many in a row, or a scale of 1, are not."""
 
     def __init__(self, scale: float | None) -> None:
-        self.scale = scale
-        self.in_a_row = 0
+        self.scale = scale  # after the last step; ``None`` without a scaler
+        self.in_a_row = 0  # how many steps in a row were skipped
+        # whether an update went through, so that the first scale is found; from 2**32 on, that
+        # takes many steps
         self.found = False
 
     def end_step(
@@ -104,28 +99,21 @@ class Jump(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """One rank's run.
-
-    Attributes:
-        findings: in execution order: by step, then by their place in it.
-        warnings, frames, scaled, steps: as they were written.
-        end: ``None`` if the process was killed, or the run is not over.
-        path: the log, if it was read from one.
-        setups, vitals: what the checklist judges by.
-        earlier: the run before this one in the same log.
-    """
+    """One rank's run."""
 
     start: WatchStart
-    findings: list[Finding]
+    findings: list[Finding]  # in execution order: by step, then by their place in it
+    # warnings, frames, scaled, steps: as they were written
     warnings: list[Alert]
     frames: list[Frames]
     scaled: list[ScaleChange]
     steps: list[Step]
-    end: End | None
-    path: Path | None = None
+    end: End | None  # ``None`` if the process was killed, or the run is not over
+    path: Path | None = None  # the log, if it was read from one
+    # setups, vitals: what the checklist judges by
     setups: list[TrainingSetup] = field(default_factory=list)
     vitals: list[Vitals] = field(default_factory=list)
-    earlier: Analysis | None = None
+    earlier: Analysis | None = None  # the run before this one in the same log
 
     @cached_property
     def origins(self) -> list[Finding]:
@@ -239,18 +227,13 @@ def _last_run(log: Path) -> Analysis:
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """The last run of every rank.
+    """The last run of every rank."""
 
-    Attributes:
-        path: the log, or the directory of the logs.
-        notes: what is missing or unequal: unreadable logs, ranks without one, ranks that end early.
-        incomplete: whether a log is missing or cannot be read.
-    """
-
-    path: Path
+    path: Path  # the log, or the directory of the logs
     ranks: list[Analysis]
+    # what is missing or unequal: unreadable logs, ranks without one, ranks that end early
     notes: list[WatchRemark | str] = field(default_factory=list)
-    incomplete: bool = False
+    incomplete: bool = False  # whether a log is missing or cannot be read
 
     @cached_property
     def trails(self) -> list[Trail]:

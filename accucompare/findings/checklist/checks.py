@@ -10,18 +10,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.log import Number, ParameterFacts, TrainingSetup, Vitals, WatchRemark
+from accucompare.selection import Word
 
 
-class CheckStatus(str, Enum):
+class CheckStatus(Word):
     """A check's result, the worst first."""
-
-    __str__ = str.__str__
 
     FAIL = "FAIL"
     WARN = "WARN"
@@ -29,10 +27,8 @@ class CheckStatus(str, Enum):
     PASS = "PASS"
 
 
-class Layer(str, Enum):
+class Layer(Word):
     """What a check is about."""
-
-    __str__ = str.__str__
 
     DATA = "data"
     RANDOMNESS = "randomness"
@@ -46,20 +42,13 @@ class Layer(str, Enum):
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What one check has seen in one run.
-
-    Attributes:
-        measured: what was measured; if it was not looked at, why not.
-        value: the number that was judged, if there is one.
-        step: where it was so first, or worst.
-        place: the parameter, module or input.
-    """
+    """What one check has seen in one run."""
 
     status: CheckStatus
-    measured: WatchRemark
-    value: float | None = None
-    step: int | None = None
-    place: str = ""
+    measured: WatchRemark  # what was measured; if it was not looked at, why not
+    value: float | None = None  # the number that was judged, if there is one
+    step: int | None = None  # where it was so first, or worst
+    place: str = ""  # the parameter, module or input
 
 
 def passed(measured: WatchRemark, value: float | None = None) -> CheckOutcome:
@@ -101,17 +90,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a check is given.
+    """What a check is given."""
 
-    Attributes:
-        run: one rank's run.
-        limits: by name, the check's thresholds in force.
-        ranks: the runs of all ranks, this one included.
-    """
-
-    run: Analysis
-    limits: Mapping[str, float]
-    ranks: Sequence[Analysis] = ()
+    run: Analysis  # one rank's run
+    limits: Mapping[str, float]  # by name, the check's thresholds in force
+    ranks: Sequence[Analysis] = ()  # the runs of all ranks, this one included
 
     @cached_property
     def setup(self) -> TrainingSetup:
@@ -176,10 +159,8 @@ def _at(values: list[Number | None] | None, index: int) -> Number | None:
 Judge = Callable[[Evidence], CheckOutcome]
 
 
-class Need(str, Enum):
+class Need(Word):
     """What a run must have for a check; the value is the remark if it is missing."""
-
-    __str__ = str.__str__
 
     VITALS = "no-vitals"
     BEGUN = "not-begun"
@@ -224,20 +205,14 @@ _HAS: dict[Need, Callable[[Evidence], object]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the checklist. ``report.words`` says what it looks at, why, and what to do.
+    """A line of the checklist. ``report.words`` says what it looks at, why, and what to do."""
 
-    Attributes:
-        id: its name for options and programs.
-        judge: decides; ``None`` for what nothing here looks at.
-        thresholds: the defaults of what it judges by.
-        across: whether it compares ranks, and so judges all of them once.
-    """
-
-    id: str
-    judge: Judge | None = None
+    id: str  # its name for options and programs
+    judge: Judge | None = None  # decides; ``None`` for what nothing here looks at
+    # the defaults of what it judges by
     thresholds: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[Need, ...] = (Need.VITALS,)
-    across: bool = False
+    across: bool = False  # whether it compares ranks, and so judges all of them once
     layer: Layer = Layer.RUN
 
 

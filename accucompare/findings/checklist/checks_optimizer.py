@@ -74,11 +74,9 @@ def _exploding(seen: Evidence) -> CheckOutcome:
     measured = remark("gradient-at-least", value=value, usual=usual)
     # if all are large, the loss is large, too
     large = value > seen.limits["gradient-most"] * max(usual, 1.0)
-    return (
-        warned(measured, value, step, name)
-        if large
-        else passed(remark("of-parameter", parameter=name, measured=measured), value)
-    )
+    if large:
+        return warned(measured, value, step, name)
+    return passed(remark("of-parameter", parameter=name, measured=measured), value)
 
 
 def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:

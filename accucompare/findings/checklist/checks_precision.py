@@ -34,11 +34,9 @@ def _scale_falling(seen: Evidence) -> CheckOutcome:
         "scale-skipped", skipped=skipped, updates=len(seen.run.steps), running=longest
     )
     worst = next((each for each in later if each.in_a_row >= seen.limits["skips-running"]), None)
-    return (
-        passed(measured, float(longest))
-        if worst is None
-        else failed(measured, float(longest), worst.step)
-    )
+    if worst is None:
+        return passed(measured, float(longest))
+    return failed(measured, float(longest), worst.step)
 
 
 def _scale_at_one(seen: Evidence) -> CheckOutcome:

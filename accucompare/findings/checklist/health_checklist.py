@@ -57,17 +57,12 @@ _MOST_BYTES = 1 << 20  # of a file of thresholds
 
 @dataclass(frozen=True)
 class Checklist:
-    """A check, its outcome, and what it was judged by.
-
-    Attributes:
-        limits: its thresholds in force.
-        rank: the rank that it is about, if there are several; else ``None``.
-    """
+    """A check, its outcome, and what it was judged by."""
 
     check: Check
     outcome: CheckOutcome
-    limits: Mapping[str, float]
-    rank: int | None = None
+    limits: Mapping[str, float]  # its thresholds in force
+    rank: int | None = None  # the rank that it is about, if there are several; else ``None``
 
     @property
     def status(self) -> CheckStatus:

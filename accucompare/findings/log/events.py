@@ -9,7 +9,6 @@ the process was killed."""
 from __future__ import annotations
 
 import math
-from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,12 +16,12 @@ import msgspec
 from accucompare.bundle.format import display_name
 from accucompare.findings.log.vital_events import Number, TrainingSetup, Vitals
 from accucompare.findings.log.watch_remark import WatchRemark
+from accucompare.selection import Word
 
 
-class Site(str, Enum):
+class Site(Word):
     """Where a value that is not finite was made; ``aside`` is what a place's name adds for it."""
 
-    __str__ = str.__str__
     aside: str
 
     def __new__(cls, value: str, aside: str = "") -> Site:
@@ -48,17 +47,13 @@ class Site(str, Enum):
     SUM = "sum", "sum of gradients"
 
 
-class Direction(str, Enum):
-    __str__ = str.__str__
-
+class Direction(Word):
     FORWARD = "forward"
     BACKWARD = "backward"
 
 
-class Cause(str, Enum):
+class Cause(Word):
     """What is known of the inputs of a call whose output is not finite."""
-
-    __str__ = str.__str__
 
     # its inputs were finite, but it has talked to other ranks
     RANKS = "made inside, or given by another rank"
@@ -67,10 +62,8 @@ class Cause(str, Enum):
     INPUTS = "inputs already bad"
 
 
-class AlertKind(str, Enum):
+class AlertKind(Word):
     """What a watch warns of before it is wrong."""
-
-    __str__ = str.__str__
 
     NEAR = "near the limit"
     UNDERFLOW = "underflow"
@@ -79,10 +72,8 @@ class AlertKind(str, Enum):
     NOTE = "note"
 
 
-class Ending(str, Enum):
+class Ending(Word):
     """How a run ended."""
-
-    __str__ = str.__str__
 
     FINISHED = "finished"
     FINDING = "a finding"
@@ -93,25 +84,18 @@ class Ending(str, Enum):
 
 
 class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor, or one Python number, that was looked at.
+    """One tensor, or one Python number, that was looked at."""
 
-    Attributes:
-        role: ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients,
-            too.
-        path: where in a nested value it is; of a weight, its name in the module.
-        dtype: PyTorch's name without ``torch.``.
-        low, high: the smallest and the largest value; ``"nan"`` if there is a NaN.
-        abs_min: the smallest magnitude, if it was looked for.
-        nan, inf: how many NaN and Inf there are, if they were counted.
-    """
-
+    # ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients, too
     role: str
-    path: str
-    dtype: str
+    path: str  # where in a nested value it is; of a weight, its name in the module
+    dtype: str  # PyTorch's name without ``torch.``
     shape: tuple[int, ...]
+    # low, high: the smallest and the largest value; ``"nan"`` if there is a NaN
     low: Number
     high: Number
-    abs_min: Number | None = None
+    abs_min: Number | None = None  # the smallest magnitude, if it was looked for
+    # nan, inf: how many NaN and Inf there are, if they were counted
     nan: int | None = None
     inf: int | None = None
 
@@ -127,95 +111,70 @@ class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A module call, or in the backward an operator's gradient, in the table of the last frames.
-
-    Attributes:
-        name, call, type: of the module call; the class's name.
-        operator: an operator's name, such as ``aten.bmm.default`` or ``SqrtBackward0``.
-        tensors: weights, inputs, outputs; or gradients.
-    """
+    """A module call, or in the backward an operator's gradient, in the table of the last frames."""
 
     order: int
+    # name, call, type: of the module call; the class's name
     name: str
     call: int
     type: str
     direction: Direction = Direction.FORWARD
-    operator: str = ""
-    tensors: list[TensorRange] = []
+    operator: str = ""  # an operator's name, such as ``aten.bmm.default`` or ``SqrtBackward0``
+    tensors: list[TensorRange] = []  # weights, inputs, outputs; or gradients
 
 
 class WatchStart(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
-    """The beginning of a run.
-
-    Attributes:
-        time: ISO 8601, in UTC.
-        rank, ranks: of torch.distributed; 0 of 1 without it.
-        coordinates: of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known.
-        parameters: how many elements its parameters have.
-        device: such as ``npu:0``.
-        saturates: whether the device gives the largest number in place of Inf.
-    """
+    """The beginning of a run."""
 
     version: str
-    time: str
+    time: str  # ISO 8601, in UTC
+    # rank, ranks: of torch.distributed; 0 of 1 without it
     rank: int
     ranks: int
     model: str
-    parameters: int
-    device: str
+    parameters: int  # how many elements its parameters have
+    device: str  # such as ``npu:0``
+    # of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known
     coordinates: dict[str, int] = {}
     case: str | None = None
     options: dict[str, Any] = {}
     environment: dict[str, Any] = {}
-    saturates: bool = False
+    saturates: bool = False  # whether the device gives the largest number in place of Inf
 
 
 class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
-    """A module call, or a gradient, that is not finite.
-
-    Attributes:
-        name, call, type: the module call that made it, or that it passed through; its class.
-        origin: whether it began here; else it came in.
-        cause: what is known of the inputs.
-        kinds: of the output: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
-        near: beside which child: of glue, the one that it was made ``before`` or ``after``, as
-            ``"before block.2"``; of a point, its label.
-        operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
-        line: the source line that called the operator, such as ``model.py:57``.
-        weights: the module's parameters and buffers that are not finite.
-        parameters: of a gradient: every parameter whose gradient is not finite, in the order of the
-            backward.
-        legal: for the reader: paths of inputs with a legal Inf; of a loss, the model's outputs with
-            one.
-        unseen: inputs that were not looked at: paths, ``weights``, or an operator's other input.
-        second: whether it was in a second backward, through another one's gradients.
-        reproducer: the path of the script, from the log's directory.
-        reproducer_notes: what the reproducer lacks, or why there is none.
-        notes: further remarks, such as why the step could not be run again.
-    """
+    """A module call, or a gradient, that is not finite."""
 
     step: int
     order: int
+    # name, call, type: the module call that made it, or that it passed through; its class
     name: str
     call: int
     type: str
     site: Site
     direction: Direction
-    origin: bool
-    cause: Cause
-    kinds: list[str]
+    origin: bool  # whether it began here; else it came in
+    cause: Cause  # what is known of the inputs
+    kinds: list[str]  # of the output: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``
+    # beside which child: of glue, the one that it was made ``before`` or ``after``, as ``"before
+    # block.2"``; of a point, its label
     near: str = ""
-    operator: str = ""
-    line: str = ""
+    operator: str = ""  # that made it, if known: ``aten.log.default``, or backward ``LogBackward0``
+    line: str = ""  # the source line that called the operator, such as ``model.py:57``
     tensors: list[TensorRange] = []
     operator_tensors: list[TensorRange] = []
-    weights: list[TensorRange] = []
+    weights: list[TensorRange] = []  # the module's parameters and buffers that are not finite
+    # of a gradient: every parameter whose gradient is not finite, in the order of the backward
     parameters: list[str] = []
+    # for the reader: paths of inputs with a legal Inf; of a loss, the model's outputs with one
     legal: list[str] = []
+    # inputs that were not looked at: paths, ``weights``, or an operator's other input
     unseen: list[WatchRemark | str] = []
-    second: bool = False
-    reproducer: str = ""
+    second: bool = False  # whether it was in a second backward, through another one's gradients
+    reproducer: str = ""  # the path of the script, from the log's directory
+    # what the reproducer lacks, or why there is none
     reproducer_notes: list[WatchRemark | str] = []
+    # further remarks, such as why the step could not be run again
     notes: list[WatchRemark | str] = []
 
     def noting(self, *notes: WatchRemark | str) -> Finding:
@@ -248,98 +207,71 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
 
 
 class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
-    """A warning of what is not yet wrong, once per module and kind.
-
-    Attributes:
-        name, call, type: of the module call; empty for what concerns no module.
-        value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
-    """
+    """A warning of what is not yet wrong, once per module and kind."""
 
     kind: AlertKind
     text: WatchRemark | str
     step: int
+    # name, call, type: of the module call; empty for what concerns no module
     name: str = ""
     call: int = 0
     type: str = ""
+    # the largest magnitude, or the share (0 to 1) of values that became zero or subnormal
     value: Number | None = None
     dtype: str = ""
 
 
 class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_defaults=True):
-    """The last frames before a finding, or all of a traced step.
-
-    Attributes:
-        traced: whether they are all of the step's.
-        frames: in the order in which they ended.
-    """
+    """The last frames before a finding, or all of a traced step."""
 
     step: int
-    frames: list[Frame]
-    traced: bool = False
+    frames: list[Frame]  # in the order in which they ended
+    traced: bool = False  # whether they are all of the step's
 
 
 class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
-    """The loss scale changed, or the optimizer's step was skipped.
-
-    Attributes:
-        scale: after the step.
-        skipped: whether the step was skipped because gradients overflowed.
-        in_a_row: how many steps in a row were skipped.
-        alarm: whether this is no longer normal.
-    """
+    """The loss scale changed, or the optimizer's step was skipped."""
 
     step: int
-    scale: float
-    skipped: bool
-    in_a_row: int = 0
-    alarm: bool = False
+    scale: float  # after the step
+    skipped: bool  # whether the step was skipped because gradients overflowed
+    in_a_row: int = 0  # how many steps in a row were skipped
+    alarm: bool = False  # whether this is no longer normal
     text: WatchRemark | str = ""
 
 
 class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
-    """The end of a step that was watched.
-
-    Attributes:
-        grad_norm: the L2 norm of all gradients together, before clipping and without the loss
-            scale.
-        largest: the parameters that carry most of it, with their own norms, the largest first.
-        scale: the loss scale, if there is one.
-        overflowed: whether the device's overflow flag was up; ``None`` on devices without.
-        loss: if it is known.
-        finite: whether nothing was found in this step, and every gradient was finite.
-        unseen: by module name, what could not be looked at: ``finite`` holds for the rest.
-        skipped: whether the update was skipped because gradients overflowed; no finding, since a
-            loss scaler does it now and then.
-    """
+    """The end of a step that was watched."""
 
     step: int
-    finite: bool
+    finite: bool  # whether nothing was found in this step, and every gradient was finite
+    # the L2 norm of all gradients together, before clipping and without the loss scale
     grad_norm: Number | None = None
+    # the parameters that carry most of it, with their own norms, the largest first
     largest: list[tuple[str, Number]] = []
-    scale: float | None = None
+    scale: float | None = None  # the loss scale, if there is one
+    # whether the device's overflow flag was up; ``None`` on devices without
     overflowed: bool | None = None
-    loss: Number | None = None
+    loss: Number | None = None  # if it is known
+    # whether the update was skipped because gradients overflowed; no finding, since a loss scaler
+    # does it now and then
     skipped: bool = False
+    # by module name, what could not be looked at: ``finite`` holds for the rest
     unseen: dict[str, WatchRemark | str] = {}
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        steps: how many there were; ``watched`` of them were watched.
-        reason: further remarks: the error that ended the loop, or where its state is.
-        weights: the last norm of each of ``TrainingSetup.parameters``, in that order, to
-            recognise a run that goes on from here.
-        state: of a paused run: where the state is saved to go on from.
-    """
-
-    steps: int
+    steps: int  # how many there were; ``watched`` of them were watched
     watched: int
+    # further remarks: the error that ended the loop, or where its state is
     reason: WatchRemark | str
     ending: Ending
+    # the last norm of each of ``TrainingSetup.parameters``, in that order, to recognise a run that
+    # goes on from here
     weights: list[Number | None] = []
-    state: str = ""
+    state: str = ""  # of a paused run: where the state is saved to go on from
     error: str = ""
 
     @property

@@ -52,40 +52,32 @@ OUTSIDE = ModuleCall("", 0, "", None)
 
 @dataclass(eq=False)
 class StepObservation:
-    """One thing that was seen.
+    """One thing that was seen."""
 
-    Attributes:
-        what, place: what, and of which module call.
-        operator: of an operator or its gradient, its name.
-        line: of an operator, the source line that called it.
-        near: of an operator's gradient, the last child that its call's own code had called; of a
-            point, its label; of a flag, ``before`` and the child, if it went up before one.
-        parameter: of a parameter's gradient, the parameter's name in its module, which is the
-            place.
-        unseen: paths of tensors that could not be looked at.
-        talked: of a call's beginning or end, whether this rank has talked to others since the last
-            of that kind.
-    """
-
+    # what, place: what, and of which module call
     what: What
     place: ModuleCall
     tensors: list[TensorRange] = field(default_factory=list)
-    operator: str = ""
-    line: str = ""
+    operator: str = ""  # of an operator or its gradient, its name
+    line: str = ""  # of an operator, the source line that called it
+    # of an operator's gradient, the last child that its call's own code had called; of a point, its
+    # label; of a flag, ``before`` and the child, if it went up before one
     near: str = ""
+    # of a parameter's gradient, the parameter's name in its module, which is the place
     parameter: str = ""
     order: int = 0
+    # paths of tensors that could not be looked at
     unseen: list[WatchRemark | str] = field(default_factory=list)
+    # of a call's beginning or end, whether this rank has talked to others since the last of that
+    # kind
     talked: bool = False
 
     @property
     def parameter_name(self) -> str:
         """The qualified name of the parameter; empty without one."""
-        return (
-            f"{self.place.name}.{self.parameter}"
-            if self.place.name and self.parameter
-            else self.parameter
-        )
+        if self.place.name and self.parameter:
+            return f"{self.place.name}.{self.parameter}"
+        return self.parameter
 
     def of(self, role: str) -> list[TensorRange]:
         return [tensor for tensor in self.tensors if tensor.role == role]
@@ -103,19 +95,14 @@ NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflo
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """What counts as a finding.
+    """What counts as a finding."""
 
-    Attributes:
-        allow: whether the output of the module of this name may be infinite or NaN.
-        saturates: whether the device gives the largest number in place of Inf.
-        near: an input is near its type's limit from a ``near``-th of it on.
-        fills: whether the module of this name fills its output with this Inf: logits of excluded
-            choices with -Inf, or a running minimum with +Inf.
-    """
-
+    # whether the output of the module of this name may be infinite or NaN
     allow: Callable[[str], bool] = lambda name: False
-    saturates: bool = False
-    near: float = 4.0
+    saturates: bool = False  # whether the device gives the largest number in place of Inf
+    near: float = 4.0  # an input is near its type's limit from a ``near``-th of it on
+    # whether the module of this name fills its output with this Inf: logits of excluded choices
+    # with -Inf, or a running minimum with +Inf
     fills: Callable[[str, str], bool] = lambda name, kind: False
 
 

@@ -31,37 +31,31 @@ _TURNS = re.compile(r"aten\.(neg|negative|sub|rsub|mul|div|true_divide|foreach_n
 class OpenCall:
     """A module call that is running, or what is outside of all of them.
 
-    Kinds are those of values that are not finite: NaN, +Inf, -Inf, saturated.
-
-    Attributes:
-        inputs: what it was given; ``None`` outside.
-        arrived: the kinds among its inputs.
-        met: the kinds that its own code may have met: ``arrived``, what its children gave, and what
-            it was seen to make.
-        explained: the met kinds that a finding tells of already.
-        pending: by kind, the finding held back until the value does harm: made by this call's own
-            code or, outside of all calls, given to the model.
-        filled: the pending kinds that something was filled with, as a running minimum is with +Inf.
-        makers: by kind, the operator that made it, if operators were seen.
-        sources: by kind, an operator that gave it without a tensor input that had it, such as a
-            mask of -Inf made of a number.
-        brought: by kind, an operator that got it from a tensor that is neither an input of the call
-            nor made in it.
-        last: the child that was called last.
-    """
+    Kinds are those of values that are not finite: NaN, +Inf, -Inf, saturated."""
 
     place: ModuleCall
-    inputs: StepObservation | None
+    inputs: StepObservation | None  # what it was given; ``None`` outside
     caller: OpenCall | None = None
-    arrived: frozenset[str] = frozenset()
+    arrived: frozenset[str] = frozenset()  # the kinds among its inputs
+    # the kinds that its own code may have met: ``arrived``, what its children gave, and what it was
+    # seen to make
     met: set[str] = field(default_factory=set)
+    # the met kinds that a finding tells of already
     explained: set[str] = field(default_factory=set)
+    # by kind, the finding held back until the value does harm: made by this call's own code or,
+    # outside of all calls, given to the model
     pending: dict[str, Finding] = field(default_factory=dict)
+    # the pending kinds that something was filled with, as a running minimum is with +Inf
     filled: set[str] = field(default_factory=set)
+    # by kind, the operator that made it, if operators were seen
     makers: dict[str, StepObservation] = field(default_factory=dict)
+    # by kind, an operator that gave it without a tensor input that had it, such as a mask of -Inf
+    # made of a number
     sources: dict[str, StepObservation] = field(default_factory=dict)
+    # by kind, an operator that got it from a tensor that is neither an input of the call nor made
+    # in it
     brought: dict[str, StepObservation] = field(default_factory=dict)
-    last: ModuleCall | None = None
+    last: ModuleCall | None = None  # the child that was called last
 
     @property
     def given(self) -> list[TensorRange]:

@@ -96,11 +96,9 @@ class _OriginSearch:
         }[observation.what](observation)
 
     def _caller(self, place: ModuleCall) -> OpenCall:
-        return (
-            self._open.get(place.parent, self._outside)
-            if place.parent is not None
-            else self._outside
-        )
+        if place.parent is not None:
+            return self._open.get(place.parent, self._outside)
+        return self._outside
 
     def _began(self, observation: StepObservation) -> None:
         caller = self._caller(observation.place)
@@ -232,11 +230,9 @@ class _OriginSearch:
         """Whether a call's own code only filled something with an Inf; no operator computed one."""
         if kind not in INFINITE:
             return False
-        return (
-            kind not in call.makers
-            if self._sees_operators
-            else self._limits.fills(call.place.name, kind)
-        )
+        if self._sees_operators:
+            return kind not in call.makers
+        return self._limits.fills(call.place.name, kind)
 
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""

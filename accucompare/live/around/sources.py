@@ -49,20 +49,13 @@ _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
 class FunctionsRun:
     """Collects the files of the Python functions that a thread runs, by ``sys.setprofile``.
 
-    Collects nothing if another profiler is at work on the thread.
-
-    Attributes:
-        files: the name of the Python module that first ran code of each.
-        running: the thread that collects now, or ``None``.
-        compiled: whether a function of ``torch.compile`` was called.
-        disturbed: whether another profiler was at work.
-    """
+    Collects nothing if another profiler is at work on the thread."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-        self.running: int | None = None
-        self.compiled = False
-        self.disturbed = False
+        self.files: dict[str, str] = {}  # the name of the Python module that first ran code of each
+        self.running: int | None = None  # the thread that collects now, or ``None``
+        self.compiled = False  # whether a function of ``torch.compile`` was called
+        self.disturbed = False  # whether another profiler was at work
 
     def start(self) -> None:
         """Collect from now on, on this thread."""
@@ -204,7 +197,7 @@ def version_of(package: str) -> str | None:
         return str(version)  # torch's has a class of its own
     installed = _installed_version(package)
     if installed is None and _is_installed(package):
-        names = _distributions().get(package, ())
+        names = importlib.metadata.packages_distributions().get(package, ())
         return next((version for each in names if (version := _installed_version(each))), None)
     return installed
 
@@ -250,7 +243,3 @@ def _is_foreign(file: str) -> bool:
 def _is_installed(package: str) -> bool:
     file = _file_of(package) or ""
     return "site-packages" in file or "dist-packages" in file
-
-
-def _distributions() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()

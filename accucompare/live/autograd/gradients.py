@@ -32,6 +32,7 @@ from accucompare.live.autograd.graph import (
     observe_backward_no_more,
 )
 from accucompare.live.modules import Hook, Listener, Modules, Unsaved, in_backward
+from accucompare.live.values import writes_into
 
 #: The number of every node that accumulates a leaf's gradient.
 _OF_LEAVES = (1 << 64) - 1
@@ -66,12 +67,7 @@ class OperatorOfGradient(NamedTuple):
 
 
 class GradientListener(Generic[P]):
-    """Is called with the gradients of a backward; subclasses say what follows. It changes none.
-
-    Attributes:
-        backwards: how many there were in this step.
-        uses: by a node's number, the calls that use its output, if lines were asked for.
-    """
+    """Is called with the gradients of a backward; subclasses say what follows. It changes none."""
 
     def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
         """
@@ -80,7 +76,8 @@ class GradientListener(Generic[P]):
             distributed: whether gradients of what FSDP gathers are included.
         """
         self.parameters = list(parameters_of(modules))
-        self.backwards = 0
+        self.backwards = 0  # how many there were in this step
+        # by a node's number, the calls that use its output, if lines were asked for
         self.uses: defaultdict[int, list[P]] = defaultdict(list)
         self._listener = listener
         self._modules = modules
@@ -446,6 +443,4 @@ def stepped_by(optimizer: Any) -> dict[int, torch.Tensor]:
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     """Which tensor a parameter's gradient is, and its count of writes."""
-    return id(parameter.grad), (
-        -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
-    )
+    return id(parameter.grad), -1 if parameter.grad is None else writes_into(parameter.grad)

@@ -25,14 +25,11 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class Observer:
-    """Who is called when a backward of this process begins and ends.
+    """Who is called when a backward of this process begins and ends."""
 
-    Attributes:
-        begins: called with roots, initial gradients, and whether the backward makes a graph.
-        ends: called at the end with the gradients that were asked for; with none if it raised.
-    """
-
+    # called with roots, initial gradients, and whether the backward makes a graph
     begins: Callable[[Any, Any, bool], None]
+    # called at the end with the gradients that were asked for; with none if it raised
     ends: Callable[[Sequence[Any]], None] = lambda given: None
 
 

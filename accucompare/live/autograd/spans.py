@@ -34,11 +34,9 @@ def edge_of(tensor: torch.Tensor) -> Edge | None:
     """Where a tensor's gradient goes; ``None`` if it has none, or is inside ``torch.func``."""
     if not tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    return (
-        (-1, id(tensor))
-        if tensor.grad_fn is None
-        else (tensor.grad_fn._sequence_nr(), tensor.output_nr)
-    )
+    if tensor.grad_fn is None:
+        return -1, id(tensor)
+    return tensor.grad_fn._sequence_nr(), tensor.output_nr
 
 
 def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:
@@ -57,16 +55,13 @@ def edge_to(node: Any, number: int) -> Edge:
 
 
 class Cut(NamedTuple):
-    """Where a view lies in its base tensor.
+    """Where a view lies in its base tensor."""
 
-    Attributes:
-        shape, stride, offset: of the view; the offset counts from the base's first element.
-        whole, strides: the base's shape and strides.
-    """
-
+    # shape, stride, offset: of the view; the offset counts from the base's first element
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
+    # whole, strides: the base's shape and strides
     whole: torch.Size
     strides: tuple[int, ...]
 
@@ -123,24 +118,18 @@ def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
 
 @dataclass
 class Span(Generic[_C]):
-    """The nodes that one call has made, numbered from ``first`` up to but not including ``last``.
-
-    Attributes:
-        outer: the span of the call around it.
-        inputs: the paths of its inputs that have gradients, by edge.
-        views: likewise of inputs that are views, by the base's edge: an in-place module writes into
-            the base.
-        outputs: of its outputs, as ``inputs``.
-        given: of its outputs that are views, as ``views``.
-    """
+    """The nodes that one call has made: numbers from ``first`` up to but not including ``last``."""
 
     call: _C
     first: int
     last: int
-    outer: Span[_C] | None
+    outer: Span[_C] | None  # the span of the call around it
+    # the paths of its inputs that have gradients, by edge
     inputs: dict[Edge, list[str]] = field(default_factory=dict)
+    # likewise of inputs that are views, by the base's edge: an in-place module writes into the base
     views: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
-    outputs: dict[Edge, list[str]] = field(default_factory=dict)
+    outputs: dict[Edge, list[str]] = field(default_factory=dict)  # of its outputs, as ``inputs``
+    # of its outputs that are views, as ``views``
     given: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
 
     def __contains__(self, number: int) -> bool:

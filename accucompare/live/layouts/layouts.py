@@ -75,11 +75,7 @@ class Layouts:
 
     @classmethod
     def of_model(cls, modules: Modules) -> Layouts | None:
-        """``None`` if this process computes alone.
-
-        Raises:
-            UsageError: if it computes for all ranks.
-        """
+        """``None`` if this process computes alone. UsageError if it computes for all ranks."""
         local = sys.modules.get("torch.distributed._local_tensor")  # torch imports it at need
         if local is not None and local.local_tensor_mode() is not None:
             raise UsageError(

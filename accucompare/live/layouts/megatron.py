@@ -115,19 +115,12 @@ def _shard(shape: tuple[int, ...], runs: Sequence[Sequence[_Run]]) -> Shard:
 
 
 class CutValue(NamedTuple):
-    """How a layer's value is cut.
+    """How a layer's value is cut."""
 
-    Attributes:
-        path: of the value; ``None`` for each.
-        length: of the last axis of the whole; 0 for the value's own.
-        runs: of that axis, that this rank has.
-        partial: whether this rank has its term of a sum instead.
-    """
-
-    path: str | None
-    length: int = 0
-    runs: tuple[_Run, ...] = ()
-    partial: bool = False
+    path: str | None  # of the value; ``None`` for each
+    length: int = 0  # of the last axis of the whole; 0 for the value's own
+    runs: tuple[_Run, ...] = ()  # of that axis, that this rank has
+    partial: bool = False  # whether this rank has its term of a sum instead
 
     def layout(self, local: tuple[int, ...]) -> Shard | None:
         """The layout of a value of this shape; ``None`` if it is not so long."""
@@ -145,11 +138,8 @@ def cut_values(
 ) -> dict[tuple[Any, Role], CutValue]:
     """What layers make and take that is cut as their weight is, or is a term.
 
-    The layers of experts leave the sum over ranks to the one that holds them all.
-
-    Args:
-        parts: of parameters, by their ids.
-    """
+    The layers of experts leave the sum over ranks to the one that holds them all. ``parts``: of
+    parameters, by their ids."""
     found: dict[tuple[Any, Role], CutValue] = {}
     for name, module in modules.named.items():
         kind, weight = type(module).__name__, module._parameters.get("weight")

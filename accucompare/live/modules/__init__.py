@@ -1,6 +1,7 @@
 """Modules and their names, the hooks on them, and what they hold."""
 
 from accucompare.live.modules import points
+from accucompare.live.modules.attribute_walk import AttributeWalk, Inner, containers_of, is_of_torch
 from accucompare.live.modules.attributes import (
     OF_EVERY_MODULE,
     Attributes,
@@ -25,6 +26,7 @@ from accucompare.live.modules.hooks import (
     listens,
     only_holds_modules,
 )
+from accucompare.live.modules.left_numbers import NumbersKept
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
 from accucompare.live.modules.recomputation import (
@@ -38,25 +40,31 @@ from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
+    "MOST_ITEMS",
     "OF_EVERY_MODULE",
     "AroundSecondRun",
+    "AttributeWalk",
     "Attributes",
     "Call",
     "Hook",
+    "Inner",
     "Listener",
     "Mark",
     "Modules",
+    "NumbersKept",
     "Unsaved",
     "Witness",
     "arguments_of",
     "attributes_of",
     "check_finite",
     "class_of",
+    "containers_of",
     "function_name",
     "generators_of",
     "has_setup",
     "in_backward",
     "in_trial_call",
+    "is_of_torch",
     "is_torchs",
     "listens",
     "name_modules",

@@ -45,11 +45,8 @@ def attributes_of(modules: Modules) -> Attributes:
 
 
 def set_attributes(attributes: Attributes, modules: Modules) -> None:
-    """Give modules copies of these attributes, and of all their other ones.
-
-    Raises:
-        CaptureError: if a module keeps an iterator that cannot be copied.
-    """
+    """Give modules copies of these attributes, and of all their other ones. Raises CaptureError if
+    a module keeps an iterator that cannot be copied."""
     shared: list[Any] = [*modules.named.values(), *(tensor for *_, tensor in modules.tensors())]
     memo = {id(each): each for each in shared}
     for module in modules.named.values():

@@ -23,19 +23,14 @@ from accucompare.live.values import leaves
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module.
-
-    Attributes:
-        index: which of the module's calls in the step this is.
-        parent: (qualified name, call index) of the call around it; ``None`` for an outermost one.
-        handling: the exception that was being handled when the call began.
-    """
+    """One call of a module."""
 
     module: nn.Module
     name: str
-    index: int
+    index: int  # which of the module's calls in the step this is
+    # (qualified name, call index) of the call around it; ``None`` for an outermost one
     parent: tuple[str, int] | None
-    handling: BaseException | None
+    handling: BaseException | None  # the exception that was being handled when the call began
 
 
 _C = TypeVar("_C", bound=Call)
@@ -43,16 +38,11 @@ _C = TypeVar("_C", bound=Call)
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a forward stands.
-
-    Attributes:
-        indices: how often each module has been called in the step.
-        parent: the call that is running.
-    """
+    """Where a forward stands."""
 
     step: int
-    indices: Counter[str]
-    parent: tuple[str, int] | None
+    indices: Counter[str]  # how often each module has been called in the step
+    parent: tuple[str, int] | None  # the call that is running
 
 
 @dataclass
@@ -68,12 +58,7 @@ class Listener(Generic[_C]):
 
     Its hooks come last, so they see what the next module sees. They do nothing in a backward, where
     activation checkpointing runs calls again that have been seen; ``again`` turns them on there.
-    Replicas of a model may run in several threads.
-
-    Attributes:
-        listening: whether the hooks do anything.
-        called: the names of the modules that were called.
-    """
+    Replicas of a model may run in several threads."""
 
     #: Whether ``forward_returned``, and ``forward_made``, are to be called.
     sees_returns = sees_made = False
@@ -81,8 +66,8 @@ class Listener(Generic[_C]):
     def __init__(self, modules: Modules, kind: type[_C]) -> None:
         """``kind``: the class of its calls."""
         self.step = 0
-        self.listening = True
-        self.called: set[str] = set()
+        self.listening = True  # whether the hooks do anything
+        self.called: set[str] = set()  # the names of the modules that were called
         self._modules = modules
         self._kind = kind
         self._busy: set[int] = set()  # threads that are in a hook

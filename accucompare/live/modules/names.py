@@ -30,19 +30,15 @@ _MIXED_IN = ("FSDPModule", "ReplicateModule")
 
 @dataclass
 class Modules:
-    """The modules of a model by qualified name.
+    """The modules of a model by qualified name."""
 
-    Attributes:
-        named: each module once, under its first name; wrappers (DDP, FSDP, torch.compile,
-            activation checkpointing) are left out, so names are the same with and without them.
-        aliases: further names of modules, each with the first name.
-        wrappers: the wrappers that were left out.
-        hidden: modules inside of regions, which run as one: their calls are not seen.
-    """
-
+    # each module once, under its first name; wrappers (DDP, FSDP, torch.compile, activation
+    # checkpointing) are left out, so names are the same with and without them
     named: dict[str, nn.Module] = field(default_factory=dict)
+    # further names of modules, each with the first name
     aliases: dict[str, str] = field(default_factory=dict)
-    wrappers: list[nn.Module] = field(default_factory=list)
+    wrappers: list[nn.Module] = field(default_factory=list)  # the wrappers that were left out
+    # modules inside of regions, which run as one: their calls are not seen
     hidden: set[str] = field(default_factory=set)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -101,7 +97,7 @@ def name_modules(model: nn.Module) -> Modules:
     names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str) -> None:
-        modules.wrappers += wrappers_of(module)
+        modules.wrappers += [module, *_insides(module)][:-1]  # the outermost first
         module = unwrapped(module)
         if module in names:
             modules.aliases[name] = names[module]
@@ -127,11 +123,6 @@ def class_of(module: nn.Module) -> type:
 def unwrapped(module: nn.Module) -> nn.Module:
     """What is inside all wrappers."""
     return [module, *_insides(module)][-1]
-
-
-def wrappers_of(module: nn.Module) -> list[nn.Module]:
-    """The wrappers around a module, the outermost first."""
-    return [module, *_insides(module)][:-1]
 
 
 def _insides(module: nn.Module) -> Iterator[nn.Module]:

@@ -19,13 +19,10 @@ AroundSecondRun = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Witness:
-    """Who is told what will be run again.
+    """Who is told what will be run again."""
 
-    Attributes:
-        begins: called when the first run of a part begins, with whether its second run has a
-            backward of its own (``use_reentrant=True``). Returns the context for the second run.
-    """
-
+    # called when the first run of a part begins, with whether its second run has a backward of its
+    # own (``use_reentrant=True``). Returns the context for the second run.
     begins: Callable[[bool], AroundSecondRun]
 
 

@@ -120,20 +120,14 @@ class OverwritesError(Exception):
 
 @dataclass(eq=False)
 class _Region:
-    """A region while it is installed.
-
-    Attributes:
-        forward: the module's own.
-        run: compiled, when the region is first called.
-        own: how the model itself compiles it, or a module around it.
-    """
+    """A region while it is installed."""
 
     name: str
     module: nn.Module
-    forward: Callable[..., Any]
+    forward: Callable[..., Any]  # the module's own
     had_forward: bool
-    own: Any = None
-    run: Callable[..., Any] | None = None
+    own: Any = None  # how the model itself compiles it, or a module around it
+    run: Callable[..., Any] | None = None  # compiled, when the region is first called
     code: CodeType | None = None
     eager: str = ""
     facts: RegionFacts = field(default_factory=RegionFacts)
@@ -449,11 +443,9 @@ def _metrics_after(last: Any) -> list[Any]:
 def _reason(error: Exception) -> str:
     inner = getattr(error, "inner_exception", None) or error
     text = _one_line(str(inner)) or type(inner).__name__
-    return (
-        text
-        if isinstance(inner, (DrawsError, OverwritesError))
-        else f"{type(inner).__name__}: {text}"
-    )
+    if isinstance(inner, (DrawsError, OverwritesError)):
+        return text
+    return f"{type(inner).__name__}: {text}"
 
 
 def _condition(reason: str) -> str:

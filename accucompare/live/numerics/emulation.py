@@ -40,18 +40,15 @@ _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 @dataclass(eq=False)
 class Emulation:
-    """What was emulated.
-
-    Attributes:
-        dtypes: the types whose products are rounded.
-        counts: how often each operator ran with rounded operands. A fused attention is counted
-            itself and by its products.
-        untouched: operators that look like products and ran unchanged, and why: ``mm of float64``.
-    """
+    """What was emulated."""
 
     precision: Precision
+    # the types whose products are rounded
     dtypes: frozenset[str] = frozenset({"float32"})
+    # how often each operator ran with rounded operands. A fused attention is counted itself and by
+    # its products.
     counts: Counter[str] = field(default_factory=Counter)
+    # operators that look like products and ran unchanged, and why: ``mm of float64``
     untouched: set[str] = field(default_factory=set)
 
 

@@ -26,27 +26,19 @@ _MOST = 48
 
 @dataclass(frozen=True)
 class OperatorTrial:
-    """One operator's value, or what its backward gives, three times.
+    """One operator's value, or what its backward gives, three times."""
 
-    Attributes:
-        name: of the node in the graph.
-        operator: what it calls: ``torch.nn.functional.gelu``.
-        line: the user's source line: ``modeling.py:12``; ``""`` if unknown.
-        elements, dtype: of the value.
-        compiled, eager: relative L2 errors against float64.
-        backward: whether it is a gradient.
-        alone: whether the operator was compiled alone, or with all before it.
-    """
-
-    name: str
-    operator: str
-    line: str
+    name: str  # of the node in the graph
+    operator: str  # what it calls: ``torch.nn.functional.gelu``
+    line: str  # the user's source line: ``modeling.py:12``; ``""`` if unknown
+    # elements, dtype: of the value
     elements: int
     dtype: str
+    # compiled, eager: relative L2 errors against float64
     compiled: float
     eager: float
-    backward: bool = False
-    alone: bool = False
+    backward: bool = False  # whether it is a gradient
+    alone: bool = False  # whether the operator was compiled alone, or with all before it
 
 
 def try_values(probed: ProbedGraph) -> list[OperatorTrial]:

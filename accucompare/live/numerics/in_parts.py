@@ -74,11 +74,8 @@ class _Parts(TorchFunctionMode):
         return self._by_rows(compute, axes, args, kwargs)
 
     def _by_rows(self, compute: Callable[..., Any], axes: int, args: Any, kwargs: Any) -> Any:
-        """Compute for the rows of one rank after the other.
-
-        Args:
-            axes: how many a tensor of rows has at least.
-        """
+        """Compute for the rows of one rank after the other. ``axes``: how many a tensor of rows has
+        at least."""
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         others = [each for each in tensors if id(each) not in self._names]
         if len(others) != 1 or others[0].dim() < max(axes, 2):

@@ -1,6 +1,7 @@
 """Operators as they are called, their schemas, and random ones."""
 
 from accucompare.live.operators import entrances
+from accucompare.live.operators.choosing import OperatorChoice, choosing
 from accucompare.live.operators.dispatch import Inside, without_dispatch
 from accucompare.live.operators.entrances import running_steps
 from accucompare.live.operators.fallbacks import noting_fallbacks
@@ -32,8 +33,10 @@ __all__ = [
     "Draws",
     "Inside",
     "Known",
+    "OperatorChoice",
     "RandomState",
     "calls_models",
+    "choosing",
     "differentiated",
     "entrances",
     "get_state",

@@ -28,11 +28,8 @@ _libraries: list[Library] = []  # keeps the kernels alive
 def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
     """Call kernels in place of operators such as ``bernoulli_.float`` while ``intercepting``.
 
-    This cannot be undone: do it only once.
-
-    Raises:
-        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
-    """
+    This cannot be undone: do it only once. Raises AttributeError, RuntimeError, TypeError if this
+    torch does not let operators be caught."""
     if not _libraries:
         fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
         fallback.fallback(fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
@@ -44,13 +41,17 @@ def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
     _libraries.append(library)
 
 
+def registered_name(op: Any) -> str:
+    """An operator's name as ``register`` takes it: ``bernoulli_.float``."""
+    return str(op._schema.name).removeprefix("aten::") + (
+        f".{op._schema.overload_name}" if op._schema.overload_name else ""
+    )
+
+
 @contextlib.contextmanager
 def intercepting() -> Iterator[None]:
-    """Catch operators on this thread until the last of its contexts has ended, in any order.
-
-    Raises:
-        AttributeError, RuntimeError, TypeError: if this torch does not let operators be caught.
-    """
+    """Catch operators on this thread until the last of its contexts has ended, in any order. Raises
+    AttributeError, RuntimeError, TypeError if this torch does not let operators be caught."""
     key = _key()
     # torch.cond, flex_attention: they have no general fallthrough
     for operator in torch._ops._higher_order_ops.values():

@@ -29,17 +29,14 @@ def set_state(device: torch.device, state: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """The states of the random generators that a model may draw from.
+    """The states of the random generators that a model may draw from."""
 
-    Attributes:
-        devices: by device: ``cpu``, ``cuda:0``, ``npu:0``.
-        python, numpy: of ``random`` and ``numpy.random``; ``None`` if unknown.
-        megatron: Megatron's, by name; empty without it.
-    """
-
+    # by device: ``cpu``, ``cuda:0``, ``npu:0``
     devices: dict[str, torch.Tensor] = field(default_factory=dict)
+    # python, numpy: of ``random`` and ``numpy.random``; ``None`` if unknown
     python: Any = None
     numpy: Any = None
+    # Megatron's, by name; empty without it
     megatron: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod

@@ -29,6 +29,7 @@ from accucompare.live.operators.dispatch import (
     intercepting,
     of_this_thread,
     register,
+    registered_name,
     without_dispatch,
 )
 from accucompare.live.operators.random_state import get_state, set_state
@@ -43,22 +44,18 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)  # two captures may have drawn alike
 class Draws:
-    """The random operations of one capture.
-
-    Attributes:
-        count: how many draws there were.
-        unmatched: operations whose numbers still came from the device.
-        repeated: whether a step repeated the last one's draws, as generators were seeded again.
-        shard_of: gives the layout of a tensor, if there are several ranks.
-        unplaced: on several ranks, how many draws were for tensors whose layout is not known: they
-            are drawn as if the tensor were whole.
-    """
+    """The random operations of one capture."""
 
     seed: int
-    count: int = 0
+    count: int = 0  # how many draws there were
+    # operations whose numbers still came from the device
     unmatched: set[str] = field(default_factory=set)
+    # whether a step repeated the last one's draws, as generators were seeded again
     repeated: bool = False
+    # gives the layout of a tensor, if there are several ranks
     shard_of: Callable[[torch.Tensor], Shard | None] | None = None
+    # on several ranks, how many draws were for tensors whose layout is not known: they are drawn as
+    # if the tensor were whole
     unplaced: int = 0
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)
@@ -139,10 +136,10 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
         yield name, _filling(getattr(_aten, name).default)
     for overload in ("default", "from", "to"):
         op = getattr(_aten.random_, overload)
-        yield _name_of(op), _filling(op)
+        yield registered_name(op), _filling(op)
     yield "bernoulli_.float", _bernoulli(_aten.bernoulli_.float, default=0.5)
     for op in (_aten.bernoulli_.Tensor, _aten.bernoulli.p, _aten.bernoulli.out):
-        yield _name_of(op), _bernoulli(op)
+        yield registered_name(op), _bernoulli(op)
     yield "native_dropout", _native_dropout
     yield "scaled_dot_product_attention", _scaled_dot_product_attention
     yield "randperm.generator_out", _randperm_out
@@ -156,20 +153,14 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
         _aten.normal.float_Tensor,
         _aten.normal.Tensor_Tensor,
     ):
-        yield _name_of(op), _on_cpu(op)
+        yield registered_name(op), _on_cpu(op)
     for op in (
         _aten._cudnn_rnn.default,
         _aten.rrelu_with_noise.default,
         _aten.rrelu_with_noise_.default,
         _aten._fused_dropout.default,
     ):
-        yield _name_of(op), _unmatched(op)
-
-
-def _name_of(op: Any) -> str:
-    return str(op._schema.name).removeprefix("aten::") + (
-        f".{op._schema.overload_name}" if op._schema.overload_name else ""
-    )
+        yield registered_name(op), _unmatched(op)
 
 
 def _generator_for(
@@ -178,10 +169,7 @@ def _generator_for(
     """The generator to draw from; ``None`` if the plain numbers stay.
 
     They stay for a user's own CPU generator, which agrees on every device, and without plain data.
-
-    Args:
-        in_parts: whether ``_of_part`` is asked, so that a DTensor can be drawn for.
-    """
+    ``in_parts``: whether ``_of_part`` is asked, so that a DTensor can be drawn for."""
     draws = of_this_thread(_active)
     if draws is None or (given is not None and given.device.type == "cpu"):
         return None
@@ -396,11 +384,9 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
     without_dispatch(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return (
-        out
-        if ours is None
-        else _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
-    )
+    if ours is None:
+        return out
+    return _overwrite(out, without_dispatch(torch.randperm, n, generator=ours, device="cpu"))
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
@@ -434,9 +420,9 @@ def _unmatched(op: Any) -> Callable[..., Any]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         draws = of_this_thread(_active)
         if draws is not None and (
-            given.get("dropout") or given.get("training") or "dropout" in _name_of(op)
+            given.get("dropout") or given.get("training") or "dropout" in registered_name(op)
         ):
-            draws.unmatched.add(_name_of(op))
+            draws.unmatched.add(registered_name(op))
         return without_dispatch(op, *args, **kwargs)
 
     return kernel

@@ -20,6 +20,7 @@ from accucompare.live.values.tensors import (
     tensor_of,
     to_host,
     with_local_part,
+    writes_into,
 )
 from accucompare.live.values.values import (
     Scalar,
@@ -58,4 +59,5 @@ __all__ = [
     "tensor_of",
     "to_host",
     "with_local_part",
+    "writes_into",
 ]

@@ -35,28 +35,22 @@ _WORTH_A_SKETCH = 1 << 20
 
 
 class HostValue(msgspec.Struct, frozen=True, gc=False):
-    """A value as a record keeps it: its bits, or why there are none.
+    """A value as a record keeps it: its bits, or why there are none."""
 
-    Attributes:
-        array: its bits; ``None`` if there are none, or if the writer has them already.
-        digest: of the bits, if known; or of a string, which has no array but can be compared.
-        statistics: of the bits, if known.
-        lease: the writer's memory that holds the array.
-        ready: call it before reading the array; a device may still be filling it.
-        components: of a nested tensor, whose values are one array: the shapes of its parts.
-        sketched: if the device makes a sketch and there is no array: returns that after ``ready``.
-    """
-
-    array: Array | None
+    array: Array | None  # its bits; ``None`` if there are none, or if the writer has them already
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
     detail: str = ""
+    # of the bits, if known; or of a string, which has no array but can be compared
     digest: str | None = None
-    statistics: Statistics | None = None
-    lease: Lease | None = None
+    statistics: Statistics | None = None  # of the bits, if known
+    lease: Lease | None = None  # the writer's memory that holds the array
+    # call it before reading the array; a device may still be filling it
     ready: Callable[[], None] | None = None
+    # of a nested tensor, whose values are one array: the shapes of its parts
     components: Shapes | None = None
+    # if the device makes a sketch and there is no array: returns that after ``ready``
     sketched: Callable[[], Sketched] | None = None
 
 
@@ -352,11 +346,9 @@ def from_bits(raw: Array, dtype: str) -> torch.Tensor:
     """The inverse of the copy: a CPU tensor of the true type over the bits."""
     tensor = torch.from_numpy(raw)
     true = getattr(torch, dtype)
-    return (
-        tensor
-        if tensor.dtype == true
-        else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
-    )
+    if tensor.dtype == true:
+        return tensor
+    return torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
@@ -381,6 +373,11 @@ def local_part(tensor: Any) -> torch.Tensor:
     waits = getattr(local, "trigger_wait", None)  # of an AsyncCollectiveTensor
     found: torch.Tensor = local if waits is None else waits()
     return found
+
+
+def writes_into(tensor: torch.Tensor) -> int:
+    """PyTorch's count of the writes into a tensor; -1 of an inference tensor, which has none."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def with_local_part(like: Any, local: torch.Tensor) -> torch.Tensor:
@@ -408,11 +405,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _in_place(tensor: torch.Tensor) -> Array | None:
     """A tensor's bits in place, if they are contiguous in host memory; else ``None``.
 
-    Makes few calls that release the GIL: getting it back takes longer than the call.
-
-    Raises:
-        RuntimeError: if its memory was given back.
-    """
+    Makes few calls that release the GIL: getting it back takes longer than the call. Raises
+    RuntimeError if its memory was given back."""
     plain = (
         type(tensor) in _PLAIN  # else its data may be anywhere
         and tensor.is_cpu
@@ -454,7 +448,7 @@ def seen_by_numpy(tensor: torch.Tensor) -> Array:
 def _refuse_without_memory(tensor: torch.Tensor) -> None:
     """Raise RuntimeError if a tensor's memory was given back, as FSDP does: NumPy would take new
     memory for it, of whatever bits, and a copy may read what is nobody's."""
-    if not tensor.untyped_storage().size() and tensor.numel():
+    if not tensor.untyped_storage().nbytes() and tensor.numel():
         raise RuntimeError("its memory was given back")
 
 

@@ -3,6 +3,7 @@
 from accucompare.recorder.feeding.copies import IN_PLACE_OF, is_in_place
 from accucompare.recorder.feeding.fed_updates import FedUpdates
 from accucompare.recorder.feeding.feeding import Feeding
+from accucompare.recorder.feeding.golden_calls import CallsOfGolden
 from accucompare.recorder.feeding.golden_checks import check_golden, check_model, held_steps
 from accucompare.recorder.feeding.golden_values import FedPlace, Memory
 from accucompare.recorder.feeding.lending import Lent
@@ -10,6 +11,7 @@ from accucompare.recorder.feeding.operator_feed import OperatorFeed, storages
 
 __all__ = [
     "IN_PLACE_OF",
+    "CallsOfGolden",
     "FedPlace",
     "FedUpdates",
     "Feeding",

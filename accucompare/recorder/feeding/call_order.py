@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from accucompare.bundle.format import Layout, Role
 from accucompare.compare.constants import TELLS_LAYOUT
+from accucompare.compare.pairing import golden_call
 from accucompare.live.values import layout_of, local_part
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues
 from accucompare.recorder.feeding.lending import is_about
@@ -24,7 +26,7 @@ class CallOrder:
 
     def __init__(self, golden: GoldenValues) -> None:
         self._golden = golden
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)  # by module
 
     def end_step(self) -> None:
         self._numbers.clear()
@@ -35,63 +37,50 @@ class CallOrder:
         Args:
             call: its number here; a second run has that of the first.
         """
-        if (known := self._numbers.get((name, call))) is not None:
-            return known
+        numbers = self._numbers[name]
+        if call in numbers:
+            return numbers[call]
         self._golden.load(step)
         if not self._has(step, name, 1):
             return call
-        taken = {own for (other, _), own in self._numbers.items() if other == name}
-        parts = [
-            (path, part)
+        taken = {*numbers.values()}
+        parts = {
+            path: part
             for path, part in given
             if isinstance(part, torch.Tensor)
             and part.is_floating_point()
             and part.dim()
             and layout_of(part) is Layout.STRIDED
             and local_part(part) is part
-        ]
-        found = call
-        if call in taken or self._is_other(step, name, call, parts):
-            goldens = itertools.takewhile(
-                lambda each: self._has(step, name, each), itertools.count()
+        }
+
+        def is_alike(other: int) -> bool:
+            pairs = [*self._pairs(FedPlace(step, name, other, Role.INPUT), parts)]
+            if len(pairs) < len(parts):
+                return False
+            if other != call:
+                return bool(parts) and all(is_about(*pair) for pair in pairs)
+            return not any(  # a fault makes no other call of it
+                (own.double() - golden.double()).norm() > TELLS_LAYOUT * golden.double().norm()
+                for own, golden in pairs
             )
-            like = (
-                each
-                for each in goldens
-                if each not in taken and self._is_like(step, name, each, parts)
-            )
-            free = min({*range(call + 1)} - taken) if call in taken else call
-            found = next(like, free)
-        self._numbers[name, call] = found
+
+        goldens = itertools.takewhile(lambda each: self._has(step, name, each), itertools.count())
+        found = golden_call(call, goldens, taken, is_alike)
+        if found is None:
+            found = min({*range(call + 1)} - taken) if call in taken else call
+        numbers[call] = found
         return found
 
     def _has(self, step: int, name: str, call: int) -> bool:
         return self._golden.has(FedPlace(step, name, call, Role.INPUT))
 
     def _pairs(
-        self, step: int, name: str, call: int, parts: Sequence[tuple[str, torch.Tensor]]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        self, place: FedPlace, parts: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The first elements of what was given, here and in golden's call."""
-        found = []
-        for path, part in parts:
-            record = self._golden.record_of(FedPlace(step, name, call, Role.INPUT), path, {})
-            if record is None or record.member is None or record.shape != tuple(part.shape):
-                continue
-            golden = self._golden.read(record).reshape(-1)[:_ELEMENTS]
-            found.append((part.detach().reshape(-1)[:_ELEMENTS].cpu().to(golden.dtype), golden))
-        return found
-
-    def _is_other(
-        self, step: int, name: str, call: int, parts: Sequence[tuple[str, torch.Tensor]]
-    ) -> bool:
-        pairs = self._pairs(step, name, call, parts)
-        return len(pairs) < len(parts) or any(
-            (own.double() - golden.double()).norm() > TELLS_LAYOUT * golden.double().norm()
-            for own, golden in pairs
-        )
-
-    def _is_like(
-        self, step: int, name: str, call: int, parts: Sequence[tuple[str, torch.Tensor]]
-    ) -> bool:
-        pairs = self._pairs(step, name, call, parts)
-        return len(pairs) == len(parts) > 0 and all(is_about(*pair) for pair in pairs)
+        for path, part in parts.items():
+            record = self._golden.record_of(place, path, {})
+            if record is not None and record.member and record.shape == tuple(part.shape):
+                golden = self._golden.read(record).reshape(-1)[:_ELEMENTS]
+                yield part.detach().reshape(-1)[:_ELEMENTS].cpu().to(golden.dtype), golden

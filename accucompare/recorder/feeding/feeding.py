@@ -10,19 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from accucompare.bundle.format import Role
+from accucompare.bundle.format import Layout, Role
 from accucompare.bundle.reading import Bundle
 from accucompare.compare.constants import TELLS_LAYOUT
 from accucompare.compare.fusions import is_sum
 from accucompare.compare.layouts import GoldenParts
 from accucompare.compare.pairing import Renaming
 from accucompare.live.modules import Modules
-from accucompare.live.values import leaves, replaced
+from accucompare.live.values import layout_of, leaves, replaced
 from accucompare.recorder.feeding.call_order import CallOrder
 from accucompare.recorder.feeding.copies import copy_like, in_place_of
+from accucompare.recorder.feeding.golden_calls import CallsOfGolden
+from accucompare.recorder.feeding.golden_pieces import GoldenPieces
 from accucompare.recorder.feeding.golden_values import FedPlace, GoldenValues, Memory
-from accucompare.recorder.feeding.lending import Exchange, Lent, contents
+from accucompare.recorder.feeding.lending import Exchange, Lent, contents, memory_of, same_elements
 from accucompare.selection import RoleGroup
 
 #: From an output's path and the gradient that arrives there: what the backward goes on with.
@@ -84,19 +87,28 @@ class Feeding(GoldenValues):
         self.written = golden.manifests[rank].options.written
         holds = golden.manifests[rank].options.holds
         self.backward, self.updates = holds(RoleGroup.BACKWARD), holds(RoleGroup.UPDATE)
-        self._backwards: Counter[tuple[FedPlace, str]] = Counter()  # of the step, by value
+        self._handed: set[int] = set()  # memory of modules that their callers got, in the step
+        self._pieces = GoldenPieces(self)
         #: by class, role and paths: values that the model carries as two terms of golden's
         self._sums: set[tuple[str, Role, str, str]] = set()
+
+    def calls_of(
+        self,
+        step: int,
+        name: str,
+        call: int,
+        parent: tuple[str, int] | None,
+        given: Sequence[tuple[str, Any]],
+    ) -> CallsOfGolden | None:
+        """Golden's calls in place of one that one side makes in parts; raises as ``inputs``."""
+        self.load(step)
+        return self.calls.begins(name, call, parent, given)
 
     def inputs(
         self, place: FedPlace, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
-        """A call's arguments with golden's values in them, and what was lent.
-
-        Raises:
-            CaptureError: if golden does not have the step.
-            BundleError: if golden is damaged.
-        """
+        """A call's arguments with golden's values in them, and what was lent. Raises CaptureError
+        if golden does not have the step; BundleError if golden is damaged."""
         lent, memory, seen = Lent(), Memory(), Counter[str]()
         found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
         self._keep_indices(place, (args, kwargs), found, memory)
@@ -133,6 +145,8 @@ class Feeding(GoldenValues):
         """
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)
+        for path in self._kept(place.name, output, by_path):
+            del by_path[path]
         if lent is not None:
             why = (
                 "it is written into, and another argument shares elements with it: each got a copy"
@@ -166,6 +180,29 @@ class Feeding(GoldenValues):
                             self.pass_on(gradient, taken, why)
         return self._put(place, output, by_path, []), own
 
+    def _kept(self, name: str, output: Any, by_path: Mapping[str, Any]) -> list[str]:
+        """Paths of outputs that are what the module keeps, such as a cache, and hold golden's bits:
+        its caller gets them, for later writes show there."""
+        asked = [
+            (path, part)
+            for path, part in leaves(output)
+            if path in by_path
+            and _has_memory(part)
+            and not (part.requires_grad and torch.is_grad_enabled())
+        ]
+        if not asked:
+            return []
+        state = vars(self._modules.named[name])
+        kept = (*state["_parameters"].values(), *state["_buffers"].values(), *state.values())
+        own = {memory_of(each) for each in kept if _has_memory(each)} | self._handed
+        found = [
+            (path, memory_of(part))
+            for path, part in asked
+            if memory_of(part) in own and same_elements(part, by_path[path])
+        ]
+        self._handed |= {memory for _, memory in found}
+        return [path for path, _ in found]
+
     def value(
         self, place: FedPlace, path: str, tensor: torch.Tensor, memory: Memory
     ) -> torch.Tensor | None:
@@ -189,20 +226,18 @@ class Feeding(GoldenValues):
         """
         place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
-        self._backwards[place, path] += 1
-        if (count := self._backwards[place, path]) > 1:  # a second backward through the same call
-            path = f"{path}#{count}"
-        golden = self.golden_value(place, path, grad, Memory())
+        golden = self._pieces.give(place, path, grad)
         if isinstance(golden, torch.Tensor):
             self.fed += 1
             return golden
-        self.pass_on(place, path, golden if isinstance(golden, str) else "it is no tensor")
+        self.pass_on(place, path, golden)
         return grad
 
     def end_step(self) -> None:
         super().end_step()
         self.order.end_step()
-        self._backwards.clear()
+        self._handed.clear()
+        self._pieces.end_step()
 
     def _given_back(self, place: FedPlace, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
         """Golden's values of what a call has written into its arguments, by the arguments' ids."""
@@ -258,11 +293,8 @@ class Feeding(GoldenValues):
         self, place: FedPlace, given: Sequence[Any], found: Sequence[dict[str, Any]], memory: Memory
     ) -> None:
         """Leave a call its own indices and counts where it keeps other rows than golden's, such as
-        those of tokens that were dropped: golden's would not fit them.
-
-        Args:
-            found: golden's values for what was ``given``, by path; changed, as is ``memory``.
-        """
+        those of tokens that were dropped: golden's would not fit them. ``found``: golden's values
+        for what was ``given``, by path; changed, as is ``memory``."""
         parts = [[*leaves(each)] for each in given]
         if not any(
             _is_of_numbers(part) and path not in by_path and self.has_other_shape(place, path, part)
@@ -341,3 +373,12 @@ class Feeding(GoldenValues):
 def _is_of_numbers(value: Any) -> bool:
     """Whether a value is a tensor of numbers that stand for themselves: no indices, no mask."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _has_memory(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not is_lazy(value)
+        and layout_of(value) is Layout.STRIDED
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )

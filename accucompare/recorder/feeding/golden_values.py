@@ -38,18 +38,18 @@ from accucompare.live.values import (
     describe_value,
     dtype_name,
     from_bits,
-    is_plain_class,
     layout_of,
     local_part,
-    nested,
     other_to_host,
     scalar_to_host,
     telling_name,
 )
 from accucompare.numbers import DTYPES, Kind, digest
 from accucompare.recorder.feeding.copies import copy_like, round_copy
+from accucompare.recorder.feeding.golden_calls import CallsOfGolden, GoldenCalls
 from accucompare.recorder.feeding.lending import Exchange
-from accucompare.text import counted, with_article
+from accucompare.recorder.feeding.misfits import misfit, nested_misfit
+from accucompare.text import counted
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -62,6 +62,13 @@ class FedPlace:
     name: str
     call: int
     role: Role
+    # golden's calls in its place, if it is one of several parts, or has several
+    golden: CallsOfGolden | None = None
+
+    def key(self, role: Role | None = None) -> tuple[str, int, Role]:
+        """Where golden's values are, or those of another role."""
+        call = self.call if self.golden is None else self.golden.calls[0]
+        return self.name, call, role or self.role
 
 
 #: (arrived, given) by the arrived tensor's id, golden's dtype and digest: equal keys, equal copies.
@@ -99,6 +106,7 @@ class GoldenValues:
         self.loss_scale: Callable[[], float] = lambda: 1.0
         # by class, role and paths: what golden carries as two terms of the model's value
         self._golden_sums: set[tuple[str, Role, str, str]] = set()
+        self.calls = GoldenCalls(self._input_of, self.read)
         self._step: int | None = None
         self._first: int | None = None  # the first step that was loaded
         theirs = golden.manifests[rank].model
@@ -160,6 +168,7 @@ class GoldenValues:
         for kept in (self._records, self._arguments, self._operators, self._written):
             kept.clear()
         self._calls.clear()
+        self.calls.end_step()
         self._noted.clear()
         self._golden.close()
         if self._parts is not None:
@@ -184,7 +193,7 @@ class GoldenValues:
         changed = self._records.get((name, update, Role.PARAM_CHANGED, path))
         if changed is not None:
             golden = from_bits(self._golden.raw(changed), changed.dtype)
-            return None if _misfit(changed, tensor) else copy_like(tensor, golden)
+            return None if misfit(changed, tensor) else copy_like(tensor, golden)
         found, later = None, step
         while found is None and (before := self._parameters_before(later)) is not None:
             calls = before.get((name, path), {})
@@ -192,7 +201,7 @@ class GoldenValues:
             found, later = None if call is None else calls[call], later + 1
         if found is None and not update:
             found = self._left_by(step - 1).get((name, path))
-        fits = found is not None and not _misfit(found, tensor)
+        fits = found is not None and not misfit(found, tensor)
         return copy_like(tensor, self.read(found)) if found is not None and fits else None
 
     def _left_by(self, step: int) -> dict[tuple[str, str], Record]:
@@ -223,23 +232,23 @@ class GoldenValues:
     def paths(self, place: FedPlace) -> list[str]:
         """What golden has of one of ``WRITTEN_ROLES``: paths. Raises as ``Feeding.inputs``."""
         self.load(place.step)
-        return self._written.get((place.name, place.call, place.role), [])
+        return self._written.get(place.key(), [])
 
     def has(self, place: FedPlace) -> bool:
         """Whether golden has anything of this role of a call, in the loaded step."""
-        return (place.name, place.call, place.role) in self._calls
+        return place.key() in self._calls
 
     def has_value(self, place: FedPlace, path: str) -> bool:
         """Whether golden has this one value."""
-        return (place.name, place.call, place.role, path) in self._records
+        return (*place.key(), path) in self._records
 
     def has_other_shape(self, place: FedPlace, path: str, tensor: torch.Tensor) -> bool:
         """Whether golden's call took a tensor of another shape, or one that is not this rank's."""
-        record = self.record_of(place, path, {})
+        record = self._own_part(place, self.record_of(place, path, {}), tensor)
         if record is None:
             return self._parts is not None and self.has(place) and tensor.dim() > 0
         if tensor.is_nested:
-            return _nested_misfit(record, tensor) is not None
+            return nested_misfit(record, tensor) is not None
         return self.formed(record, tensor).shape != tuple(local_part(tensor).shape)
 
     def golden_value(
@@ -265,9 +274,15 @@ class GoldenValues:
             missing = f"golden has no such {'value' if self.has(place) else 'call'}"
             return f"{missing}, or nothing tells this rank's part" if self._parts else missing
         if not isinstance(value, torch.Tensor):
-            return self._golden_number(record, value)
+            number = self._golden_number(record, value)
+            if number is not None and place.golden is not None:
+                return "each part of golden's call has a number of its own"
+            return number
+        record = self._own_part(place, record, value)
+        if record is None:
+            return "golden's call makes this in other parts"
         formed = self.formed(record, value)
-        if (why := _misfit(formed, value)) is not None:
+        if (why := misfit(formed, value)) is not None:
             return why
         second = self._second_term(place, record, value, seen or {})
         key = (id(value), record.dtype, record.digest)
@@ -286,6 +301,20 @@ class GoldenValues:
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, copy_like(value, golden, exchange)
         return memory[key][1]
+
+    def _own_part(
+        self, place: FedPlace, record: Record | None, value: torch.Tensor
+    ) -> Record | None:
+        """What golden has of a call that only one side makes in parts."""
+        if place.golden is None or record is None or value.is_nested:
+            return record
+        keys = ((place.name, call, place.role, record.path) for call in place.golden.calls)
+        records = [self._records.get(key) for key in keys]
+        held = [each for each in records if each is not None and each.layout is Layout.STRIDED]
+        if len(held) < len(records):
+            return record
+        shape = tuple(value.shape)
+        return self.calls.part(place.name, place.call, place.golden, held, shape)
 
     def _in_own_scale(self, golden: torch.Tensor, step: int) -> torch.Tensor:
         """A gradient of golden's as this run's loss scale makes it."""
@@ -333,7 +362,7 @@ class GoldenValues:
             return None
         others = [
             each
-            for each in self._of_call.get((place.name, place.call, place.role), ())
+            for each in self._of_call.get(place.key(), ())
             if each.path != record.path
             and each.path not in seen
             and (each.shape, each.dtype) == (record.shape, record.dtype)
@@ -350,10 +379,14 @@ class GoldenValues:
             self._golden_sums.add(kind)
         return terms[1]
 
+    def _input_of(self, name: str, call: int, path: str) -> Record | None:
+        place = FedPlace(self._step or 0, name, call, Role.INPUT)
+        return self.record_of(place, path, {})
+
     def record_of(self, place: FedPlace, path: str, seen: Mapping[str, int]) -> Record | None:
         """Golden's record of one part of a value, in the loaded step."""
         return (
-            self._records.get((place.name, place.call, place.role, path))
+            self._records.get((*place.key(), path))
             or self._by_argument(place, path, seen)
             or self._in_a_tuple(place, path)
         )
@@ -365,17 +398,16 @@ class GoldenValues:
         ours, theirs = self._signatures
         kind = type(self._modules.named[place.name]).__name__
         record = self._arguments.get(
-            (place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ()))
+            (*place.key()[:2], argument_path(path, ours.get(kind) or theirs.get(kind) or ()))
         )
         return None if record is None or record.path in seen else record
 
     def _in_a_tuple(self, place: FedPlace, path: str) -> Record | None:
         """Golden's record of an output that is in a tuple on one side only."""
         other = tupled(place.role, path)
-        key = (place.name, place.call, place.role, other or "")
-        found = None if other is None else self._records.get(key)
+        found = None if other is None else self._records.get((*place.key(), other))
         if found is None and not path and place.role in (Role.OUTPUT, Role.GRAD_OUTPUT):
-            alone = self._of_call.get((place.name, place.call, place.role), [])
+            alone = self._of_call.get(place.key(), [])
             found = alone[0] if len(alone) == 1 else None
         return found
 
@@ -453,6 +485,7 @@ class GoldenValues:
                     record.path, theirs.get(record.type) or ours.get(record.type) or ()
                 )
                 self._arguments[name, record.call, path] = record
+        self.calls.load(records, self._names.get)
         self._step = step
         self._first = step if self._first is None else self._first
 
@@ -483,43 +516,3 @@ class GoldenValues:
         if new is None or record.role is Role.CALL_GRAD:
             return self._names.get(record.name), record
         return new.name, msgspec.structs.replace(record, path=new.path)
-
-
-def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    """Why golden's record cannot take a tensor's place; ``None`` if it can."""
-    tensor = local_part(tensor)
-    layout = layout_of(tensor)
-    if layout is Layout.NESTED:
-        return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
-    if not is_plain_class(tensor):
-        return f"it is {with_article(type(tensor).__name__)}"
-    if (
-        layout is not Layout.STRIDED
-        or tensor.layout is not torch.strided
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    ):
-        return f"it has no plain data ({layout.value})"
-    if record.layout is not Layout.STRIDED or record.member is None:
-        return f"golden has no tensor of it ({record.layout.value})"
-    if record.shape != tuple(tensor.shape):
-        return f"golden's shape is {list(record.shape)}, this one's {list(tensor.shape)}"
-    return _kind_misfit(record, tensor)
-
-
-def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    if record.layout is not Layout.NESTED or record.member is None:
-        return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
-    if record.components != nested.shapes_of(tensor):
-        return "the tensors nested in it have other shapes than golden's"
-    # autograd's graph takes no function of ours for it
-    if tensor.requires_grad and tensor.layout is torch.strided:
-        return "it is nested, not jagged, and autograd follows it"
-    return None
-
-
-def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
-    name = dtype_name(tensor.dtype)
-    ours, theirs = DTYPES.get(name), DTYPES[record.dtype]
-    if ours is None or ours.kind is not theirs.kind:
-        return f"golden's is {record.dtype}, this one {name}"
-    return None

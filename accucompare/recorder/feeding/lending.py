@@ -20,19 +20,15 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 class Lent:
     """What a module call was given in place of what arrived.
 
-    A module may write into its arguments: then the caller's own tensors must change, too.
+    A module may write into its arguments: then the caller's own tensors must change, too."""
 
-    Attributes:
-        tensors: (arrived, given, count of writes into given when it was given).
-        containers: lists, mappings and objects: (arrived, given).
-        contents: the given containers' original contents.
-        paths: of the given tensors, by their ids.
-    """
-
+    # (arrived, given, count of writes into given when it was given)
     tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    # lists, mappings and objects: (arrived, given)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
+    # the given containers' original contents
     contents: list[list[Any]] = field(default_factory=list)
-    paths: dict[int, str] = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)  # of the given tensors, by their ids
 
     def goes_through(self, output: Any) -> bool:
         """Whether an output shares a given tensor's memory, but its gradient takes another way.
@@ -46,7 +42,7 @@ class Lent:
         same = [
             (given, version)
             for _, given, version in self.tensors
-            if _memory(given) == _memory(output)
+            if memory_of(given) == memory_of(output)
         ]
         return bool(same) and all(
             given is not output and (given._version == version or not _follows(output, given))
@@ -73,7 +69,7 @@ class Lent:
             for _, given, version in self.tensors
             if given is not output
             and given._version == version
-            and _memory(given) == _memory(output)
+            and memory_of(given) == memory_of(output)
             and id(given) in self.paths
         ]
 
@@ -87,8 +83,11 @@ class Lent:
             written: the ids of the arguments that golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
-            if given._version != version or id(given) in written:
+            reshaped = not given.is_nested and given.shape != arrived.shape
+            if given._version != version or id(given) in written or reshaped:
                 values = exchanged.get(id(given), given)
+                if reshaped:
+                    _reshape(arrived, given)
                 if given.requires_grad and torch.is_grad_enabled():
                     _WrittenInto.apply(arrived, given, [values.detach()])  # type: ignore[no-untyped-call]
                 else:
@@ -138,17 +137,17 @@ class Lent:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
-                if _memory(computed) == _memory(given):
+                if memory_of(computed) == memory_of(given):
                     own = _same_part(computed, given, arrived)
                     if given._version == version:
-                        if _same(computed, golden):
+                        if same_elements(computed, golden):
                             found[id(golden)] = (
                                 own if own is not None and is_about(own, golden) else None,
                                 golden,
                             )
                     else:
                         found[id(golden)] = own, golden
-                        if own is not None and not _same(own, golden):
+                        if own is not None and not same_elements(own, golden):
                             # some elements may refuse writes
                             with torch.no_grad(), contextlib.suppress(RuntimeError):
                                 own.copy_(golden)
@@ -158,6 +157,19 @@ class Lent:
             key: own if own is not None and is_about(own, golden) else None
             for key, (own, golden) in found.items()
         }
+
+
+def _reshape(arrived: torch.Tensor, given: torch.Tensor) -> None:
+    """Give what arrived the shape that a module gave its copy: ``unsqueeze_``, ``resize_``."""
+    with plainly():
+        try:
+            if arrived.numel() == given.numel():
+                arrived.as_strided_(given.shape, given.stride())
+            else:
+                with torch.no_grad():
+                    arrived.resize_(given.shape)
+        except RuntimeError:  # its memory does not hold that
+            arrived.data = given.detach().clone()
 
 
 class _WrittenInto(torch.autograd.Function):
@@ -193,7 +205,7 @@ _OTHER_VIEWS = frozenset(
 _ALIKE = 0.1
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
     """A key that is equal for two tensors in one piece of memory."""
     tensor = local_part(tensor)
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
@@ -225,7 +237,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         for each in (one, other)
     ):
         return False
-    if _memory(one) != _memory(other):
+    if memory_of(one) != memory_of(other):
         return False
     (begin, end), (start, stop) = map(_stretch, (one, other))
     if begin >= stop or start >= end:
@@ -254,7 +266,7 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
 def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors are equal but for rounding."""
     own, golden = _values(own), _values(golden)
-    if _same(own, golden):
+    if same_elements(own, golden):
         return True
     if not (own.is_floating_point() or own.is_complex()):
         return False
@@ -262,7 +274,7 @@ def is_about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     difference, norm = (
         torch.where(finite, each, 0).double().norm() for each in (own - golden, golden)
     )
-    return bool(difference <= _ALIKE * norm) and _same(
+    return bool(difference <= _ALIKE * norm) and same_elements(
         torch.where(finite, 0, own), torch.where(finite, 0, golden)
     )
 
@@ -280,7 +292,7 @@ def contents(container: Any) -> list[Any]:
     ]
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same values; NaN equals NaN."""
     one, other = _values(one), _values(other)
     return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,19 +35,14 @@ _AHEAD = 256
 
 @dataclass(eq=False)
 class GoldenOperator:
-    """One operator that golden ran in a module call.
-
-    Attributes:
-        place: among golden's operators of that call.
-        inputs: records by path within the operator.
-        after: the place of golden's last operator that made one of the inputs; -1 if none did.
-    """
+    """One operator that golden ran in a module call."""
 
     operator: str
     number: int
     line: str
-    place: int
-    inputs: dict[str, Record] = field(default_factory=dict)
+    place: int  # among golden's operators of that call
+    inputs: dict[str, Record] = field(default_factory=dict)  # records by path within the operator
+    # the place of golden's last operator that made one of the inputs; -1 if none did
     after: int = -1
 
     @property
@@ -60,17 +55,11 @@ class GoldenOperator:
         }
 
 
-@dataclass(frozen=True)
-class Match:
-    """Which of golden's operators one is.
+class Match(NamedTuple):
+    """Which of golden's operators one is."""
 
-    Attributes:
-        number: golden's number of that name, or one that golden does not have.
-        why_not: why it does not get golden's values, in words; ``""`` if it does.
-    """
-
-    number: int
-    why_not: str = ""
+    number: int  # golden's number of that name, or one that golden does not have
+    why_not: str = ""  # why it does not get golden's values, in words; ``""`` if it does
 
 
 class OperatorFeed:
@@ -104,6 +93,11 @@ class OperatorFeed:
             self._places.setdefault(each.operator, []).append(each.place)
         self._counts = Counter(each.operator for each in self._golden)
         self._lines = {(each.operator, _short(each.line)) for each in self._golden}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether golden has recorded operators of the call."""
+        return bool(self._golden)
 
     def place(self, role: Role) -> FedPlace:
         return FedPlace(*self._place, role)

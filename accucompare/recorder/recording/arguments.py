@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from accucompare.live.modules import arguments_of
-from accucompare.live.values import Scalar, is_plain_class, leaves
+from accucompare.live.values import Scalar, is_plain_class, leaves, writes_into
 
 _FIXED = (torch.Tensor, type(None), *Scalar, str)
 
@@ -24,7 +24,9 @@ class Arguments:
         self._kwargs = kwargs
         # by path: the tensor and PyTorch's count of writes into it (-1: not counted)
         self._before = {
-            path: (part, _writes(part)) for path, part in parts if isinstance(part, torch.Tensor)
+            path: (part, writes_into(part))
+            for path, part in parts
+            if isinstance(part, torch.Tensor)
         }
         # kept only if no list or object among the arguments can get other tensors
         fixed = all(isinstance(each, _FIXED) for each in (*args, *kwargs.values()))
@@ -40,7 +42,7 @@ class Arguments:
             if not isinstance(part, torch.Tensor):
                 continue
             tensor, writes = self._before.get(path, (None, -1))
-            if part is tensor and (writes < 0 or _writes(part) == writes):
+            if part is tensor and (writes < 0 or writes_into(part) == writes):
                 continue
             if returned is None:
                 returned = {
@@ -49,13 +51,6 @@ class Arguments:
             if (place := _place(part)) not in returned:
                 returned.add(place)
                 yield path
-
-
-def _writes(tensor: torch.Tensor) -> int:
-    try:
-        return tensor._version
-    except RuntimeError:  # made in inference mode
-        return -1
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -242,10 +242,7 @@ class Backward(Generic[_C]):
         too.
 
         Without a feed, a tensor that inner calls pass on unchanged is one tensor, so its gradient
-        is recorded for each of them.
-
-        Args:
-            pairs: (what the call returned, the caller's own tensor).
+        is recorded for each of them. ``pairs``: (what the call returned, the caller's own tensor).
         """
         spans = self._again.get(threading.get_ident(), self._spans)
         for returned, own in pairs:

@@ -7,7 +7,8 @@ has written into a buffer, the floating buffers beside it are recorded too. Befo
 end, digests find the uncounted writes in modules in train mode, at the capture's end in all.
 
 A tensor in a plain attribute is taken as a buffer, unless autograd follows it from the start: that
-is a weight in another form (old ``weight_norm``, FSDP)."""
+is a weight in another form (old ``weight_norm``, FSDP). Of those in containers,
+``inner_tensors`` takes care."""
 
 from __future__ import annotations
 
@@ -23,35 +24,28 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Role
 from accucompare.live.modules import OF_EVERY_MODULE, Call, Modules
-from accucompare.live.values import dtype_name, to_host
-from accucompare.numbers import digest
+from accucompare.live.values import writes_into
 from accucompare.recorder.feeding import FedPlace, Feeding, Memory
-
-#: Called with a call, a role, a path and a value to record.
-RecordBuffer = Callable[[Call, Role, str, torch.Tensor], None]
+from accucompare.recorder.recording.inner_tensors import InnerTensors, RecordBuffer, digest_now
 
 
 @dataclass(eq=False)
 class _Slot:
-    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later.
-
-    Attributes:
-        owner, own: the module's name, and the attribute's.
-        table: the dictionary that holds it.
-        registered: whether it is a buffer.
-        seen, version: the tensor at the last look, and its count of writes (-1: not counted).
-        digest: of the bytes at the last look between calls; ``None`` if a call has written since.
-        shared: slots that held the same tensor when the capture began.
-    """
+    """Where a module keeps a tensor: a buffer, or a plain attribute, perhaps set later."""
 
     module: nn.Module
+    # owner, own: the module's name, and the attribute's
     owner: str
     own: str
-    table: dict[str, Any]
-    registered: bool = True
+    table: dict[str, Any]  # the dictionary that holds it
+    registered: bool = True  # whether it is a buffer
+    # seen, version: the tensor at the last look, and its count of writes (-1: not counted)
     seen: Callable[[], torch.Tensor | None] = lambda: None
     version: int = -1
+    # of the bytes at the last look between calls; ``None`` if a call has written since
     digest: str | None = None
+    held: bool = False  # whether it held a tensor at some look
+    # slots that held the same tensor when the capture began
     shared: list[_Slot] = field(default_factory=list)
 
     @property
@@ -69,11 +63,10 @@ class _Slot:
 
     def looked_at(self) -> None:
         tensor = self.now
+        self.held = self.held or tensor is not None
         # autograd's graph lives as long as without us
         self.seen = weakref.ref(tensor) if tensor is not None else lambda: None
-        self.version = (
-            -1 if tensor is None or is_lazy(tensor) or tensor.is_inference() else tensor._version
-        )
+        self.version = -1 if tensor is None or is_lazy(tensor) else writes_into(tensor)
 
     def path_of(self, name: str) -> str:
         """Its path in the records of the module ``name``."""
@@ -109,6 +102,7 @@ class Buffers:
             if slot.now is not None:
                 slot.shared = by_tensor.setdefault(id(slot.now), [])
                 slot.shared.append(slot)
+        self._inner = InnerTensors(modules, record, self._feed, step)
         self._lazy: list[_Slot] = []
         # written into by calls since the last look between calls
         self._dirty: dict[_Slot, None] = {}
@@ -118,21 +112,39 @@ class Buffers:
         self._starts = True  # the model was not called yet
         for slot in self._slots:
             slot.looked_at()
-            slot.digest = _digest_of(slot.now)
+            slot.digest = digest_now(slot.now)
             if slot.now is not None and is_lazy(slot.now):
                 self._lazy.append(slot)
+        self._held = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.digest
+            for slot in self._slots
+            if slot.digest is not None and not slot.registered
+        }
 
     @property
-    def kept(self) -> list[str]:
-        """The plain attributes that hold a tensor, or did between two calls: qualified names."""
-        return sorted(
-            f"{slot.owner}.{slot.own}".removeprefix(".")
+    def kept(self) -> dict[str, bool]:
+        """The plain attributes that hold a tensor or did, themselves or in a container: by
+        qualified name, whether they still do."""
+        plain = {
+            f"{slot.owner}.{slot.own}".removeprefix("."): slot.now is not None
             for slot in self._slots
-            if not slot.registered and (slot.digest is not None or slot.now is not None)
-        )
+            if not slot.registered and (slot.held or slot.now is not None)
+        }
+        return plain | self._inner.kept
+
+    @property
+    def held(self) -> dict[str, str]:
+        """What these held at the start: digests, by qualified name."""
+        return self._held | self._inner.held
+
+    @property
+    def beyond(self) -> list[str]:
+        """Containers with more items than are looked at."""
+        return sorted(self._inner.beyond)
 
     def next_step(self) -> None:
         self._times.clear()
+        self._inner.next_step()
         self._outermost = 0
 
     def model_is_called(self) -> None:
@@ -168,10 +180,12 @@ class Buffers:
         changed = [slot for slot in slots if slot.changed]
         if changed or self._feed is not None:
             self._written(call, changed, ends=True)
+        self._inner.ended(call)
         if call.parent is None:
             for slot in self._dirty:
-                slot.digest = _digest_of(slot.now)
+                slot.digest = digest_now(slot.now)
             self._dirty.clear()
+            self._inner.left_by_calls(call)
 
     def _learn(self, name: str) -> None:
         """Learn what a module keeps: its buffers and its plain attributes that hold a tensor, or
@@ -183,6 +197,8 @@ class Buffers:
         # a scripted module makes a new table at each access
         tables = (buffers if isinstance(buffers, dict) else dict(buffers.items()), plain)
         self._known[name] = known.union(*tables)
+        if known:
+            self._inner.learn(name)
         for table in tables:
             for own in table.keys() - known - self._parameters[name]:
                 value, registered = table[own], table is not plain
@@ -254,13 +270,14 @@ class Buffers:
         """
         for name in self._modules.named:
             self._learn(name)
+        self._inner.left_outside(role, number, every, last)
         changed = []
         # a part in eval mode may be written into, too
         trains = getattr(self._modules.named[""], "training", False)
         for slot in self._slots:
             looks = last or ((trains or slot.module.training) and not counted)
             if every or slot.changed or looks:
-                before, slot.digest = slot.digest, _digest_of(slot.now)
+                before, slot.digest = slot.digest, digest_now(slot.now)
                 if (every or slot.digest != before) and slot.digest is not None:
                     changed.append(slot)
                 else:
@@ -276,7 +293,7 @@ class Buffers:
                 slot.own,
                 slot,
             )
-            slot.digest = _digest_of(slot.now)
+            slot.digest = digest_now(slot.now)
         for slot in changed:
             slot.looked_at()
 
@@ -322,11 +339,3 @@ def _once(slots: Iterable[_Slot]) -> list[_Slot]:
     return list(
         {id(slot.now): slot for slot in reversed(list(slots)) if slot.now is not None}.values()
     )[::-1]
-
-
-def _digest_of(tensor: torch.Tensor | None) -> str | None:
-    """A digest of a tensor's bytes on any device; ``None`` if it has no plain data."""
-    if tensor is None or is_lazy(tensor):
-        return None
-    host = to_host(tensor.detach())
-    return None if host.array is None else f"{dtype_name(tensor.dtype)} {digest(host.array)}"

@@ -109,11 +109,9 @@ class Clipping:
     def _scaling(
         self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None] | None:
-        return (
-            functools.partial(self._guarded, self._scaled, args[0])
-            if self._guard.listening
-            else None
-        )
+        if self._guard.listening:
+            return functools.partial(self._guarded, self._scaled, args[0])
+        return None
 
     def _scaled(self, scaler: Any, result: Any) -> None:
         if getattr(scaler, "is_enabled", lambda: True)():

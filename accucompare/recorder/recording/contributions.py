@@ -16,17 +16,11 @@ _C = TypeVar("_C", bound=Call)
 
 
 class Gift(NamedTuple):
-    """What a node gives along one of its ``next_functions``.
+    """What a node gives along one of its ``next_functions``."""
 
-    Attributes:
-        entry: the index there.
-        total: the sum that it is a part of.
-        cut: the part that counts, if a view of the tensor was written into.
-    """
-
-    entry: int
-    total: Sum
-    cut: Cut | None = None
+    entry: int  # the index there
+    total: Sum  # the sum that it is a part of
+    cut: Cut | None = None  # the part that counts, if a view of the tensor was written into
 
     def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
         """The part, from what a node gives and what arrived at it."""
@@ -48,30 +42,23 @@ NodeOutput = tuple[int, Edge]
 
 @dataclass
 class Uses(Generic[_C]):
-    """The parts of an output's gradient that come from outside the call that gave it.
+    """The parts of an output's gradient that come from outside the call that gave it."""
 
-    Attributes:
-        giver: the span of that call.
-        nodes: users of the output, each with the output's index in their ``next_functions``.
-        seeds: initial gradients, where the output is a root of the backward.
-    """
-
-    giver: Span[_C]
+    giver: Span[_C]  # the span of that call
+    # users of the output, each with the output's index in their ``next_functions``
     nodes: list[tuple[Any, int]] = field(default_factory=list)
+    # initial gradients, where the output is a root of the backward
     seeds: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass
 class Cast(Generic[_C]):
-    """A parameter cast to another type, which autocast keeps for other calls.
-
-    Attributes:
-        maker: the span, if any, and the node of the cast; the parameter's index for the node.
-        users: the same for the nodes that use the cast.
-    """
+    """A parameter cast to another type, which autocast keeps for other calls."""
 
     parameter: torch.Tensor
+    # the span, if any, and the node of the cast; the parameter's index for the node
     maker: tuple[Span[_C] | None, Any, int] | None = None
+    # the same for the nodes that use the cast
     users: list[tuple[Span[_C] | None, Any, int]] = field(default_factory=list)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,24 +26,17 @@ from accucompare.live.values import (
 
 @dataclass(frozen=True)
 class How:
-    """How a value is recorded.
-
-    Attributes:
-        written: called with the record when it is written.
-        bits: what is known of the value's bits.
-        lease: the memory that holds them, if it was taken from the recorder.
-        by_digest: whether ``written`` compares digests across devices: it needs the host's digest.
-        model_input: whether the model is called with it: its fingerprint goes into the manifest.
-        shard: the layout of a plain value that does not know its own.
-    """
+    """How a value is recorded."""
 
     detail: str = ""
-    written: Callable[[Record], None] | None = None
-    bits: Bits = Bits.ANY
-    lease: Lease | None = None
+    written: Callable[[Record], None] | None = None  # called with the record when it is written
+    bits: Bits = Bits.ANY  # what is known of the value's bits
+    lease: Lease | None = None  # the memory that holds them, if it was taken from the recorder
+    # whether ``written`` compares digests across devices: it needs the host's digest
     by_digest: bool = False
+    # whether the model is called with it: its fingerprint goes into the manifest
     model_input: bool = False
-    shard: Shard | None = None
+    shard: Shard | None = None  # the layout of a plain value that does not know its own
 
 
 PLAINLY = How()
@@ -58,7 +51,8 @@ class RecordMaker:
         self.count = 0
         self.writer = writer
         self.layouts = layouts
-        self._seen: Counter[tuple[str, int, Role, str]] = Counter()
+        # by role, for the cyclic GC goes through tuples that hold one
+        self._seen: defaultdict[Role, dict[tuple[str, int, str], int]] = defaultdict(dict)
 
     def next_step(self) -> None:
         self.count = 0
@@ -94,8 +88,8 @@ class RecordMaker:
         if shard is not None and not shard.holds(host.shape):
             shard = None
         kind = type(call.module) if self.layouts is None else class_of(call.module)
-        place = (call.name, call.index, role, path)
-        seen = self._seen[place] = self._seen.get(place, 0) + 1
+        place, times = (call.name, call.index, path), self._seen[role]
+        seen = times[place] = times.get(place, 0) + 1
         if seen > 1:
             path = f"{path}#{seen}"
         record = Record(  # positional arguments take half as long

@@ -38,16 +38,13 @@ _Grads = tuple[torch.Tensor | None, ...]
 
 @dataclass(eq=False)
 class _Met:
-    """The nodes of one module call that backwards have reached, by their numbers in autograd.
+    """The nodes of one module call that backwards have reached, by their numbers in autograd."""
 
-    Attributes:
-        waiting: name and source line of the nodes that have no identity yet.
-        known: identity (``AddmmBackward0#1``) and source line of the others.
-        golden: the nodes whose gradients are replaced by golden's.
-    """
-
+    # name and source line of the nodes that have no identity yet
     waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
+    # identity (``AddmmBackward0#1``) and source line of the others
     known: dict[int, tuple[str, str]] = field(default_factory=dict)
+    # the nodes whose gradients are replaced by golden's
     golden: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
 

@@ -13,36 +13,35 @@ from accucompare.live.autograd import Span
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Call
 from accucompare.live.values import leaves
-from accucompare.recorder.feeding import Lent
+from accucompare.recorder.feeding import CallsOfGolden, Lent
 from accucompare.recorder.recording.arguments import Arguments
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import ChoicesOfCall
 
 
 @dataclass(eq=False)
 class RecordedCall(Call):
-    """A module call with defaults in the class, not in ``__init__``: every hook makes one.
+    """A module call with defaults in the class, not in ``__init__``: every hook makes one."""
 
-    Attributes:
-        lent: of a fed capture.
-        arguments: set if writes into arguments are recorded.
-        returned: what the forward returned, before any other hook saw it.
-        operators: set if operators are recorded.
-        span: the nodes that the call makes in autograd's graph, if the backward is recorded.
-        notes_lines: whether the source lines of these nodes are noted.
-        in_second_run: whether activation checkpointing runs it again, after a recorded first run.
-        placed: the forward's own distributed tensors, by path, from before other hooks saw them.
-        gradients: how the gradients of its plain inputs and outputs lie on the ranks, by role and
-            path, where that is known.
-    """
-
-    lent: Lent | None = field(default=None, init=False)
+    # of a fed capture: golden's calls in its place, if one side makes it in parts
+    golden: CallsOfGolden | None = field(default=None, init=False)
+    lent: Lent | None = field(default=None, init=False)  # of a fed capture
+    # set if writes into arguments are recorded
     arguments: Arguments | None = field(default=None, init=False)
+    # what the forward returned, before any other hook saw it
     returned: tuple[Any, ...] = field(default=(), init=False)
-    operators: Operators | None = field(default=None, init=False)
+    operators: Operators | None = field(default=None, init=False)  # set if operators are recorded
+    choices: ChoicesOfCall | None = field(default=None, init=False)  # what its own code chose
+    # the nodes that the call makes in autograd's graph, if the backward is recorded
     span: Span[RecordedCall] | None = field(default=None, init=False)
+    # whether the source lines of these nodes are noted
     notes_lines: bool = field(default=False, init=False)
+    # whether activation checkpointing runs it again, after a recorded first run
     in_second_run: bool = field(default=False, init=False)
+    # the forward's own distributed tensors, by path, from before other hooks saw them
     placed: dict[str, Any] | None = field(default=None, init=False)
+    # how the gradients of its plain inputs and outputs lie on the ranks, by role and path, where
+    # that is known
     gradients: dict[tuple[Role, str], Shard] | None = field(default=None, init=False)
 
     def keep_placements(self, layouts: Layouts, output: Any) -> None:

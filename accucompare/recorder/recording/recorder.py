@@ -17,7 +17,6 @@ from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.around import FunctionsRun, is_of_mesh
 from accucompare.live.autograd import NodeLines, Span
 from accucompare.live.modules import (
-    AroundSecondRun,
     Call,
     Listener,
     Mark,
@@ -28,6 +27,7 @@ from accucompare.live.modules import (
     witness,
     witness_no_more,
 )
+from accucompare.live.operators import choosing
 from accucompare.live.values import leaves
 from accucompare.numbers import Array
 from accucompare.recorder.feeding import FedPlace, FedUpdates, Feeding, OperatorFeed, storages
@@ -37,6 +37,7 @@ from accucompare.recorder.recording.buffers import Buffers
 from accucompare.recorder.recording.making import PLAINLY, How, RecordMaker
 from accucompare.recorder.recording.nodes import Nodes
 from accucompare.recorder.recording.operators import Operators
+from accucompare.recorder.recording.own_choices import OwnChoices
 from accucompare.recorder.recording.recorded_call import RecordedCall
 from accucompare.recorder.recording.updates import Updates
 from accucompare.recorder.state import NOTHING, Training
@@ -95,7 +96,7 @@ class Recorder(Listener[RecordedCall]):
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training, layouts)
         if feed is not None:
-            feed.loss_scale = lambda: self._updates.loss_scale
+            feed.loss_scale = lambda: self._updates.series.scale
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         nodes = None
         if operators and follows:
@@ -103,12 +104,17 @@ class Recorder(Listener[RecordedCall]):
             nodes = Nodes(self, lambda call: self._allows(call.name), self.add_operator, fed)
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
+        parts = layouts, self._backward, self._updates
+        self._parts = [part for part in parts if part is not None]  # that have hooks of their own
         self._buffers: Buffers | None = None
         self._called = False  # an outermost call has begun in this step
         self._missed = False  # the model was called, or a step ended, without being recorded since
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
-        self._witness = Witness(self._will_run_again)
+        # called when a part of the forward begins that will run again
+        self._witness = Witness(
+            lambda reentrant: functools.partial(self._runs_again, self.mark(), reentrant)
+        )
         self._known_second_runs = 0  # running second runs that need nothing
         # whether calls were made in a backward, and not by torch.utils.checkpoint
         self._ran_in_backward = False
@@ -130,7 +136,7 @@ class Recorder(Listener[RecordedCall]):
         """The number of backwards with something to record."""
         if self._backward is not None:
             return self._backward.count
-        return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+        return self._updates.series.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
     def without_call_grads(self) -> bool:
@@ -147,27 +153,29 @@ class Recorder(Listener[RecordedCall]):
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
         """What runs within is no code of the model, such as a compiler."""
-        running = self.functions.running
-        here = running is not None and running == threading.get_ident()
+        here = self.functions.running == threading.get_ident()
         return self.functions.paused() if here else contextlib.nullcontext()
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        running = self.functions.running
-        if running is None or running != threading.get_ident():
+        if self.functions.running != threading.get_ident():
             return super().run(act, name, arguments)
         with self.functions.paused():
             return super().run(act, name, arguments)
+
+    def seeing_choices(self) -> contextlib.AbstractContextManager[None]:
+        """What the model's own code chooses within is recorded, as far as values are."""
+        whole = self._writer.mode is Mode.TENSORS and self._layouts is None
+        if not whole or self._operators:
+            return contextlib.nullcontext()
+        return choosing(OwnChoices(self, self.add_operator, self._allows, self._feed))
 
     def install(self, steps: Steps | None = None) -> None:
         """Put the hooks on; they listen in the given steps."""
         super().install()
         self.listening = steps is None or steps.has(self.step)
         witness(self._witness)
-        if self._layouts is not None:
-            self._layouts.install()
-        if self._backward is not None:
-            self._backward.install()
-        self._updates.install()
+        for part in self._parts:
+            part.install()
         if self._buffers is None and (
             self._roles & {*BUFFER_ROLES} or (self._feed is not None and self._feed.written)
         ):
@@ -178,11 +186,8 @@ class Recorder(Listener[RecordedCall]):
     def remove(self) -> None:
         super().remove()
         witness_no_more(self._witness)
-        if self._layouts is not None:
-            self._layouts.remove()
-        if self._backward is not None:
-            self._backward.remove()
-        self._updates.remove()
+        for part in self._parts:
+            part.remove()
         self.functions.stop()
 
     def _record_computed(self) -> None:
@@ -195,8 +200,7 @@ class Recorder(Listener[RecordedCall]):
 
     def end_step(self, failed: bool = False, last: bool = False) -> Callable[[], StepSeries] | None:
         """A step is over, or has ``failed``; ``last``: so is the capture. Returns what gives its
-        series entry once all records are written, or ``None`` if the step did not train.
-        """
+        series entry once all records are written, or ``None`` if the step did not train."""
         if last and self._feed is not None and not self._called:
             self._feed.load(self.step, may_lack=True)
         if self._awaited is not None:
@@ -209,15 +213,19 @@ class Recorder(Listener[RecordedCall]):
         return entry
 
     @property
-    def kept(self) -> list[str] | None:
-        """The plain attributes in which modules keep tensors; ``None`` if none were looked at."""
-        return None if self._buffers is None else self._buffers.kept
+    def kept(self) -> dict[str, Any]:
+        """For the manifest: the plain attributes in which modules keep tensors, or kept."""
+        if self._buffers is None:  # none were looked at
+            return {"kept": None, "left": {}}
+        kept, beyond = self._buffers.kept, self._buffers.beyond
+        dropped = [name for name, holds in kept.items() if not holds]
+        left = {"dropped": dropped, "beyond": beyond, "held": self._buffers.held}
+        return {"kept": sorted(kept), "left": left}
 
     @property
     def closing(self) -> int | None:
         """The number of the step that has not begun when the capture ends; ``None`` if the model
-        ran on without being recorded, so that nothing tells what the last step left.
-        """
+        ran on without being recorded, so that nothing tells what the last step left."""
         return None if self._missed or not self.called else self.step + self._called
 
     def next_step(self) -> None:
@@ -249,7 +257,9 @@ class Recorder(Listener[RecordedCall]):
                 self.functions.start()
         given = [*arguments_of(args, kwargs)]
         if self._feed is not None and not self._feed.in_parts:
-            call.index = self._feed.order.number(self.step, call.name, call.index, given)
+            call.golden = self._feed.calls_of(self.step, call.name, call.index, call.parent, given)
+            if call.golden is None:
+                call.index = self._feed.order.number(self.step, call.name, call.index, given)
         if self._layouts is not None and self._backward is not None:
             call.note_gradients(self._layouts, Role.GRAD_INPUT, given)
         if not call.in_second_run:
@@ -265,7 +275,7 @@ class Recorder(Listener[RecordedCall]):
             self._note_arguments(call, args, kwargs, given)
             return None
         args, kwargs, call.lent = self._feed.inputs(
-            FedPlace(self.step, call.name, call.index, Role.INPUT), args, kwargs
+            FedPlace(self.step, call.name, call.index, Role.INPUT, call.golden), args, kwargs
         )
         given = [*arguments_of(args, kwargs)]
         self._observe(call, given)
@@ -308,7 +318,7 @@ class Recorder(Listener[RecordedCall]):
                 f"a forward hook on {name} replaces what the module returns, as feeding does; take"
                 " the hook off"
             )
-        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT)
+        place = FedPlace(self.step, call.name, call.index, Role.OUTPUT, call.golden)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
         handed_on, own = self._feed.outputs(
             place, output, call.lent, given, functools.partial(self._from_outside, span, exchange)
@@ -366,10 +376,6 @@ class Recorder(Listener[RecordedCall]):
         if not self._known_second_runs and self.running() is None:
             self._ran_in_backward = True
         return True
-
-    def _will_run_again(self, reentrant: bool) -> AroundSecondRun:
-        """A part of the forward begins that will run again. Returns the second run's context."""
-        return functools.partial(self._runs_again, self.mark(), reentrant)
 
     @contextlib.contextmanager
     def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
@@ -457,9 +463,7 @@ class Recorder(Listener[RecordedCall]):
     ) -> None:
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
             shard = None if call.gradients is None else call.gradients.get((role, path))
-            self._record_value(
-                call, role, path, grad, how=PLAINLY if shard is None else How(shard=shard)
-            )
+            self._record_value(call, role, path, grad, how=How(shard=shard))
 
     def _record(self, call: RecordedCall, role: Role, parts: Iterable[tuple[str, Any]]) -> None:
         if self._writer.failure is not None:
@@ -488,13 +492,8 @@ class Recorder(Listener[RecordedCall]):
         """Record what a call has written into its arguments, and values where golden's wrote."""
         paths = dict.fromkeys(arguments.written(given.items(), output))
         if self._feed is not None:
-            paths.update(
-                dict.fromkeys(
-                    self._feed.paths(
-                        FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE)
-                    )
-                )
-            )
+            place = FedPlace(self.step, call.name, call.index, Role.ARGUMENT_UPDATE)
+            paths.update(dict.fromkeys(self._feed.paths(place)))
         for path in paths:
             if isinstance(given.get(path), torch.Tensor):
                 self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
@@ -506,10 +505,10 @@ class Recorder(Listener[RecordedCall]):
     def _record_given(self, call: RecordedCall, parts: Iterable[tuple[str, Any]]) -> None:
         """Record what the model is called with, and digest it for the series."""
         recorded = Role.INPUT in self._roles
-        self._updates.call_begins()
+        self._updates.series.call_begins()
         for path, value in parts:
             is_tensor = isinstance(value, torch.Tensor)
-            written = self._updates.given(value, recorded) if is_tensor else None
+            written = self._updates.series.given(value, recorded) if is_tensor else None
             if recorded:  # a later call of the step may get what an earlier one computed
                 self._record_value(
                     call,

@@ -28,7 +28,7 @@ from accucompare.live.autograd import (
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
 from accucompare.live.operators import entrances
-from accucompare.live.values import Bits, copy_of, difference, leaves, local_part
+from accucompare.live.values import Bits, copy_of, difference, leaves, local_part, writes_into
 from accucompare.recorder.recording.between_updates import Between
 from accucompare.recorder.recording.clipping import Clipping
 from accucompare.recorder.recording.guard import GoldenUpdates, UpdateSink, guarded
@@ -74,7 +74,7 @@ class Updates:
         self._sink = sink
         self._layouts = layouts
         self._golden = golden
-        self._series = SeriesRecorder()
+        self.series = SeriesRecorder()
         self.parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._steps_copies = False
         self._model_has = [each.tensor for each in self.parameters.values()]
@@ -105,26 +105,15 @@ class Updates:
         self._others: dict[str, None] = {}
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
-        self._clipping = Clipping(self, sink, self._series, training.scaler)
-
-    @property
-    def loss_scale(self) -> float:
-        return self._series.scale
-
-    @property
-    def backwards(self) -> int:
-        return self._series.backwards
+        self._clipping = Clipping(self, sink, self.series, training.scaler)
 
     def notes(self) -> list[str]:
-        kinds = ", ".join(self._others)
-        notes = (
-            [
-                f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates"
-                " are not recorded"
-            ]
-            if kinds
-            else []
-        )
+        notes = []
+        if self._others:
+            notes.append(
+                "an optimizer stepped that holds no parameter of the model"
+                f" ({', '.join(self._others)}); its updates are not recorded"
+            )
         if self._changed_otherwise:
             notes.append(
                 "parameters changed in a step with a backward, but without a step of a torch.optim"
@@ -132,19 +121,16 @@ class Updates:
                 " are not"
             )
         idle = [
-            each
+            each.name
             for key, each in self.parameters.items()
             if key not in self._updated and each.tensor.requires_grad
         ]
-        if not idle or not self._updated:
-            return notes
-        return [
-            *notes,
-            (
+        if idle and self._updated:
+            notes.append(
                 f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as"
-                f" {idle[0].name}"
-            ),
-        ]
+                f" {idle[0]}"
+            )
+        return notes
 
     def install(self) -> None:
         self._between = Between()
@@ -172,7 +158,7 @@ class Updates:
             self._note_changed(AT_THE_END)
         elif (self._count or last) and self._started != self._count:
             self._note_changed()
-        if not self._any_update and self._series.backwards > self._backwards:
+        if not self._any_update and self.series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
                 before not in (-1, now) for before, now in versions
@@ -185,12 +171,12 @@ class Updates:
                     self._give(each, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER), 0)
             elif (
                 self._layouts is None  # of several ranks they may be unreduced
-                and not self._series.skipped
+                and not self.series.skipped
                 and grad is not None
                 and self._recorded.get(key) != gradient_state(each.tensor)
             ):
                 self._take(each, Role.PARAM_GRAD, self._gradient_path(each), grad, How(where))
-        return self._series.end_step(step)
+        return self.series.end_step(step)
 
     def next_step(self) -> None:
         self._count = 0
@@ -198,7 +184,7 @@ class Updates:
         self._started = -1
         self._between.next_step()
         self._any_update = False
-        self._versions, self._backwards = self._written(), self._series.backwards
+        self._versions, self._backwards = self._written(), self.series.backwards
         self._clipping.next_step()
         for each in (self._recorded, self._times, self._told, self._before):
             each.clear()
@@ -206,15 +192,12 @@ class Updates:
     @property
     def _trained(self) -> bool:
         """Whether there was a backward or an update in this step."""
-        return self._any_update or self._series.backwards > self._backwards
+        return self._any_update or self.series.backwards > self._backwards
 
     def _written(self) -> list[int]:
         """Each parameter's count of writes; -1 if there is no count, or no value yet."""
         tensors = (each.tensor for each in self.parameters.values())
-        return [
-            -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
-            for tensor in tensors
-        ]
+        return [-1 if is_lazy(tensor) else writes_into(tensor) for tensor in tensors]
 
     def model_begins(self) -> None:
         """The model is called, first in a step or after an update: give it golden's weights."""
@@ -228,34 +211,30 @@ class Updates:
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
             self._between.changed()  # these are no changes
         # parameters that change without an optimizer: averages, updates by hand, in the forward
-        for key, each in self.parameters.items():
-            if each not in self._between and self._sink.wants(each.owner, Role.PARAM_CHANGED):
-                sampled = key in self._held or not torch.is_grad_enabled()
-                self._between.leave([each], sampled)
+        known = self._between.known
+        new = [
+            each
+            for key, each in self.parameters.items()
+            if key not in known and self._sink.wants(each.owner, Role.PARAM_CHANGED)
+        ]
+        trains = torch.is_grad_enabled()
+        for whole in (True, False):
+            some = [each for each in new if whole is (trains and id(each.tensor) not in self._held)]
+            self._between.leave(some, sampled=not whole)
 
     def _note_changed(self, when: str = "") -> None:
         """Record what anything but an update changed since the last one, here or in golden.
-
-        Args:
-            when: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
-                in this step.
-        """
-        changed = self._between.changed()
-        self._series.rewritten(changed)
+        ``when``: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
+        in this step."""
+        changed, known = self._between.changed(), self._between.known
+        self.series.rewritten(changed)
         for key, each in self.parameters.items():
-            place = each.owner, self._count, each.own + when
             if key in changed or (
                 self._golden is not None
-                and each in self._between
-                and self._golden.has_changed(*place)
+                and key in known
+                and self._golden.has_changed(each.owner, self._count, each.own + when)
             ):
                 self._give(each, Role.PARAM_CHANGED, each.own + when, each.tensor)
-
-    def call_begins(self) -> None:
-        self._series.call_begins()
-
-    def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
-        return self._series.given(tensor, recorded)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         guarded(self._sink, act, "an update", *arguments)
@@ -291,7 +270,7 @@ class Updates:
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
             self._just_stepped.clear()
-            self._guarded(self._series.backward_begins, roots)
+            self._guarded(self.series.backward_begins, roots)
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
@@ -313,15 +292,15 @@ class Updates:
             self._count -= 1
         else:
             self._just_stepped.clear()
-            self._series.rates(optimizer)
+            self.series.rates(optimizer)
             for path, value in numbers_of_groups(optimizer):
                 self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
         # the first argument is the optimizer
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))
         # golden's digest of the weights is of other numbers than copies or parts have
-        first = self._series.wants_weights and not self._steps_copies
+        first = self.series.wants_weights and not self._steps_copies
         if self._steps_copies and self._sink.wants("", Role.PARAM_BEFORE):
-            self._series.hold(self._model_has)
+            self.series.hold(self._model_has)
         scale = getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
@@ -362,7 +341,7 @@ class Updates:
             each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED)
         )
         if not self._more:
-            self._series.updated(getattr(optimizer, "found_inf", None))
+            self.series.updated(getattr(optimizer, "found_inf", None))
         self._just_stepped |= {id(each.tensor) for each in parameters}
         later = {
             key
@@ -393,7 +372,7 @@ class Updates:
             return None
         if recorded is None:
             recorded = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
-        return self._series.weight(parameter.tensor, recorded)
+        return self.series.weight(parameter.tensor, recorded)
 
     def record_gradient(
         self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False
@@ -481,10 +460,10 @@ class Updates:
         if self._layouts is not None:
             shard = self._layouts.of_parameter(parameter.tensor, grad)
             if shard is not None and not shard.is_whole(tuple(local_part(grad).shape)):
-                self._series.has_part()
+                self.series.has_part()
         if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
-            return self._series.norm_of(parameter.tensor)
-        self._series.measure(parameter.tensor, grad)
+            return self.series.norm_of(parameter.tensor)
+        self.series.measure(parameter.tensor, grad)
         return None
 
     def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:

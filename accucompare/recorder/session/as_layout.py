@@ -16,11 +16,8 @@ from accucompare.text import first_few
 
 
 def rank_layout(path: str | Place, out: str | Place, subject: Subject) -> RankParts:
-    """What the ranks of ``as_layout`` compute apart.
-
-    Raises:
-        UsageError: if this model, or several processes, cannot compute so.
-    """
+    """What the ranks of ``as_layout`` compute apart. Raises UsageError if this model, or several
+    processes, cannot compute so."""
     if place_of(path).resolve() == place_of(out).resolve():
         raise UsageError(
             f"{out}: cannot be both the layout (--as-layout) and what the capture writes; choose"

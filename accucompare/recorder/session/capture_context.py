@@ -211,6 +211,7 @@ def recording(
                 training,
             )
             stack.callback(recorder.remove)
+            stack.enter_context(recorder.seeing_choices())
             recorder.step = start.step
             unknown = None
             if options.save_state or options.like is not None:

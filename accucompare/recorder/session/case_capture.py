@@ -258,11 +258,8 @@ def _fed_steps(
     trains: bool,
     notes: list[str],
 ) -> tuple[Steps, bool]:
-    """The steps of a fed capture, and whether it trains, as golden did. Notes what differs.
-
-    Raises:
-        UsageError: if golden lacks what the steps start from.
-    """
+    """The steps of a fed capture, and whether it trains, as golden did. Notes what differs. Raises
+    UsageError if golden lacks what the steps start from."""
     with open_bundle(golden) as bundle:
         held = bundle.manifest.options
     trains = trains and held.holds(RoleGroup.BACKWARD)
@@ -292,21 +289,13 @@ def _fed_steps(
 
 @dataclass(frozen=True)
 class Built:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Attributes:
-        case: as its callable returned it.
-        name: the target that it was found under.
-        model: cast, and on the device.
-        inputs: positional and keyword arguments of each step, on the CPU.
-        training: what it has beside the model.
-    """
-
-    case: Case
-    name: str
-    model: nn.Module
-    inputs: list[CallArguments]
-    training: Training
+    case: Case  # as its callable returned it
+    name: str  # the target that it was found under
+    model: nn.Module  # cast, and on the device
+    inputs: list[CallArguments]  # positional and keyword arguments of each step, on the CPU
+    training: Training  # what it has beside the model
 
 
 def build(
@@ -316,12 +305,9 @@ def build(
     seed: int,
     like: str | Place | None = None,
 ) -> Built:
-    """Build a case on the CPU under a seed, cast its model, and move it to the device.
-
-    Raises:
-        CaseError: if the case cannot be found or built, or lacks inputs.
-        DeviceError: if the model cannot be moved.
-    """
+    """Build a case on the CPU under a seed, cast its model, and move it to the device. Raises
+    CaseError if the case cannot be found or built, or lacks inputs; DeviceError if the model cannot
+    be moved."""
     _seed_everything(seed)
     case, name = load_case(target)
     model = case.model

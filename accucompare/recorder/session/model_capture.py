@@ -19,12 +19,9 @@ def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAUL
     """Run an already built case once for each of its inputs, and record it.
 
     The model is not moved, cast or seeded, and gradients are on or off as the caller has them. The
-    inputs are copied to the model's device. With an optimizer the weights are updated.
-
-    Raises:
-        CaseError: if there are no inputs, or an optimizer without a loss.
-        CaptureError, UsageError: as for ``accucompare.capture``. Errors of the model are passed on.
-    """
+    inputs are copied to the model's device. With an optimizer the weights are updated. Raises
+    CaseError if there are no inputs, or an optimizer without a loss; CaptureError, UsageError as
+    for ``accucompare.capture``. Errors of the model are passed on."""
     steps = [] if case.inputs is None else steps_of(case.inputs)
     if not steps:
         raise CaseError("the case has no inputs; give Case(model, inputs)")

@@ -16,12 +16,9 @@ from accucompare.selection import Selection
 
 
 def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
-    """The renamings of golden's layers; notes list those that ``auto`` finds.
-
-    Raises:
-        UsageError: if a map matches nothing or leads nowhere, or two layers become one.
-        BundleError: if there is no such bundle.
-    """
+    """The renamings of golden's layers; notes list those that ``auto`` finds. Raises UsageError if
+    a map matches nothing or leads nowhere, or two layers become one; BundleError if there is no
+    such bundle."""
     renamings, auto = read_maps(asked.map)
     notes = []
     goldens = [

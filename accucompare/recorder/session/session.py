@@ -24,6 +24,7 @@ from accucompare.live.around import (
     variables_named,
     versions_of,
 )
+from accucompare.live.modules import NumbersKept
 from accucompare.live.numerics import CompiledRegions, Numerics, eager_stance
 from accucompare.live.operators import Draws
 from accucompare.places import Place
@@ -68,6 +69,7 @@ class Session:
         self._steps = start.steps
         self._numerics = numerics
         self._subject = subject
+        self._numbers = NumbersKept(subject.modules)
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
@@ -175,7 +177,8 @@ class Session:
         closing = None if error is not None else recorder.closing
         manifest.capture["closing"] = closing
         series = recorder.end_step(failed=error is not None, last=closing is not None)
-        manifest.capture["kept"] = recorder.kept
+        manifest.capture.update(recorder.kept)
+        manifest.capture["left"].update(self._numbers.left())
         manifest.mesh = self._subject.mesh
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]

@@ -35,25 +35,19 @@ from accucompare.text import first_few, with_article
 
 @dataclass(frozen=True)
 class Within:
-    """What a capture is part of: a case, or a script that runs anyway.
+    """What a capture is part of: a case, or a script that runs anyway."""
 
-    Attributes:
-        case: the manifest's name for what is run.
-        inputs: saved with the state: positional and keyword arguments of each step.
-        made: options by which the model was made, for the manifest.
-        notes: more sentences for the manifest.
-        begun: the number of the first step, if the capture starts from no state.
-        matched: whether random operations draw from the CPU under the seed; else they draw as
-            without a capture.
-        prepared: the directory is ready for all ranks, so they need not wait for each other.
-    """
-
-    case: str | None = None
+    case: str | None = None  # the manifest's name for what is run
+    # saved with the state: positional and keyword arguments of each step
     inputs: list[CallArguments] | None = None
+    # options by which the model was made, for the manifest
     made: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    begun: int = 0
+    notes: Sequence[str] = ()  # more sentences for the manifest
+    begun: int = 0  # the number of the first step, if the capture starts from no state
+    # whether random operations draw from the CPU under the seed; else they draw as without a
+    # capture
     matched: bool = True
+    # the directory is ready for all ranks, so they need not wait for each other
     prepared: bool = False
 
 
@@ -77,11 +71,8 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, training: Training, device: torch.device | None) -> Subject:
-        """Look at a model; ``device`` defaults to that of its first parameter or buffer.
-
-        Raises:
-            UsageError: if it is not a module, or an optimizer holds none of its parameters.
-        """
+        """Look at a model; ``device`` defaults to that of its first parameter or buffer. Raises
+        UsageError if it is not a module, or an optimizer holds none of its parameters."""
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"model must be a torch.nn.Module, but is {with_article(type(model).__name__)}"
@@ -117,35 +108,25 @@ def rank_and_ranks() -> tuple[int, int]:
 
 @dataclass
 class Start:
-    """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
+    """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it."""
 
-    Attributes:
-        seed, steps, selection, groups: in force.
-        renamings: of the layers of ``like`` and ``feed``.
-        notes: sentences for the manifest.
-        replaced: the weights that ``like`` changed.
-        overruled: what else ``like`` changed: ``the mode of encoder.drop``.
-        model: described, with its current weights.
-        golden, feed: set in a fed capture.
-        without_gradients: gradients are off because golden has none.
-        continuation: the training state of ``like``, if it has one.
-        begun: the number of the first step, without such a state.
-    """
-
+    # seed, steps, selection, groups: in force
     seed: int | None
     steps: Steps | None
     selection: Selection
     groups: tuple[RoleGroup, ...]
-    renamings: list[Renaming]
-    notes: list[str]
-    replaced: list[str] = field(default_factory=list)
+    renamings: list[Renaming]  # of the layers of ``like`` and ``feed``
+    notes: list[str]  # sentences for the manifest
+    replaced: list[str] = field(default_factory=list)  # the weights that ``like`` changed
+    # what else ``like`` changed: ``the mode of encoder.drop``
     overruled: list[str] = field(default_factory=list)
-    model: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)  # described, with its current weights
+    # golden, feed: set in a fed capture
     golden: Bundle | None = None
     feed: Feeding | None = None
-    without_gradients: bool = False
-    continuation: Continuation | None = None
-    begun: int = 0
+    without_gradients: bool = False  # gradients are off because golden has none
+    continuation: Continuation | None = None  # the training state of ``like``, if it has one
+    begun: int = 0  # the number of the first step, without such a state
 
     @classmethod
     def of(
@@ -157,10 +138,7 @@ class Start:
         within: Within = ALONE,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
-
-        Raises:
-            UsageError: if one of them does not fit the model or the options.
-        """
+        Raises UsageError if one of them does not fit the model or the options."""
         modules = subject.modules
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
         start = cls(
@@ -368,10 +346,7 @@ def _layout_of(
     options: CaptureOptions, golden: Bundle, subject: Subject, stack: contextlib.ExitStack
 ) -> Bundle | None:
     """The bundle that tells how the ranks of this capture share golden, which is of one device.
-
-    Raises:
-        UsageError: if it cannot tell, or is needed and was not named.
-    """
+    Raises UsageError if it cannot tell, or is needed and was not named."""
     if golden.manifest.ranks > 1 or subject.ranks == 1:
         if options.layout_of is not None:
             raise UsageError(
@@ -405,10 +380,7 @@ def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps
 
 def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
     """The steps of a run that begins with the state of ``like``: a count from there, or a list.
-
-    Raises:
-        UsageError: if the list has an earlier step.
-    """
+    Raises UsageError if the list has an earlier step."""
     if steps is None or not first:
         return steps
     if steps.chosen is None:

@@ -13,13 +13,9 @@ from accucompare.report.words import fit_words
 
 
 class CurveRow(NamedTuple):
-    """A point of the curve: an estimate, or a run.
+    """A point of the curve: an estimate, or a run."""
 
-    Attributes:
-        share: in float32, in percent.
-    """
-
-    share: float
+    share: float  # in float32, in percent
     expected: float | None
     run: float | None
     limit: float | None

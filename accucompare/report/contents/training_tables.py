@@ -226,11 +226,9 @@ def _positive(get: _Get) -> _Get:
 
     def size(pair: StepPair) -> Value:
         value = get(pair)
-        return (
-            abs(value)
-            if isinstance(value, (int, float)) and value and math.isfinite(value)
-            else None
-        )
+        if isinstance(value, (int, float)) and value and math.isfinite(value):
+            return abs(value)
+        return None
 
     return size
 

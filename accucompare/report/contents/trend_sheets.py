@@ -154,10 +154,8 @@ def trend_sheets(facts: TrendFacts) -> list[Table]:
 
 
 def _fill(place: PlaceTrend) -> str:
-    return (
-        looks.PALE_RED
-        if place.fails
-        else looks.AMBER
-        if place.state is PlaceState.CAME_BACK
-        else ""
-    )
+    if place.fails:
+        return looks.PALE_RED
+    if place.state is PlaceState.CAME_BACK:
+        return looks.AMBER
+    return ""

@@ -21,12 +21,8 @@ from accucompare.report.table import Page, Table, environment_sheets, overview_o
 
 
 def write_excel(comparison: Result, path: Path) -> Path:
-    """Write the Excel report, and return its path.
-
-    Raises:
-        ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be
-            written.
-    """
+    """Write the Excel report, and return its path. Raises ReportError if the path is a directory or
+    does not end in ``.xlsx``, or the file cannot be written."""
     EXCEL_FILE.refuse_other(path)
     found = overview_of(comparison)
     layers = all_layers(comparison, found)

@@ -35,11 +35,8 @@ if LXML:  # openpyxl then writes with lxml and raises its errors
 
 
 def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
-    """Write the sheets, and return ``path``; missing directories are created.
-
-    Raises:
-        ReportError: if the path is a directory or a terminal, or the file cannot be written.
-    """
+    """Write the sheets, and return ``path``; missing directories are created. Raises ReportError if
+    the path is a directory or a terminal, or the file cannot be written."""
 
     def write(temporary: Path) -> None:
         if is_stdout(path) and sys.stdout.isatty():
@@ -175,18 +172,12 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
 
 
 class _Facts(NamedTuple):
-    """What must be known of rows before they are written.
+    """What must be known of rows before they are written."""
 
-    Attributes:
-        empty: the titles of sparse columns without any value.
-        several: the titles of columns shown only if rows differ in them, and do.
-        deepest: the deepest level of the rows' outline.
-    """
-
-    empty: set[str]
-    several: set[str]
+    empty: set[str]  # the titles of sparse columns without any value
+    several: set[str]  # the titles of columns shown only if rows differ in them, and do
     fills: list[str | tuple[str, ...]]
-    deepest: int
+    deepest: int  # the deepest level of the rows' outline
 
 
 def _between(table: Table, start: int, stop: int) -> Iterator[Any]:

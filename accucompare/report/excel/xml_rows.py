@@ -41,17 +41,14 @@ def number_or_text(value: Value) -> Value:
 
 
 class SheetRows(NamedTuple):
-    """The rows of a sheet that openpyxl wrote down to its header.
-
-    Attributes:
-        start, stop: the indices of the first row and after the last one.
-        styles: the numbers of the columns' cell styles in the workbook, by the fill of a row.
-    """
+    """The rows of a sheet that openpyxl wrote down to its header."""
 
     sheet: Worksheet
     table: Table
+    # start, stop: the indices of the first row and after the last one
     start: int
     stop: int
+    # the numbers of the columns' cell styles in the workbook, by the fill of a row
     styles: Mapping[str | tuple[str, ...], Sequence[int]]
 
 

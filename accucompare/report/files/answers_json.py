@@ -104,11 +104,8 @@ def write_repeat_json(made: Repeated, path: Path) -> Path:
 
 
 def write_trend_json(facts: TrendFacts, path: Path) -> Path:
-    """Write the runs, and each layer in each.
-
-    Raises:
-        ReportError: if the path has another ending, or the file cannot be written.
-    """
+    """Write the runs, and each layer in each. Raises ReportError if the path has another ending, or
+    the file cannot be written."""
     JSON_FILE.refuse_other(path)
     of_run = ("name", "path", "golden", "captured", "answer", "exit_code", "conclusion", "culprits")
     content = {

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from accucompare.bundle.format import GROUP_OF, OPERATOR_ROLES, Role, display_name
 from accucompare.compare.rows import Status
 from accucompare.report.files.written_comparison import WrittenRow
-from accucompare.selection import RoleGroup
+from accucompare.selection import RoleGroup, Word
 
 
-class CallStage(str, Enum):
+class CallStage(Word):
     """A part of a step."""
-
-    __str__ = str.__str__
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -45,22 +42,15 @@ ENTERS = (
 
 @dataclass
 class CallNode:
-    """A call of a module, or of an operator in its own code; or the update of its parameters.
+    """A call of a module, or of an operator in its own code; or the update of its parameters."""
 
-    Attributes:
-        name, call: the module's, as in a record.
-        operator: with its number, ``aten.bmm.default#0``; ``""`` for the module's call.
-        type: the class of the module.
-        rows: its rows, by their numbers (from 1).
-        inside: the calls that it made.
-    """
-
+    # name, call: the module's, as in a record
     name: str
     call: int
-    operator: str = ""
-    type: str = ""
-    rows: dict[int, WrittenRow] = field(default_factory=dict)
-    inside: list[CallNode] = field(default_factory=list)
+    operator: str = ""  # with its number, ``aten.bmm.default#0``; ``""`` for the module's call
+    type: str = ""  # the class of the module
+    rows: dict[int, WrittenRow] = field(default_factory=dict)  # its rows, by their numbers (from 1)
+    inside: list[CallNode] = field(default_factory=list)  # the calls that it made
 
     def title(self, around: CallNode | None) -> str:
         """Its name within its caller, ``attn.c_proj``, and its call index unless 0."""

@@ -52,10 +52,7 @@ def log_of(value: float | None) -> float | None:
 
 
 def write_text(content: Any, path: Path) -> Path:
-    """Write JSON that every viewer reads: ASCII, no NaN.
-
-    Raises:
-        ReportError: if the file cannot be written.
-    """
+    """Write JSON that every viewer reads: ASCII, no NaN. Raises ReportError if the file cannot be
+    written."""
     encoded = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))

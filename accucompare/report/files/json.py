@@ -18,7 +18,7 @@ from accucompare.compare.measuring import Metrics
 from accucompare.compare.origins import Culprit, with_producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
-from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult, Wander
+from accucompare.compare.runs import Acceptance, Parting, StepPair, TrainingResult
 from accucompare.files import COMPARISON_FILE, written_whole
 from accucompare.report.files.json_file import encoded_json, fields_of, finite_or_text
 from accucompare.report.files.written_comparison import is_lines
@@ -40,11 +40,8 @@ def write_json(comparison: Result, path: Path) -> Path:
     ``"inf"``, ``"-inf"``.
 
     A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: first everything but the rows,
-    with their number as ``row_count``, then a row each. One row is in memory at a time.
-
-    Raises:
-        ReportError: if the path has another ending, or the file cannot be written.
-    """
+    with their number as ``row_count``, then a row each. One row is in memory at a time. Raises
+    ReportError if the path has another ending, or the file cannot be written."""
     COMPARISON_FILE.refuse_other(path)
     parts = _lines if is_lines(path) else _document
 
@@ -209,14 +206,11 @@ def _training(found: TrainingResult) -> dict[str, Any]:
         "parting": found.parting and _parting(found.parting),
         "other_bits": found.other_bits and _parting(found.other_bits),
         "drift": {
-            name: drift and _drift(drift) for name, drift in fields_of(found, *drifts).items()
+            name: drift and {**asdict(drift), "biased": drift.biased}
+            for name, drift in fields_of(found, *drifts).items()
         },
         "steps": [_step(pair) for pair in found.pairs],
     }
-
-
-def _drift(drift: Wander) -> dict[str, Any]:
-    return {**asdict(drift), "biased": drift.biased}
 
 
 def _parting(parting: Parting) -> dict[str, Any]:

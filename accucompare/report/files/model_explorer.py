@@ -38,18 +38,12 @@ def _color(row: WrittenRow) -> str:
 
 
 class NodeData(NamedTuple):
-    """One file of values for the nodes.
+    """One file of values for the nodes."""
 
-    Attributes:
-        suffix: of the file's name.
-        get: a row's value, of which log10 is shown.
-        thresholds: upper bounds with their colours.
-    """
-
-    suffix: str
+    suffix: str  # of the file's name
     title: str
-    get: Callable[[WrittenRow], float | None]
-    thresholds: tuple[tuple[float, str], ...]
+    get: Callable[[WrittenRow], float | None]  # a row's value, of which log10 is shown
+    thresholds: tuple[tuple[float, str], ...]  # upper bounds with their colours
 
 
 #: More than half of a limit is amber, as in the Excel report.
@@ -92,11 +86,8 @@ class _Node:
 
 
 def write_model_explorer(written: Written, path: Path) -> list[Path]:
-    """Write the graph and, beside it, a file for each kind of node data; return their paths.
-
-    Raises:
-        ReportError: if one cannot be written.
-    """
+    """Write the graph and, beside it, a file for each kind of node data; return their paths. Raises
+    ReportError if one cannot be written."""
     graphs, results = [], []
     for each in passes(written.rows):
         nodes = _nodes(each)

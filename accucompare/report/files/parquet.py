@@ -39,12 +39,8 @@ def write_parquet(comparison: Result, path: Path) -> Path:
     Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` if
     missing, NaN if not a number. An integer that float64 cannot hold is exact in a column of its
     own (``golden min (exact)``), ``null`` elsewhere, so all files have the same columns. The
-    metadata ``accucompare`` hold the first of the JSON lines.
-
-    Raises:
-        ReportError: if pyarrow is missing, the path has another ending, or the file cannot be
-            written.
-    """
+    metadata ``accucompare`` hold the first of the JSON lines. Raises ReportError if pyarrow is
+    missing, the path has another ending, or the file cannot be written."""
     PARQUET_FILE.refuse_other(path)
     arrow, parquet = require_pyarrow()
     columns, kinds = zip(*_columns(arrow, comparison), strict=True)
@@ -74,11 +70,8 @@ def write_parquet(comparison: Result, path: Path) -> Path:
 
 
 def require_pyarrow() -> Any:
-    """pyarrow and its Parquet module, imported only now.
-
-    Raises:
-        ReportError: if it is missing, or broken.
-    """
+    """pyarrow and its Parquet module, imported only now. Raises ReportError if it is missing, or
+    broken."""
     try:
         import pyarrow
         import pyarrow.parquet

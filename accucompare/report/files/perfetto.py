@@ -26,11 +26,7 @@ TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 
 def write_perfetto(written: Written, path: Path) -> Path:
-    """Write the trace.
-
-    Raises:
-        ReportError: if it cannot be written.
-    """
+    """Write the trace. Raises ReportError if it cannot be written."""
     trace = _Trace()
     begins: dict[int, int] = {}  # where a rank's next step begins; ranks run beside each other
     processes: dict[tuple[int, int], int] = {}

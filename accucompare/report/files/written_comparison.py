@@ -71,12 +71,7 @@ class WrittenCulprit(msgspec.Struct, frozen=True):
 
 
 class WrittenHead(msgspec.Struct, frozen=True):
-    """Everything but the rows; what older files lack has a default.
-
-    Attributes:
-        captured: when the candidate was captured, as its manifest says; ``""`` if it does not.
-        left_out: how many records ``--only`` and ``--skip`` left out.
-    """
+    """Everything but the rows; what older files lack has a default."""
 
     golden: str
     candidate: str
@@ -84,9 +79,10 @@ class WrittenHead(msgspec.Struct, frozen=True):
     answer: str = "not sure"
     exit_code: int = 2
     tolerance: str = ""
+    # when the candidate was captured, as its manifest says; ``""`` if it does not
     captured: str = ""
     fed: bool = False
-    left_out: Count = 0
+    left_out: Count = 0  # how many records ``--only`` and ``--skip`` left out
     culprits: tuple[WrittenCulprit, ...] = ()
 
 
@@ -106,11 +102,8 @@ _T = TypeVar("_T")
 
 
 def read_written(path: Path) -> Written:
-    """Read what ``accucompare diff --json`` wrote.
-
-    Raises:
-        UsageError: if it cannot be read, or is something else.
-    """
+    """Read what ``accucompare diff --json`` wrote. Raises UsageError if it cannot be read, or is
+    something else."""
     content = bounded(path, _MOST_BYTES)
     try:
         written = _of_lines(content) if is_lines(path) else _decoded(content, Written)

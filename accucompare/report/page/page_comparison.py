@@ -90,16 +90,11 @@ _HEAT_TITLES = {
 
 
 class Phase(NamedTuple):
-    """A part of a step with its own chart of errors.
-
-    Attributes:
-        roles: of its rows.
-        drawn: roles that are drawn; of others only rows that glue made wrong.
-    """
+    """A part of a step with its own chart of errors."""
 
     title: str
-    roles: tuple[Role, ...]
-    drawn: tuple[Role, ...]
+    roles: tuple[Role, ...]  # of its rows
+    drawn: tuple[Role, ...]  # roles that are drawn; of others only rows that glue made wrong
 
 
 PHASES = (

@@ -36,35 +36,24 @@ _MADE = (Reason.INTRODUCED, Reason.GLUE)
 
 
 class GraphCall(NamedTuple):
-    """A box: a call of a module or of an operator; numbers count boxes from 0.
+    """A box: a call of a module or of an operator; numbers count boxes from 0."""
 
-    Attributes:
-        of: the number of its pass.
-        around: the box that called it; ``None`` for the outermost.
-        failing: how many of its rows fail.
-        telling: its most telling row, and that row's place in the page's table.
-    """
-
-    of: int
-    around: int | None
+    of: int  # the number of its pass
+    around: int | None  # the box that called it; ``None`` for the outermost
     label: str
     call: CallNode
-    failing: int
-    telling: WrittenRow | None
+    failing: int  # how many of its rows fail
+    telling: WrittenRow | None  # its most telling row, and that row's place in the page's table
     place: int | None
 
 
 class Flow(NamedTuple):
-    """A tensor that one call gave and another took, known by its digest.
-
-    Attributes:
-        own: whether no call gave it: code of the module's own made it, after the source.
-    """
+    """A tensor that one call gave and another took, known by its digest."""
 
     source: int
     target: int
     row: WrittenRow
-    own: bool
+    own: bool  # whether no call gave it: code of the module's own made it, after the source
 
 
 @dataclass

@@ -52,34 +52,24 @@ class Scale(str, Enum):
 
 
 class Column(NamedTuple):
-    """One column.
-
-    Attributes:
-        get: a row's value (``""`` or ``None`` if there is none); ``None`` to show the row's number.
-        format: a number format, as above.
-        width: in characters, in Excel.
-        group: neighbours of one group look alike.
-        sparse: whether Excel hides it if no row has a value.
-        folded: its level in Excel's column outline: 0 always shown, 1 most telling, 2 the rest.
-        several: whether it is folded only if all rows have the same value.
-        link: where a click leads for a row, in links' notation.
-        least: in a terminal: the fewest characters of a name; 0 for a column that is never cut.
-        spare: in a terminal: 0 if always shown; the largest number is dropped first.
-    """
+    """One column."""
 
     title: str
+    # a row's value (``""`` or ``None`` if there is none); ``None`` to show the row's number
     get: Callable[[Any], Value] | None
-    format: str = TEXT
-    width: float = 0
-    group: str = "record"
-    sparse: bool = False
+    format: str = TEXT  # a number format, as above
+    width: float = 0  # in characters, in Excel
+    group: str = "record"  # neighbours of one group look alike
+    sparse: bool = False  # whether Excel hides it if no row has a value
+    # its level in Excel's column outline: 0 always shown, 1 most telling, 2 the rest
     folded: int = 0
-    several: bool = False
+    several: bool = False  # whether it is folded only if all rows have the same value
     scale: Scale = Scale.NONE
     wrap: bool = False
-    link: Callable[[Any], str] | None = None
+    link: Callable[[Any], str] | None = None  # where a click leads for a row, in links' notation
+    # in a terminal: the fewest characters of a name; 0 for a column that is never cut
     least: int = 0
-    spare: int = 0
+    spare: int = 0  # in a terminal: 0 if always shown; the largest number is dropped first
 
 
 def limit_on_error(row: Row) -> float | None:
@@ -160,11 +150,9 @@ def _other_shape(row: Row) -> str:
     """The candidate's shape: ``same`` if it equals golden's."""
     if row.candidate is None:
         return ""
-    return (
-        SAME
-        if row.golden is not None and row.golden.shape == row.candidate.shape
-        else bracketed(row.candidate.shape)
-    )
+    if row.golden is not None and row.golden.shape == row.candidate.shape:
+        return SAME
+    return bracketed(row.candidate.shape)
 
 
 def _other_name(row: Row) -> str:
@@ -175,11 +163,9 @@ def _other_name(row: Row) -> str:
 
 
 def _where(row: Row) -> str:
-    return (
-        bracketed(row.metrics.max_abs_index)
-        if row.metrics and row.metrics.max_abs_index is not None
-        else ""
-    )
+    if row.metrics and row.metrics.max_abs_index is not None:
+        return bracketed(row.metrics.max_abs_index)
+    return ""
 
 
 COLUMNS: tuple[Column, ...] = (

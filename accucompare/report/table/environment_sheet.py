@@ -55,18 +55,12 @@ DIFFERS = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12,
 
 
 class EnvironmentEntry(NamedTuple):
-    """One line.
-
-    Attributes:
-        values: by column: golden, the candidate and the baseline; or the ranks.
-        marked: for each, whether it differs from the others enough to be highlighted.
-        differs: whether golden's and the candidate's do.
-    """
+    """One line."""
 
     key: str
-    values: Sequence[str]
-    marked: Sequence[bool]
-    differs: bool = False
+    values: Sequence[str]  # by column: golden, the candidate and the baseline; or the ranks
+    marked: Sequence[bool]  # for each, whether it differs from the others enough to be highlighted
+    differs: bool = False  # whether golden's and the candidate's do
 
 
 class _Value(NamedTuple):

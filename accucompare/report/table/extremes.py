@@ -13,19 +13,14 @@ NONE = -1.0
 
 
 class Extremes(NamedTuple):
-    """The worst of each group.
+    """The worst of each group."""
 
-    Attributes:
-        groups: their numbers, in order.
-        over_limit: the largest error as a multiple of its limit; infinite if a row fails without a
-            number; ``NONE`` if none was measured.
-        places: of the first rows with that error.
-        rel_l2, excess: the largest ones, in any row.
-    """
-
-    groups: Array
+    groups: Array  # their numbers, in order
+    # the largest error as a multiple of its limit; infinite if a row fails without a number;
+    # ``NONE`` if none was measured
     over_limit: Array
-    places: Array
+    places: Array  # of the first rows with that error
+    # rel_l2, excess: the largest ones, in any row
     rel_l2: Array
     excess: Array
 

@@ -19,25 +19,16 @@ MOST_COLUMNS = 512
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One heat map.
+    """One heat map."""
 
-    Attributes:
-        across: what its columns are: ``rank`` or ``step``.
-        layers: the names of its lines, in execution order.
-        columns: numbers of ranks or steps; ranges such as ``0–7`` where there are too many.
-        sizes: lines by columns: the largest error as a multiple of its limit; 0 where nothing
-            differs, infinite where a row fails without a number, ``NONE`` where nothing was
-            compared.
-        left_out: how many layers are left out, none worse than those shown.
-        together: how many neighbours share a column.
-    """
-
-    across: str
-    layers: list[str]
-    columns: list[str]
+    across: str  # what its columns are: ``rank`` or ``step``
+    layers: list[str]  # the names of its lines, in execution order
+    columns: list[str]  # numbers of ranks or steps; ranges such as ``0–7`` where there are too many
+    # lines by columns: the largest error as a multiple of its limit; 0 where nothing differs,
+    # infinite where a row fails without a number, ``NONE`` where nothing was compared
     sizes: Array
-    left_out: int
-    together: int
+    left_out: int  # how many layers are left out, none worse than those shown
+    together: int  # how many neighbours share a column
 
 
 def heat_maps(found: Overview) -> list[HeatMap]:

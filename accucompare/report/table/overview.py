@@ -72,77 +72,59 @@ class Chosen(Sequence[Row]):
 
 @dataclass(frozen=True)
 class Groups:
-    """All rows, grouped by layer, rank or step.
+    """All rows, grouped by layer, rank or step."""
 
-    Attributes:
-        names: layers, or the numbers of ranks and steps.
-        rows, failing, not_compared: how many rows each group has.
-        layers_failing: in how many layers of each group a row fails.
-    """
-
-    names: list[Any]
+    names: list[Any]  # layers, or the numbers of ranks and steps
+    # rows, failing, not_compared: how many rows each group has
     rows: Array
     failing: Array
     not_compared: Array
     worst: Extremes
-    layers_failing: Array
+    layers_failing: Array  # in how many layers of each group a row fails
 
 
 @dataclass(frozen=True)
 class Points:
-    """The measured outputs in execution order; in a fed capture also inputs that glue made wrong.
-
-    Attributes:
-        errors: relative L2; NaN where nothing is finite.
-        shown: indices of the drawn ones: if there are too many, the worst of neighbours.
-    """
+    """The measured outputs in execution order; fed, also inputs that glue made wrong."""
 
     places: Array
-    errors: Array
+    errors: Array  # relative L2; NaN where nothing is finite
     fails: Array
-    shown: list[int]
+    shown: list[int]  # indices of the drawn ones: if there are too many, the worst of neighbours
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a report shows. Places count a comparison's rows from 0.
-
-    Attributes:
-        places: of the rows held, in the workbook's order; ``None`` if all are, in their own.
-        failing, near: how many rows fail, and are near their limit (or suspiciously close to
-            golden).
-        failing_held, near_held: how many of these are held.
-        left_out: how many rows of each reason are not held.
-        layers, ranks, steps: all rows, in groups.
-        pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; a
-            pair's second number indexes ``ranks.names`` or ``steps.names``.
-        furthest: places of the largest relative L2 errors: of failing rows, then of the others.
-        one_sided: the places of held rows with one side or none.
-        one_sided_count: how many of those there are, held or not.
-        first, until: the places of the first divergence, and of the row until which all is
-            identical; ``None`` if there is none.
-        culprits: the places of the culprits' rows, in the culprits' order.
-    """
+    """What a report shows. Places count a comparison's rows from 0."""
 
     total: int
+    # of the rows held, in the workbook's order; ``None`` if all are, in their own
     places: Array | None
+    # failing, near: how many rows fail, and are near their limit (or suspiciously close to golden)
     failing: int
     near: int
+    # failing_held, near_held: how many of these are held
     failing_held: int
     near_held: int
-    left_out: Counter[Reason]
+    left_out: Counter[Reason]  # how many rows of each reason are not held
+    # layers, ranks, steps: all rows, in groups
     layers: Groups
     ranks: Groups
     steps: Groups
+    # pairs_by_rank, pairs_by_step: the worst of each layer on each rank, and in each step; a pair's
+    # second number indexes ``ranks.names`` or ``steps.names``
     pairs_by_rank: Extremes
     pairs_by_step: Extremes
     points: Points
+    # places of the largest relative L2 errors: of failing rows, then of the others
     furthest: list[int]
-    one_sided: Array
-    one_sided_count: int
+    one_sided: Array  # the places of held rows with one side or none
+    one_sided_count: int  # how many of those there are, held or not
+    # first, until: the places of the first divergence, and of the row until which all is identical;
+    # ``None`` if there is none
     first: int | None
     until: int | None
-    culprits: list[int | None]
+    culprits: list[int | None]  # the places of the culprits' rows, in the culprits' order
 
     @property
     def summarised(self) -> bool:
@@ -156,11 +138,9 @@ class Overview:
 
     @cached_property
     def _positions(self) -> dict[int, int]:
-        return (
-            {}
-            if self.places is None
-            else {place: position for position, place in enumerate(self.places.tolist())}
-        )
+        if self.places is None:
+            return {}
+        return {place: position for position, place in enumerate(self.places.tolist())}
 
     def position(self, place: int) -> int | None:
         """A row's position among those held, by its place; ``None`` if it is not held."""
@@ -220,13 +200,10 @@ def _looked_over(comparison: Result) -> Overview:
 
 
 class Finder:
-    """Finds the places of a few rows by content, since a row may be a new object each time.
-
-    Attributes:
-        places: of the given rows, from 0; ``None`` for ``None`` and for those not found (yet).
-    """
+    """Finds the places of a few rows by content, since a row may be a new object each time."""
 
     def __init__(self, wanted: Sequence[Row | None]) -> None:
+        # of the given rows, from 0; ``None`` for ``None`` and for those not found (yet)
         self.places: list[int | None] = [None] * len(wanted)
         self._itself: set[int] = set()  # numbers of the rows whose very object was found
         self._by_module: dict[str, list[tuple[int, Row]]] = {}

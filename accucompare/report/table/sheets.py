@@ -33,21 +33,13 @@ class SheetItem(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of text.
+    """A line of text."""
 
-    Attributes:
-        items: its cells, from the first column in use on.
-        spread: which item (from 0) reaches over several columns; ``None`` for none.
-        height: in points; 0 for the usual one.
-        free: how many columns on the right it leaves to the items after it.
-        margin: what stands before the first column in use.
-    """
-
-    items: Sequence[SheetItem]
-    spread: int | None = None
-    height: float = 0
-    free: int = 0
-    margin: SheetItem | None = None
+    items: Sequence[SheetItem]  # its cells, from the first column in use on
+    spread: int | None = None  # which item (from 0) reaches over several columns; ``None`` for none
+    height: float = 0  # in points; 0 for the usual one
+    free: int = 0  # how many columns on the right it leaves to the items after it
+    margin: SheetItem | None = None  # what stands before the first column in use
 
 
 def heading_lines(title: str, *notes: str) -> list[Line]:
@@ -66,90 +58,59 @@ class Page(NamedTuple):
 
 
 class ChartSeries(NamedTuple):
-    """A line of a chart.
+    """A line of a chart."""
 
-    Attributes:
-        column: the title of the column with its values.
-        width: in points; 0 for marks without a line.
-        marked: up to so many points are also marked.
-    """
-
-    column: str
+    column: str  # the title of the column with its values
     color: str
-    width: float = 1.5
+    width: float = 1.5  # in points; 0 for marks without a line
     dashed: bool = False
-    marked: int = 0
+    marked: int = 0  # up to so many points are also marked
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of columns of a table.
+    """A chart of columns of a table."""
 
-    Attributes:
-        at: the cell at its upper left corner.
-        series: its lines; the first ones are below.
-        under: the title of the column whose values label the x axis.
-        titles: of the chart, the x axis, the y axis; ``""`` for none.
-        size: width and height in cm.
-        labels: how many fit under the x axis.
-        bounds: of the y axis; ``None`` for the values' range.
-        spanned: whether lines go on where a value is missing.
-        data: the table with the columns; ``None`` for the table beside the chart.
-        to_scale: the x axis' ends, where points lie in proportion to their values on it; ``None``
-            for one step from each row to the next.
-    """
-
-    at: str
-    series: Sequence[ChartSeries]
-    under: str
-    titles: tuple[str, str, str]
-    size: tuple[float, float]
-    labels: int
-    bounds: tuple[float, float] | None = None
-    spanned: bool = False
-    data: Table | None = None
+    at: str  # the cell at its upper left corner
+    series: Sequence[ChartSeries]  # its lines; the first ones are below
+    under: str  # the title of the column whose values label the x axis
+    titles: tuple[str, str, str]  # of the chart, the x axis, the y axis; ``""`` for none
+    size: tuple[float, float]  # width and height in cm
+    labels: int  # how many fit under the x axis
+    bounds: tuple[float, float] | None = None  # of the y axis; ``None`` for the values' range
+    spanned: bool = False  # whether lines go on where a value is missing
+    data: Table | None = None  # the table with the columns; ``None`` for the table beside the chart
     logarithmic: bool = True
+    # the x axis' ends, where points lie in proportion to their values on it; ``None`` for one step
+    # from each row to the next
     to_scale: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, on as many sheets as its rows need.
-
-    Attributes:
-        nothing: the text shown if there are no rows.
-        numbers: the rows' numbers; ``None`` for 1, 2, …
-        heading: lines above the header.
-        space: how many empty lines between heading and header, as for a chart.
-        frozen: how many columns stay in view, with a header that has a filter; ``None`` for
-            neither.
-        dense: for large tables: no empty cells, and grid lines instead of borders.
-        fill: gives the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: Excel formulas that colour rows; the first that holds wins. ``{reason}`` stands
-            for the row's cell in the column *reason*.
-        depth: a row's level in the outline; ``None`` for a table without one.
-        height: a row's height in points; 0 for the usual one.
-        charts: drawn on the first sheet.
-        pages_wide: how many printed pages side by side.
-        large: whether on large paper, if on one.
-    """
+    """A table, on as many sheets as its rows need."""
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Any]
-    nothing: str = ""
-    numbers: Sequence[int] | None = None
-    heading: Sequence[Line] = ()
-    space: int = 0
+    nothing: str = ""  # the text shown if there are no rows
+    numbers: Sequence[int] | None = None  # the rows' numbers; ``None`` for 1, 2, …
+    heading: Sequence[Line] = ()  # lines above the header
+    space: int = 0  # how many empty lines between heading and header, as for a chart
+    # how many columns stay in view, with a header that has a filter; ``None`` for neither
     frozen: int | None = None
-    dense: bool = False
+    dense: bool = False  # for large tables: no empty cells, and grid lines instead of borders
+    # gives the colour of a row, or of each of its cells; ``""`` for none
     fill: Callable[[Any], str | tuple[str, ...]] = lambda row: ""
+    # Excel formulas that colour rows; the first that holds wins. ``{reason}`` stands for the row's
+    # cell in the column *reason*.
     coloring: Sequence[tuple[str, Look]] = ()
+    # a row's level in the outline; ``None`` for a table without one
     depth: Callable[[Any], int] | None = None
-    height: Callable[[Any], float] | None = None
-    charts: Sequence[Chart] = ()
-    pages_wide: int = 1
-    large: bool = False
+    height: Callable[[Any], float] | None = None  # a row's height in points; 0 for the usual one
+    charts: Sequence[Chart] = ()  # drawn on the first sheet
+    pages_wide: int = 1  # how many printed pages side by side
+    large: bool = False  # whether on large paper, if on one
     tab: str = ""
     hidden: bool = False
 

@@ -256,11 +256,9 @@ def _print_worst(console: ReportConsole, comparison: Result) -> None:
 
         def get(row: Row) -> str:
             assert row.metrics is not None
-            return (
-                ""
-                if row.metrics.nothing_finite
-                else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
-            )
+            if row.metrics.nothing_finite:
+                return ""
+            return f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
 
         return get
 

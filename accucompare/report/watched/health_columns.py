@@ -32,11 +32,9 @@ def limits(result: Checklist) -> str:
 
 def cure(result: Checklist) -> str:
     """What to do; nothing where nothing is wrong."""
-    return (
-        CHECK_WORDS[result.check.id].cure
-        if result.status in (CheckStatus.WARN, CheckStatus.FAIL)
-        else ""
-    )
+    if result.status in (CheckStatus.WARN, CheckStatus.FAIL):
+        return CHECK_WORDS[result.check.id].cure
+    return ""
 
 
 HEALTH = (

@@ -142,10 +142,7 @@ def print_analysis(
 
 def print_watched(ranks: Ranks, health: Health | None, quiet: bool) -> None:
     """After a run, print verdict, first answer, warnings, paths; only the verdict if quiet.
-
-    Args:
-        health: the checklist's result, if judged.
-    """
+    ``health``: the checklist's result, if judged."""
     console = open_console()
     console.say(verdict_line(ranks, health, quiet))
     if quiet:
@@ -255,11 +252,9 @@ def _rows(trail: Trail) -> list[FindingRow]:
 
 def inputs_of(finding: Finding) -> str:
     """A finding's inputs in a word or two."""
-    return (
-        "not all looked at"
-        if finding.unseen and finding.cause is not Cause.INPUTS
-        else _INPUTS[finding.cause]
-    )
+    if finding.unseen and finding.cause is not Cause.INPUTS:
+        return "not all looked at"
+    return _INPUTS[finding.cause]
 
 
 def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:

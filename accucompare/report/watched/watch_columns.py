@@ -282,17 +282,11 @@ WARNINGS = (
 
 
 class WatchMeasure(NamedTuple):
-    """A number of each parameter in each step that was looked at closely.
+    """A number of each parameter in each step that was looked at closely."""
 
-    Attributes:
-        name: in ``Vitals.layers``.
-        title: of a heat map.
-        sheet: of a workbook.
-    """
-
-    name: str
-    title: str
-    sheet: str
+    name: str  # in ``Vitals.layers``
+    title: str  # of a heat map
+    sheet: str  # of a workbook
 
 
 MEASURES = (

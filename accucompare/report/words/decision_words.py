@@ -406,6 +406,7 @@ _OTHERWISE = {
     Otherwise.CONFIGURED: "configured otherwise",
     Otherwise.RUN: "run otherwise",
     Otherwise.GIVEN: "given otherwise",
+    Otherwise.LEFT: "left otherwise",
 }
 
 
@@ -437,6 +438,12 @@ def _qualifying(fact: facts.Qualifying, result: Result) -> str:
             return (
                 f"{len(rows)} row(s) are not deterministic, the first {result.place(rows[0])}"
                 f" ({verdict_words.detail(rows[0])})"
+            )
+        case facts.NearOtherwise(row, (name, key, ours, theirs)):
+            return (
+                f"{name}.{key} is {ours!r} in golden, {theirs!r} in the candidate, and"
+                f" {result.place(row)} is near its fixed limit ({row.verdict.over_limit:.2g} x): a"
+                " baseline tells rounding from a fault"
             )
         case facts.OverPrecise(rows):
             return f"{len(rows)} over-precise, the first {result.place(rows[0])}"

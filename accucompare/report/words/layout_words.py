@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accucompare.bundle.format import GlobalRecord, LayoutEvidence, display_name
+from accucompare.compare.measuring import Metrics
 from accucompare.compare.remarks import NotRecordedOn, RanksDiffer, TokensElsewhere
 from accucompare.compare.rows import Row
 from accucompare.text import first_few
 
 #: How it is known where values lie that one rank has fused, or in parts.
-_OF_ONE_RANK = (LayoutEvidence.WEIGHTS, LayoutEvidence.VALUES, LayoutEvidence.LOSS_SCALE)
+_OF_ONE_RANK = (
+    LayoutEvidence.WEIGHTS,
+    LayoutEvidence.VALUES,
+    LayoutEvidence.LOSS_SCALE,
+    LayoutEvidence.CALLS,
+    LayoutEvidence.BACKWARDS,
+)
 
 
 def layout(row: Row) -> str | None:
@@ -42,6 +49,10 @@ def _of_one_rank(record: GlobalRecord) -> str:
     """``part of model.layers.0.self_attn.qkv_proj; by the rows of its weight``."""
     if record.evidence is LayoutEvidence.LOSS_SCALE:
         return f"times {record.boxes[0].factor:g}; {record.evidence.value}"
+    if record.evidence is LayoutEvidence.CALLS:
+        return f"{_of_calls(record)}; {record.evidence.value}"
+    if record.evidence is LayoutEvidence.BACKWARDS:
+        return f"sum {record.evidence.value} ({len(record.boxes[0].terms)})"
     names = list(dict.fromkeys(term.name for box in record.boxes for term in box.terms))
     if record.evidence is LayoutEvidence.VALUES or len(record.boxes[0].terms) > 1:
         paths = [term.path or "its value" for term in record.boxes[0].terms]
@@ -52,6 +63,15 @@ def _of_one_rank(record: GlobalRecord) -> str:
     else:
         what = f"{first_few([*map(display_name, names)])} side by side"
     return f"{what}; {record.evidence.value}"
+
+
+def _of_calls(record: GlobalRecord) -> str:
+    """``calls 0 to 3 side by side``, ``sum of calls 0 and 1``, ``part of call 0``."""
+    calls = [term.call for box in record.boxes for term in box.terms]
+    if len(calls) == 1:
+        return f"part of call {calls[0]}"
+    said = _in_words("call", calls)
+    return f"sum of {said}" if len(record.boxes) == 1 else f"{said} side by side"
 
 
 def largest_error_on(row: Row) -> str | None:
@@ -77,6 +97,8 @@ def wrong_on(row: Row, parts: Sequence[int] = ()) -> tuple[str, ...]:
         if isinstance(remark, TokensElsewhere) and remark.ranks:
             return (f"wrong on {ranks_in_words(remark.ranks)}",)
     record, on = row.candidate, largest_error_on(row)
+    if isinstance(record, GlobalRecord) and record.evidence is LayoutEvidence.CALLS:
+        return _in_call(record, row.metrics)
     if not isinstance(record, GlobalRecord) or not on or record.reduced:
         return ()
     if parts:
@@ -87,11 +109,22 @@ def wrong_on(row: Row, parts: Sequence[int] = ()) -> tuple[str, ...]:
     return (f"the largest error is on rank {on}",) if several else ()
 
 
+def _in_call(record: GlobalRecord, metrics: Metrics | None) -> tuple[str, ...]:
+    """One statement: the call that holds the largest error, of several side by side."""
+    index = None if metrics is None else metrics.nonfinite_index or metrics.max_abs_index
+    at = None if index is None or len(record.boxes) == 1 else record.box_at(index)
+    return () if at is None else (f"the largest error is in its call {at.terms[0].call}",)
+
+
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """``rank 0``, ``ranks 0 and 1``, ``ranks 0 to 7``."""
-    first, last = ranks[0], ranks[-1]
-    if len(ranks) == 1:
-        return f"rank {first}"
-    if len(ranks) > 2 and last - first == len(ranks) - 1:
-        return f"ranks {first} to {last}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {last}"
+    return _in_words("rank", ranks)
+
+
+def _in_words(word: str, numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) == 1:
+        return f"{word} {first}"
+    if len(numbers) > 2 and last - first == len(numbers) - 1:
+        return f"{word}s {first} to {last}"
+    return f"{word}s {', '.join(map(str, numbers[:-1]))} and {last}"

@@ -79,6 +79,9 @@ _TOPICS = {
     facts.SurroundingsDiffer: "environment",
     facts.AttributeDiffers: "configuration",
     facts.MoreAttributes: "configuration",
+    facts.LeftDiffers: "configuration",
+    facts.OneHolds: "configuration",
+    facts.LeftUnlooked: "configuration",
     facts.FlagDiffers: "flags",
     facts.LowerPrecision: "flags",
     facts.Saturates: "flags",
@@ -103,6 +106,7 @@ _TOPICS = {
     facts.NamesPutBack: "names",
     facts.FusedNames: "names",
     facts.CarriedApart: "names",
+    facts.CallsInParts: "names",
     facts.OddMicrobatches: "microbatches",
     facts.RuleJudgesNothing: "tolerances",
 }
@@ -260,6 +264,14 @@ def _of_settings(fact: FindingFact) -> str:
         case facts.AttributeDiffers(module, attribute, golden, other, side):
             place = f"{display_name(module)}.{attribute}"
             return f"{place}: golden {golden}, {side.value} {other}"
+        case facts.LeftDiffers(module, attribute, golden, other, side):
+            ours, theirs = ("unchanged" if each is None else each for each in (golden, other))
+            place = f"{display_name(module)}.{attribute}"
+            return f"{place} at the end: golden {ours}, {side.value} {theirs}"
+        case facts.OneHolds(name, golden, side):
+            return f"{name}: only {'golden' if golden else side.value} holds a tensor at the end"
+        case facts.LeftUnlooked(name, side):
+            return f"{name} of {side.value} holds too many items to be compared"
         case facts.MoreAttributes(count, module, attribute):
             place = f"{display_name(module)}.{attribute}"
             return f"{count} more attributes of modules differ, such as {place}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from accucompare.bundle.format import display_name
 from accucompare.compare.preflight_facts import (
+    CallsInParts,
     CarriedApart,
     FindingFact,
     FusedNames,
@@ -14,7 +15,7 @@ from accucompare.compare.preflight_facts import (
     OddMicrobatches,
 )
 from accucompare.report.words.layout_words import ranks_in_words
-from accucompare.text import first_few, printable, ranges
+from accucompare.text import counted, first_few, printable, ranges
 
 _EVIDENCE = {"weights": "by their weights", "order": "by their order", "given": "by --map"}
 
@@ -105,6 +106,13 @@ def fusion_words(fact: FindingFact) -> str:
             return (
                 f"{first_few(list(classes))} of {side}: {other}'s value is the sum of two of these"
                 " (hidden states and residual)"
+            )
+        case CallsInParts(names, golden, candidate):
+            shown = first_few([display_name(name) for name in names])
+            return (
+                f"{shown}: {counted(golden, 'call')} of golden and {counted(candidate, 'call')} of"
+                " the candidate make up the same, by their shapes; the calls' tensors are compared"
+                " side by side"
             )
     return ""
 

@@ -19,12 +19,21 @@ def token_words(remark: PairRemark) -> str:
             return f"{golden:,} of {of:,} tokens went elsewhere{came}{why}"
         case remarks.RowsAlike(rows, of):
             return f"{rows:,} of {of:,} rows are of nearly equal tokens, and cannot be told apart"
+        case remarks.UsedToChoose(same=True):
+            return "it leads to the same choice as in golden"
+        case remarks.UsedToChoose(number):
+            return f"it is compared with {number:g}, beside which its error is small"
         case remarks.RoutedOtherwise():
             return _routed(remark)
         case remarks.AfterRouting(tokens, of, router, own=True):
             return (
                 f"rounding in {router} routed {tokens:,} of {of:,} tokens otherwise, and its"
                 " backward goes through its own choices"
+            )
+        case remarks.AfterRouting(tokens, of, module, of_operator=name) if name:
+            return (
+                f"rounding in {module or '(root)'} made {name} choose otherwise in {tokens:,} of"
+                f" {of:,} places, and this came after that; a fed capture (--feed) judges it"
             )
         case remarks.AfterRouting(tokens, of, router):
             return (
@@ -38,6 +47,8 @@ def _routed(remark: remarks.RoutedOtherwise) -> str:
     if not remark.tokens:
         return "the same experts in another order"
     told = f"{remark.tokens:,} of {remark.of:,} tokens routed otherwise"
+    if remark.of_operator:
+        told = f"chosen otherwise in {remark.tokens:,} of {remark.of:,} places"
     if remark.margin is None or remark.apart is None:
         return f"{told}; the scores that decided are not known"
     why = "rounding" if remark.by_rounding else "more than rounding"

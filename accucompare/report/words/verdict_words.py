@@ -314,7 +314,13 @@ _NOT_ON_SIDE = {
     ),
     OneSideWhy.WITHOUT_GRADIENTS: "{side} was captured without gradients",
     OneSideWhy.CAST: ("{side}'s argument has another type: the call writes into a cast copy of it"),
+    OneSideWhy.HELD_SAME: "{side} held the same before its first step",
+    OneSideWhy.HELD_OTHER: "{side} held another tensor there before its first step",
     OneSideWhy.KEPT_NOTHING: "only {other} keeps a tensor in this attribute",
+    OneSideWhy.NO_UPDATE_TELLS: (
+        "only {other} has this gradient, and no update in these steps tells whether one is made of"
+        " it: capture one more step on both sides"
+    ),
     OneSideWhy.PASSES_BY: (
         "the fed call gave a part of its input back, which was written into later: this gradient"
         " passes by"

@@ -15,7 +15,7 @@ from accucompare.live.around import collectives, has_sharded_parameters
 from accucompare.live.modules import Attributes, Modules, attributes_of
 from accucompare.live.numerics import autocast_now
 from accucompare.live.operators import RandomState
-from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.live.values import is_cache, leaves, replaced, writes_into
 from accucompare.reproduce import Snapshot
 from accucompare.watcher.looking import WatchedCall
 
@@ -25,23 +25,16 @@ _MOST = 16
 
 @dataclass(eq=False, kw_only=True)
 class Context(Snapshot):
-    """An outermost call, whose buffers are those of the whole model, by qualified name.
-
-    Attributes:
-        versions: how often each parameter had been written into.
-        indices: how often each module had been called in the step.
-        attributes: of all modules, other than parameters, buffers and modules.
-        own: whether its parameters were the model's own, and not put in by ``functional_call``.
-        obstacle: why it is not kept and cannot be run again; ``None`` if it is kept.
-        talks: why this rank alone cannot run it again; ``None`` if it may be tried.
-    """
+    """An outermost call, whose buffers are those of the whole model, by qualified name."""
 
     device: torch.device
-    versions: list[int]
-    indices: Counter[str]
-    attributes: Attributes
-    own: bool
+    versions: list[int]  # how often each parameter had been written into
+    indices: Counter[str]  # how often each module had been called in the step
+    attributes: Attributes  # of all modules, other than parameters, buffers and modules
+    own: bool  # whether its parameters were the model's own, and not put in by ``functional_call``
+    # why it is not kept and cannot be run again; ``None`` if it is kept
     obstacle: WatchRemark | None
+    # why this rank alone cannot run it again; ``None`` if it may be tried
     talks: WatchRemark | None = None
 
 
@@ -122,7 +115,7 @@ class Contexts:
         return (each for each in self._modules.tensors() if each[0] == "parameters")
 
     def versions(self) -> list[int]:
-        return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
+        return [writes_into(tensor) for tensor in self._parameters]
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Copies of all buffers; a buffer is copied anew only if it was written into."""
@@ -133,7 +126,7 @@ class Contexts:
                     continue
                 qualified = f"{prefix}.{name}" if prefix else name
                 known = self._copies.get(qualified)
-                version = -1 if buffer.is_inference() else buffer._version
+                version = writes_into(buffer)
                 if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
                     known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
                 copies[qualified] = known[2]

@@ -42,12 +42,9 @@ class Explainer:
     limits: WatchLimits
 
     def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
-        """Add to a finding its weights, the operator that made it, and notes.
-
-        Returns:
-            The finding with all that; and what the module call was given, for a reproducer, or
-            ``None`` if the step could not be run again.
-        """
+        """Add to a finding its weights, the operator that made it, and notes. Returns the finding
+        with all that; and what the module call was given, for a reproducer, or ``None`` if the step
+        could not be run again."""
         context = self._context_of(finding, notes)
         module = self.modules.named.get(finding.name)
         weights: list[TensorRange] | None = []
@@ -106,12 +103,9 @@ class Explainer:
         return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
     def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
-        """The origins that operators show when the call of a finding's module is run again.
-
-        Returns:
-            Nothing for an Inf that something was only filled with, which is legal; ``None`` if the
-            operators cannot tell.
-        """
+        """The origins that operators show when the call of a finding's module is run again. Returns
+        Nothing for an Inf that something was only filled with, which is legal; ``None`` if the
+        operators cannot tell."""
         module = self.modules.named.get(finding.name)
         if (
             finding.direction is not Direction.FORWARD

@@ -60,21 +60,16 @@ _ALIKE = 0.01
 
 @dataclass
 class SecondRun:
-    """What a second run has shown.
+    """What a second run has shown."""
 
-    Attributes:
-        finding: the same finding, with the operator that made it; ``None`` if it did not reappear.
-        snapshot: what the module call was given.
-        note: why there is no second run, or how it differs; ``None`` if all is well.
-        reproducer_note: why there can be no reproducer; ``None`` if there can.
-        showed: whether the finding reappeared, if the step was run again.
-    """
-
+    # the same finding, with the operator that made it; ``None`` if it did not reappear
     finding: Finding | None = None
-    snapshot: Snapshot | None = None
+    snapshot: Snapshot | None = None  # what the module call was given
+    # why there is no second run, or how it differs; ``None`` if all is well
     note: WatchRemark | None = None
+    # why there can be no reproducer; ``None`` if there can
     reproducer_note: WatchRemark | None = None
-    showed: bool = True
+    showed: bool = True  # whether the finding reappeared, if the step was run again
 
 
 def second_run(
@@ -185,12 +180,9 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> WatchR
 def origins_again(
     context: Context, finding: Finding, modules: Modules, versions: list[int], limits: WatchLimits
 ) -> list[Finding] | None:
-    """Run a forward again and find the origins in a finding's module, by its operators.
-
-    Returns:
-        Nothing for an Inf that something was only filled with; ``None`` if the call cannot be run
-        again, or its output is now finite.
-    """
+    """Run a forward again and find the origins in a finding's module, by its operators. Returns
+    Nothing for an Inf that something was only filled with; ``None`` if the call cannot be run
+    again, or its output is now finite."""
     if context.talks is not None or _obstacle(context, modules, versions) is not None:
         return None
     try:

@@ -64,23 +64,17 @@ class AppliedFunction:
 
 @dataclass(frozen=True)
 class _Error:
-    """How far a gradient is from finite differences.
-
-    Attributes:
-        error: relative to the derivative: 0 if right, 2 with the wrong sign; NaN where differences
-            are not finite.
-        allowed: by tolerance, and by how exact the differences are.
-        factor: gradient over derivative, if they differ by a factor only; else ``None``.
-        missing: whether the backward gives none.
-        seen: whether the output changes by more than its rounding.
-    """
+    """How far a gradient is from finite differences."""
 
     argument: str
+    # relative to the derivative: 0 if right, 2 with the wrong sign; NaN where differences are not
+    # finite
     error: float
-    allowed: float
+    allowed: float  # by tolerance, and by how exact the differences are
+    # gradient over derivative, if they differ by a factor only; else ``None``
     factor: float | None = None
-    missing: bool = False
-    seen: bool = True
+    missing: bool = False  # whether the backward gives none
+    seen: bool = True  # whether the output changes by more than its rounding
 
     @property
     def coarse(self) -> bool:
@@ -461,8 +455,6 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _rms(values: Sequence[float]) -> float:
-    return (
-        math.sqrt(math.fsum(each * each for each in values) / len(values))
-        if all(map(math.isfinite, values))
-        else math.inf
-    )
+    if all(map(math.isfinite, values)):
+        return math.sqrt(math.fsum(each * each for each in values) / len(values))
+    return math.inf

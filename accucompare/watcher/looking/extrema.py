@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.format import Layout
 from accucompare.findings.log import TensorRange, number
-from accucompare.live.values import dtype_name, layout_of, outside_transforms
+from accucompare.live.values import dtype_name, layout_of, outside_transforms, writes_into
 from accucompare.numbers import DTYPES, kernel
 
 #: Elements per tensor sampled for underflow: shares are known to within 2 percentage points.
@@ -136,7 +136,7 @@ class Meter:
                 return None
         elif value.dtype in _EXACT_TYPES:
             return None
-        version = -1 if value.is_inference() else value._version
+        version = writes_into(value)
         known = self._known.get(id(value))
         if (
             known is not None

@@ -20,20 +20,13 @@ _WITH_FRAMES = (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
 
 @dataclass(eq=False)
 class WatchedCall(Call):
-    """A running call.
+    """A running call."""
 
-    Attributes:
-        place: which one it is.
-        first: the number of its first autograd node.
-        children: its calls so far, by name, each with the number of the first autograd node after
-            it.
-        operators: sees the operators of an outermost call.
-    """
-
-    place: ModuleCall = OUTSIDE
-    first: int = 0
+    place: ModuleCall = OUTSIDE  # which one it is
+    first: int = 0  # the number of its first autograd node
+    # its calls so far, by name, each with the number of the first autograd node after it
     children: list[tuple[int, str]] = field(default_factory=list)
-    operators: OwnOperators | None = None
+    operators: OwnOperators | None = None  # sees the operators of an outermost call
 
 
 @dataclass(eq=False)
@@ -50,30 +43,17 @@ class Note(StepObservation):
 
 @dataclass
 class Scope:
-    """What is looked at in a step.
+    """What is looked at in a step."""
 
-    Attributes:
-        frames: smallest magnitudes, NaN and Inf counts of inputs, outputs and weights.
-        underflow: shares of small values among the outputs.
-        operators: those called in the modules' own code.
-        lines: the source lines of operators, for the backward; needs torch's anomaly mode.
-    """
-
-    frames: bool = False
-    underflow: bool = False
-    operators: bool = False
+    frames: bool = False  # smallest magnitudes, NaN and Inf counts of inputs, outputs and weights
+    underflow: bool = False  # shares of small values among the outputs
+    operators: bool = False  # those called in the modules' own code
+    # the source lines of operators, for the backward; needs torch's anomaly mode
     lines: bool = False
 
 
 class NoteListener(Listener[WatchedCall]):
-    """Keeps what hooks see, in order.
-
-    Attributes:
-        notes: what was seen in this step, in order.
-        scope: what is looked at.
-        errors: what went wrong in a hook; it never reaches the model.
-        unseen: by module name, what could not be looked at in this step.
-    """
+    """Keeps what hooks see, in order."""
 
     def __init__(
         self,
@@ -83,9 +63,10 @@ class NoteListener(Listener[WatchedCall]):
         distributed: bool = False,
     ) -> None:
         super().__init__(modules, WatchedCall)
-        self.notes: list[Note] = []
-        self.scope = Scope()
-        self.errors: list[str] = []
+        self.notes: list[Note] = []  # what was seen in this step, in order
+        self.scope = Scope()  # what is looked at
+        self.errors: list[str] = []  # what went wrong in a hook; it never reaches the model
+        # by module name, what could not be looked at in this step
         self.unseen: dict[str, WatchRemark | str] = {}
         self.meter = meter
         self._distributed = distributed

@@ -75,16 +75,7 @@ class Lines:
 
 
 class Gradients(GradientListener[ModuleCall]):
-    """The backward's part of a ``Watcher``.
-
-    Attributes:
-        norms: by name, the L2 norm of each parameter's gradient when the last backward ended.
-        extrema: of these gradients, likewise.
-        states: by name, the state of each gradient then, to tell whether it has changed.
-        late: by name, the norm of each gradient that changed between then and the update.
-        order: parameter names in the order in which their gradients came.
-        lines: of operators outside of the model.
-    """
+    """The backward's part of a ``Watcher``."""
 
     def __init__(
         self,
@@ -96,12 +87,16 @@ class Gradients(GradientListener[ModuleCall]):
         """``arrived``: called with the gradients that outermost outputs got from outside the
         model."""
         super().__init__(watcher, modules, distributed)
+        # by name, the L2 norm of each parameter's gradient when the last backward ended
         self.norms: dict[str, Extrema] = {}
-        self.extrema: dict[str, Extrema] = {}
+        self.extrema: dict[str, Extrema] = {}  # of these gradients, likewise
+        # by name, the state of each gradient then, to tell whether it has changed
         self.states: dict[str, tuple[int, int]] = {}
+        # by name, the norm of each gradient that changed between then and the update
         self.late: dict[str, Extrema] = {}
+        # parameter names in the order in which their gradients came
         self.order: dict[str, None] = {}
-        self.lines = Lines()
+        self.lines = Lines()  # of operators outside of the model
         self._watcher = watcher
         self._arrived = arrived
         self._types = {name: type(module).__name__ for name, module in modules.named.items()}

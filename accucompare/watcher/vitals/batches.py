@@ -21,21 +21,17 @@ _MOST = 64
 
 @dataclass(eq=False)
 class GivenTensor:
-    """A tensor that the model was given; its numbers are not read yet.
+    """A tensor that the model was given; its numbers are not read yet."""
 
-    Attributes:
-        path, dtype, shape: which, and what.
-        ends: its smallest and its largest value.
-        digest: of a sample, if it was there at once; else it is made of ``sample`` on a device.
-        facts: by a field of ``Given``, a number to be read.
-    """
-
+    # path, dtype, shape: which, and what
     path: str
     dtype: str
     shape: tuple[int, ...]
-    ends: Extrema | None = None
+    ends: Extrema | None = None  # its smallest and its largest value
+    # of a sample, if it was there at once; else it is made of ``sample`` on a device
     digest: str = ""
     sample: torch.Tensor | None = None
+    # by a field of ``Given``, a number to be read
     facts: dict[str, Extrema] = field(default_factory=dict)
 
     def settled(self) -> Given:

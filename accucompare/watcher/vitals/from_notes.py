@@ -44,11 +44,9 @@ def first_entered(
     for note in notes:
         if note.what is What.BEGAN and note.place.name in matrices:
             extrema = next((each for role, _, each in note.parts if role == "input"), None)
-            return (
-                None
-                if extrema is None
-                else (note.place.name, number(extrema.low), number(extrema.high))
-            )
+            if extrema is None:
+                return None
+            return note.place.name, number(extrema.low), number(extrema.high)
     return None
 
 

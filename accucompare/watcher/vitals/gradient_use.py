@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.live.autograd import Parameter, gradient_state, stepped_by
+from accucompare.live.values import writes_into
 from accucompare.watcher.looking import Extrema, Meter
 
 #: How many of the smallest changed gradients are checked for being zero now.
@@ -58,11 +59,7 @@ class GradientUse:
         changed = [
             each for each in there if gradient_state(each.tensor) != self._fresh[id(each.tensor)]
         ]
-        moved = any(
-            each.tensor._version != self._weights[id(each.tensor)]
-            for each in fresh
-            if not each.tensor.is_inference()
-        )
+        moved = any(writes_into(each.tensor) != self._weights[id(each.tensor)] for each in fresh)
         if fresh and len(changed) == len(there) and not moved and not self._probed:
             smallest = sorted(changed, key=lambda each: each.tensor.numel())[:_FEW]
             self._cleared.append(
@@ -86,10 +83,7 @@ class GradientUse:
         self._fresh = {
             key: state for key, state in states.items() if self._before.get(key) != state
         }
-        self._weights = {
-            id(each.tensor): -1 if each.tensor.is_inference() else each.tensor._version
-            for each in having
-        }
+        self._weights = {id(each.tensor): writes_into(each.tensor) for each in having}
         self._behind = False
 
     def clips(self, gradients: Collection[int]) -> None:

@@ -29,28 +29,24 @@ _SECOND_MOMENT = "exp_avg_sq"
 
 @dataclass(eq=False)
 class UpdateVitals:
-    """What is seen of the updates of one step.
-
-    Attributes:
-        rates: by parameter group, the learning rate.
-        applied: by scheduler, what it had set when the first update began.
-        weights: by parameter, the norm before the update.
-        sizes: by parameter, the mean squares of a sample and of what was added to it.
-        moved: the share of that sample that changed.
-        second_moments: by parameter, the mean of a sample of it.
-        before: samples of the parameters, before the running update.
-        small: by optimizer, its small parameters and their values before, concatenated.
-    """
+    """What is seen of the updates of one step."""
 
     count: int = 0
     updated: set[str] = field(default_factory=set)
+    # by parameter group, the learning rate
     rates: dict[str, float | Extrema] = field(default_factory=dict)
+    # by scheduler, what it had set when the first update began
     applied: dict[str, Applied] = field(default_factory=dict)
+    # by parameter, the norm before the update
     weights: dict[str, Extrema] = field(default_factory=dict)
+    # by parameter, the mean squares of a sample and of what was added to it
     sizes: dict[str, Extrema] = field(default_factory=dict)
-    moved: dict[str, Extrema] = field(default_factory=dict)
+    moved: dict[str, Extrema] = field(default_factory=dict)  # the share of that sample that changed
+    # by parameter, the mean of a sample of it
     second_moments: dict[str, Extrema] = field(default_factory=dict)
+    # samples of the parameters, before the running update
     before: dict[str, torch.Tensor] = field(default_factory=dict)
+    # by optimizer, its small parameters and their values before, concatenated
     small: dict[int, tuple[list[Parameter], Float64]] = field(default_factory=dict)
 
     def begin(
@@ -200,11 +196,9 @@ def steps_taken(optimizer: Any) -> int | None:
     ]
     if known:
         return max(known)
-    return (
-        0
-        if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam"))
-        else None
-    )
+    if not counts and type(optimizer).__name__.startswith(("Adam", "NAdam", "RAdam")):
+        return 0
+    return None
 
 
 def _second_moment_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:

@@ -18,19 +18,16 @@ from accucompare.watcher.watch.step_findings import StepFindings
 @dataclass(eq=False)
 class Legal:
     """Decides what is legal in a step, by running its calls again if needed; once per place, until
-    something does harm.
+    something does harm."""
 
-    Attributes:
-        fills: modules, with the Inf that each fills something with; new ones are added.
-        harmless: what began in this step and came to nothing.
-    """
-
+    # modules, with the Inf that each fills something with; new ones are added
     fills: set[tuple[str, str]]
     watcher: Watcher
     found: StepFindings
     explainer: Explainer
     reporter: Reporter
     vitals: VitalSigns
+    # what began in this step and came to nothing
     harmless: list[Finding] = field(default_factory=list)
     _of_step: set[tuple[str, str]] = field(default_factory=set)  # fills that this step decided upon
     #: Places, and kinds, of what began at a pole.
@@ -75,11 +72,9 @@ class Legal:
             else None
         )
         self._again[id(finding)] = finding, again
-        return (
-            all((finding.name, kind) in known for kind in finding.kinds)
-            if again is None
-            else not again
-        )
+        if again is None:
+            return all((finding.name, kind) in known for kind in finding.kinds)
+        return not again
 
     def _find_harmless(self, saturates: bool) -> None:
         """Remove what comes to nothing, if that holds for everything that began in this step."""

@@ -9,18 +9,13 @@ from accucompare.findings.log import ScaleChange
 
 
 class LossScale:
-    """The scale that a loop's scaler gives.
-
-    Attributes:
-        scales: after each step, if there is a scaler.
-        at_begin: when the step began; ``None`` without a scaler.
-    """
+    """The scale that a loop's scaler gives."""
 
     def __init__(self, scaler: Any) -> None:
-        self.scales: list[float] = []
+        self.scales: list[float] = []  # after each step, if there is a scaler
         self._scaler = scaler
         self._history = Scaling(self._read())
-        self.at_begin: float | None = None
+        self.at_begin: float | None = None  # when the step began; ``None`` without a scaler
 
     @property
     def last(self) -> float | None:

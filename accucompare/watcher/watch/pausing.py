@@ -31,23 +31,19 @@ _MOST = 64
 
 @dataclass
 class _Begun:
-    """What a step changes before its update, as it was when the step began.
-
-    Attributes:
-        buffers, gradients: copies of those that existed.
-        numbers: of each module, the numbers and the text that it keeps.
-        groups: of each optimizer's parameter group, everything beside parameters.
-        states: the states of schedulers and scaler: a loop that skips a bad update steps them
-            anyway.
-        batch: copies of what the model was given in the step, per call.
-    """
+    """What a step changes before its update, as it was when the step began."""
 
     random: RandomState
+    # buffers, gradients: copies of those that existed
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
     gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+    # of each module, the numbers and the text that it keeps
     numbers: list[tuple[dict[str, Any], dict[str, Any]]]
+    # of each optimizer's parameter group, everything beside parameters
     groups: list[tuple[dict[str, Any], dict[str, Any]]]
+    # the states of schedulers and scaler: a loop that skips a bad update steps them anyway
     states: list[tuple[Any, Any]]
+    # copies of what the model was given in the step, per call
     batch: list[CallArguments] = field(default_factory=list)
 
 
@@ -55,12 +51,7 @@ class Pausing:
     """Saves a training's state before the first of several steps whose loss is NaN or Inf.
 
     It is saved when that step's update is about to begin, since the update would spoil the weights.
-    A finite loss removes it.
-
-    Attributes:
-        state: where the state is saved; ``None`` if the last loss was finite.
-        inputs: a case's inputs, one entry per step: saved in place of the batch.
-    """
+    A finite loss removes it."""
 
     def __init__(
         self,
@@ -72,7 +63,9 @@ class Pausing:
         case: str | None,
     ) -> None:
         """``times``: the number of bad losses in a row that pauses."""
+        # where the state is saved; ``None`` if the last loss was finite
         self.state: Path | None = None
+        # a case's inputs, one entry per step: saved in place of the batch
         self.inputs: list[CallArguments] | None = None
         self._modules = modules
         self._training = training

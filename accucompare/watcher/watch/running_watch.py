@@ -296,11 +296,9 @@ class Watch:
 
     def _bad_loss(self) -> float | None:
         """A loss of this step that is not finite, and not because of a loss scale."""
-        return (
-            next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None)
-            if self._scale.last is None
-            else None
-        )
+        if self._scale.last is None:
+            return next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None)
+        return None
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._vitals.end_step()

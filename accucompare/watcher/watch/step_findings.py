@@ -35,18 +35,14 @@ _UNSEEN_LISTED = 20
 
 
 class StepFindings:
-    """What a step has shown so far.
-
-    Attributes:
-        findings: in execution order; refreshing keeps earlier, explained objects.
-        scaled: whether there is a loss scaler, which writes into gradients unseen.
-        masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a
-            ReLU, and so is no finding.
-    """
+    """What a step has shown so far."""
 
     def __init__(self, watcher: Watcher, limits: WatchLimits, ranks: int) -> None:
+        # in execution order; refreshing keeps earlier, explained objects
         self.findings: list[Finding] = []
-        self.scaled = False
+        self.scaled = False  # whether there is a loss scaler, which writes into gradients unseen
+        # an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU,
+        # and so is no finding
         self.masked: Finding | None = None
         self._watcher = watcher
         self._limits = limits
