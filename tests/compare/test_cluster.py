@@ -59,7 +59,7 @@ def local() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that stays until all tests have ended: workers may still read what a test has cancelled."""
+    """One that stays to the end: workers may still read what a test has cancelled."""
     return tmp_path_factory.mktemp("bundles")
 
 
