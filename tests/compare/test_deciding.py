@@ -299,8 +299,8 @@ def terms_cancel(times: float, folder: Path) -> bool:
         *before, last = bundle.records()
     for each in before:
         terms.spread(each)
-        terms.widened(Tolerance(), each)
-    return terms.normalised(last) > 1.0
+        terms.widened(Tolerance(), each, "float64")
+    return terms.cancelled(last) > 1.0
 
 
 def row(

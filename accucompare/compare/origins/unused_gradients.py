@@ -55,7 +55,8 @@ def unused_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> dict
 
 
 def _is_alone(row: Row) -> bool:
-    return row.reason in UNMATCHED and row.record is not None and row.record.role in GRADIENT_ROLES
+    role = None if row.record is None else row.record.role
+    return row.reason in UNMATCHED and role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
 
 
 class _Side:
@@ -96,7 +97,7 @@ class _Side:
                     self._added[self._parameter(record)].append(
                         (place, record.statistics.l2 or 0.0)
                     )
-            elif record.role is Role.PARAM_UPDATE:
+            elif record.role in (Role.PARAM_UPDATE, Role.PARAM_CHANGED):
                 self._updated.add(self._parameter(record))
             elif record.role is Role.PARAM_GRAD and both:
                 self._taken[self._parameter(record)].append((place, row))

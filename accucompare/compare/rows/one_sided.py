@@ -50,7 +50,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         for each in (() if manifest.feed is None else manifest.feed.not_fed)
     }
     flat = _flattened(pairs)
-    before = _before_no_update(golden, candidate, pairs)
     found: dict[int, PairOutcome] = {}
     for place, pair in enumerate(pairs):
         if pair.golden is not None and pair.candidate is not None:
@@ -60,7 +59,6 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
             or dumps.get(place)
             or _not_written(pair, golden, candidate)
             or _not_looked(pair, golden, candidate)
-            or before.get(place)
             or _held_before(pair, golden, candidate)
             or _kept_nothing(pair, golden, candidate)
             or _written_into_copy(pair, cast)
@@ -129,24 +127,6 @@ def _not_looked(pair: Pair, golden: Bundle, candidate: Bundle) -> PairRemark | N
     if side.manifest.options.closing != step or step in looked:
         return None
     return NotOnSide(OneSideWhy.RAN_ON, lacks_golden)
-
-
-def _before_no_update(
-    golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]
-) -> dict[int, PairRemark]:
-    """Why an older bundle has no record of how optimizers are left after their last updates."""
-    older = [each.manifest.options.left is None for each in (golden, candidate)]
-    if not any(older):
-        return {}
-    updates = {pair.record.key[:4] for pair in pairs if pair.record.role is Role.STATE_AFTER}
-    updates |= {(*key[:2], "", key[3]) for key in updates}
-    return {
-        place: NotOnSide(OneSideWhy.VERSION, golden=pair.golden is None)
-        for place, pair in enumerate(pairs)
-        if pair.record.role is Role.STATE_BEFORE
-        and older[pair.golden is not None]
-        and pair.record.key[:4] not in updates
-    }
 
 
 def _cast(pairs: Sequence[Pair]) -> set[tuple[int, int, str, int, str]]:

@@ -42,27 +42,17 @@ class _Flips(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What an operator chose by.
+    """What an operator chose by."""
 
-    Attributes:
-        number: the size of the number that it was compared with; 0 if with none.
-        same: whether it led to golden's choice.
-    """
-
-    number: float
-    same: bool
+    number: float  # the size of the number that it was compared with; 0 if with none
+    same: bool  # whether it led to golden's choice
 
 
 class InnerChoices(NamedTuple):
-    """What operators in modules' own code chose.
+    """What operators in modules' own code chose."""
 
-    Attributes:
-        otherwise: those that did not choose as golden's, in golden's order.
-        scores: what they chose by, by the pairs' places.
-    """
-
-    otherwise: list[Routing]
-    scores: dict[int, Scores]
+    otherwise: list[Routing]  # those that did not choose as golden's, in golden's order
+    scores: dict[int, Scores]  # what they chose by, by the pairs' places
 
     @classmethod
     def of(cls, sides: PairedSides) -> InnerChoices:

@@ -83,10 +83,6 @@ class AttributeWalk:
         elif way in ("dict", "list", "object"):
             yield from self._of(value, attribute, 1, own, attribute)
 
-    def inside(self, value: Any) -> Iterator[Inner]:
-        """What is inside of a value that is no attribute."""
-        return self._of(value, "", 1, None, None)
-
     def _of(self, value: Any, path: str, depth: int, around: Any, place: Any) -> Iterator[Inner]:
         """``around``, ``place``: what holds the value."""
         if id(value) in self._around or depth > _DEPTH:
@@ -106,9 +102,9 @@ class AttributeWalk:
                 name = f"{name}~{len(taken)}"
             taken.add(name)
             if way in ("tensor", "array", "number"):
-                yield Inner(f"{path}.{name}".lstrip("."), child, holder, key)
+                yield Inner(f"{path}.{name}", child, holder, key)
             else:
-                yield from self._of(child, f"{path}.{name}".lstrip("."), depth + 1, holder, key)
+                yield from self._of(child, f"{path}.{name}", depth + 1, holder, key)
 
     def _items(self, value: Any, path: str) -> tuple[Any, Iterable[tuple[Any, Any]]]:
         """Its dictionary or list, and its items."""

@@ -28,12 +28,10 @@ _MOST = 64
 class NumbersKept:
     """The numbers and texts that modules keep when this is made."""
 
-    def __init__(self, modules: Modules, others: Callable[[], dict[str, Any]]) -> None:
-        """``others``: gives tables of what the loop has at the end, by name."""
+    def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        self._others = others
         self._began = [clock() for clock in _CLOCKS]
-        self._before = _numbers(modules, {})
+        self._before = _numbers(modules)
 
     def left(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For the manifest: what is not as it was, or was not there, by module, with what it was;
@@ -41,7 +39,7 @@ class NumbersKept:
         changed: dict[str, dict[str, Any]] = {}
         unchanged: dict[str, dict[str, Any]] = {}
         now = [clock() for clock in _CLOCKS]
-        for place, value in _numbers(self._modules, self._others()).items():
+        for place, value in _numbers(self._modules).items():
             name, path = place
             before = self._before.get(place)
             if before is not None and _same(before, value):
@@ -64,10 +62,8 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other and type(one) is type(other)) or repr(one) == repr(other)
 
 
-def _numbers(modules: Modules, others: dict[str, Any]) -> _Numbers:
+def _numbers(modules: Modules) -> _Numbers:
     walk, found = AttributeWalk({}), _Numbers()
-    for name, table in others.items():
-        found.update(((name, each.path), each.value) for each in walk.inside(table))
     for name, module in modules.named.items():
         for attribute, value in vars(module).items():
             if attribute not in OF_EVERY_MODULE and type(value) in _KINDS:
@@ -79,7 +75,5 @@ def _numbers(modules: Modules, others: dict[str, Any]) -> _Numbers:
     return {
         (name, path): value
         for (name, path), value in found.items()
-        if type(value) in _KINDS
-        and not _OF_NO_STATE.fullmatch(path)
-        and not (type(value) is int and abs(value) >= _LARGEST)
+        if not _OF_NO_STATE.fullmatch(path) and not (type(value) is int and abs(value) >= _LARGEST)
     }

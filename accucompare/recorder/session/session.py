@@ -69,9 +69,7 @@ class Session:
         self._steps = start.steps
         self._numerics = numerics
         self._subject = subject
-        self._numbers = NumbersKept(
-            subject.modules, lambda: subject.training.left() | recorder.loop_left()
-        )
+        self._numbers = NumbersKept(subject.modules)
         self._eager = False  # compiled code was run eagerly
         self._stance = contextlib.ExitStack()
         self._start = start
