@@ -62,7 +62,6 @@ def limits_in_force(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundl
     )
 
 
-_STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
 #: What optimizers call a mean of squared gradients.
 _MEANS_OF_SQUARES = ("exp_avg_sq", "square_avg")
 _OF_BACKWARDS = frozenset((*TRAINING_ROLES, *NODE_ROLES))
@@ -132,11 +131,12 @@ class PairLimits:
         # room in fixed limits only: a baseline's own error includes it
         if terms := self._terms.added(golden):
             tolerance = replace(tolerance.of_sums(terms, coarsest), summing=tolerance.summing)
-        if in_force.on_device and coarsest == "float32":
+        if in_force.on_device and candidate.dtype == "float32":
             tolerance = tolerance.of_kernels(self._of_kernels(golden, in_force.fed))
         if in_force.recurrent:
             tolerance = tolerance.of_roundings(self._of_roundings(golden, candidate, in_force))
-        if golden.role in _STATES and golden.path.endswith(_MEANS_OF_SQUARES):
+        of_device = in_force.on_device and golden.role is Role.PARAM_UPDATE
+        if of_device or _is_mean_of_squares(golden):
             tolerance = tolerance.of_another_order(ROUNDED_DECAY)
         return self._with_terms(golden, candidate.dtype, tolerance, in_force.fed, coarsest)
 
@@ -208,3 +208,8 @@ def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, the same in every run."""
     names = {before} | own - {but} if before else own - {but}
     return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
+
+
+def _is_mean_of_squares(record: Record) -> bool:
+    of_state = record.role in (Role.STATE_BEFORE, Role.STATE_AFTER)
+    return of_state and record.path.endswith(_MEANS_OF_SQUARES)

@@ -121,14 +121,12 @@ def _ml_dtype(name: str) -> np.dtype[Any]:
 
 
 def widen(raw: Array, dtype: DType) -> Array:
-    """Turn stored bits into values, exactly.
+    """Turn stored bits into values, exactly. Returns an array of the same shape and of type
+    ``dtype.widened``; ``raw`` itself if the types agree.
 
     Args:
         raw: an array of ``dtype.storage``, any shape.
         dtype: its true type.
-
-    Returns:
-        An array of the same shape and of type ``dtype.widened``; ``raw`` itself if the types agree.
     """
     if dtype.storage == dtype.widened:
         return raw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,17 +124,16 @@ def other_configuration(
 def left_otherwise(
     golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = (), limit: float = 0.0
 ) -> Iterable[tuple[str, str, Any, Any]]:
-    """The same of attributes that the steps have changed, as they are at the end: ``None`` for one
-    that the other does not have.
+    """The same of attributes that the steps have changed, as they are at the end. Ranks count their
+    own micro-batches, so nothing is said of them.
 
     Two that began otherwise, as in a model that has run before, differ if their changes do.
     ``limit``: of the relative error of fractions.
     """
     pair = _both_left(golden, other)
-    if pair is None:
+    if pair is None or _other_sizes(golden, other):
         return
     ours, theirs = pair
-    sizes = _other_sizes(golden, other)
     classes = [(manifest.model.get("modules") or {}) for manifest in (golden, other)]
     for name in classes[0]:
         partner = rename(name, renamings) or name
@@ -142,7 +141,7 @@ def left_otherwise(
             continue
         for key in dict.fromkeys([*ours.numbers.get(name, ()), *theirs.numbers.get(partner, ())]):
             one, two = _begun_and_left(golden, name, key), _begun_and_left(other, partner, key)
-            if one[1] is not None and not _agree(one, two, limit, sizes):
+            if None not in (one[1], two[1]) and not _agree(one, two, limit):
                 yield name, key, one[1], two[1]
 
 
@@ -180,17 +179,13 @@ def _begun_and_left(manifest: Manifest, name: str, key: str) -> tuple[Any, Any]:
     return value, value
 
 
-def _agree(
-    golden: tuple[Any, Any], other: tuple[Any, Any], limit: float, sizes: Collection[int]
-) -> bool:
+def _agree(golden: tuple[Any, Any], other: tuple[Any, Any], limit: float) -> bool:
     kinds = {type(golden[1]), type(other[1])}
     if float in kinds and kinds <= {float, int}:
-        # those of ranks are of their own batches
-        alike = bool(sizes) or math.isclose(golden[1], other[1], rel_tol=limit)
+        alike = math.isclose(golden[1], other[1], rel_tol=limit)
     else:
         alike = repr(golden[1]) == repr(other[1])
-        alike = alike or (bool(sizes) and _is_share(golden[1], other[1], sizes))
-    if alike or repr(golden[0]) == repr(other[0]) or other[1] is None:
+    if alike or repr(golden[0]) == repr(other[0]):
         return alike
     if kinds != {int}:
         return True  # it began otherwise

@@ -160,7 +160,7 @@ class Tolerance:
     def of_terms(self, times: float, dtype: str) -> Tolerance:
         """The same with room for the least rounding of terms so many times as large, whatever the
         baseline; the user's limits stay."""
-        if times <= 1.0 or not self.by_default:
+        if times <= 1.0 or not self.by_default or dtype not in DTYPES:
             return self
         return replace(self, composed=max(self.composed, floor(dtype) * times))
 

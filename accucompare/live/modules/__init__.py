@@ -29,20 +29,13 @@ from accucompare.live.modules.hooks import (
 from accucompare.live.modules.left_numbers import NumbersKept
 from accucompare.live.modules.names import Modules, class_of, name_modules, unwrapped
 from accucompare.live.modules.points import check_finite
-from accucompare.live.modules.recomputation import (
-    AroundSecondRun,
-    Witness,
-    witness,
-    witness_no_more,
-)
+from accucompare.live.modules.recomputation import Witness, witness, witness_no_more
 from accucompare.live.modules.state import put_together, state_record, take_apart
 from accucompare.live.modules.trial_calls import in_trial_call
 from accucompare.live.modules.unsaved import Unsaved
 
 __all__ = [
-    "MOST_ITEMS",
     "OF_EVERY_MODULE",
-    "AroundSecondRun",
     "AttributeWalk",
     "Attributes",
     "Call",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from accucompare.live.autograd import (
     observe_backward,
     observe_backward_no_more,
     parameters_of,
+    stepped_by,
 )
 from accucompare.live.layouts import Layouts
 from accucompare.live.modules import Modules, in_backward
@@ -104,7 +105,7 @@ class Updates:
         # classes of optimizers that hold no parameter of the model
         self._others: dict[str, None] = {}
         self._handles: list[Any] = []
-        self._observer = Observer(self._backward_begins)
+        self._observer = Observer(self._backward_begins, self._backward_ends)
         self._clipping = Clipping(self, sink, self.series, training.scaler)
 
     def notes(self) -> list[str]:
@@ -155,9 +156,9 @@ class Updates:
         ``SeriesRecorder.end_step``.
         """
         if self._started == self._count and (self._trained or last):
-            self._note_changed(AT_THE_END)
+            self._note_changed(AT_THE_END, last)
         elif (self._count or last) and self._started != self._count:
-            self._note_changed()
+            self._note_changed(last=last)
         if not self._any_update and self.series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(
@@ -220,13 +221,13 @@ class Updates:
         trains = torch.is_grad_enabled()
         for whole in (True, False):
             some = [each for each in new if whole is (trains and id(each.tensor) not in self._held)]
-            self._between.leave(some, sampled=not whole)
+            self._between.leave(some, sampled=not whole, once=not trains)
 
-    def _note_changed(self, when: str = "") -> None:
+    def _note_changed(self, when: str = "", last: bool = False) -> None:
         """Record what anything but an update changed since the last one, here or in golden.
         ``when``: appended to the paths; ``AT_THE_END`` if no update followed the model's last call
         in this step."""
-        changed, known = self._between.changed(), self._between.known
+        changed, known = self._between.changed(last), self._between.known
         self.series.rewritten(changed)
         for key, each in self.parameters.items():
             if key in changed or (
@@ -258,12 +259,9 @@ class Updates:
         self._versions = self._written()
         self._steps_copies = True
 
-    def held_by(self, optimizer: Any) -> Iterator[Parameter]:
+    def held_by(self, optimizer: Any) -> list[Parameter]:
         """The model's parameters that an optimizer steps."""
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if id(tensor) in self.parameters:
-                    yield self.parameters[id(tensor)]
+        return [self.parameters[key] for key in stepped_by(optimizer) if key in self.parameters]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         """Record gradients again: this backward adds to clipped ones, or an update was skipped."""
@@ -272,9 +270,13 @@ class Updates:
             self._just_stepped.clear()
             self._guarded(self.series.backward_begins, roots)
 
+    def _backward_ends(self, given: Sequence[Any]) -> None:
+        if any(each is not None for each in given) and not in_backward():
+            self._guarded(self.series.gradients_asked)
+
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._find_copies(optimizer)
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.update_begins(optimizer)
         self._any_update = True
         if not parameters:
@@ -317,7 +319,7 @@ class Updates:
         self._clipping.gradients_taken(optimizer, parameters, scale)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parameters = list(self.held_by(optimizer))
+        parameters = self.held_by(optimizer)
         self._clipping.leave_hooks()
         if not parameters:
             return
