@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import re
@@ -63,7 +64,7 @@ def open_device(name: DeviceName) -> torch.device:
     # `import torch` would fail where torch_npu is installed without CANN
     if name.type != "npu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    with _printing_to_stderr():
+    with _printing_to_stderr(), _no_search_for_garbage():
         try:
             importlib.import_module("torch")
         except ImportError as error:
@@ -82,6 +83,21 @@ def open_device(name: DeviceName) -> torch.device:
             )
             raise DeviceError(message) from None
         return backend(name.type).open(name.index)
+
+
+@contextlib.contextmanager
+def _no_search_for_garbage() -> Iterator[None]:
+    """An import makes hardly any, and the search takes a third of torch's. What is there by then
+    is not searched again."""
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def explain(type: str, error: BaseException) -> str:
